@@ -1,0 +1,167 @@
+"""From a YAML file and `key.path=value` overrides to a checked `Config`, every mistake in one message."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from tango_hpc.config.checks import find_conflicts
+from tango_hpc.config.schema import Config
+from tango_hpc.errors import UserError
+
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 floats: plain YAML 1.1 reads `1e-6` as a string. Duplicate keys are refused, not overwritten."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)$"),
+    list("-+0123456789."),
+)
+
+
+def load_config(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
+    """Read `path`, apply `overrides` in order, resolve `${key.path}` references, validate and cross-check.
+
+    Raises `UserError` with every mistake found, each with its key's path.
+    """
+    tree = read_tree(path)
+    for override in overrides:
+        apply_override(tree, override)
+    return validate_tree(tree, str(path))
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """The YAML file as nested dictionaries."""
+    try:
+        text = Path(path).read_text()
+    except FileNotFoundError:
+        raise UserError(f"no config file at {path}; shipped ones are in configs/") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the config {path}: {error}") from None
+    try:
+        tree = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} must hold a mapping of settings, not {type(tree).__name__}")
+    return tree
+
+
+def apply_override(tree: dict[str, Any], override: str) -> None:
+    """Set one `key.path=value` (value in YAML) in the tree; sections on the way are made."""
+    key, separator, value = override.partition("=")
+    names = key.strip().split(".")
+    if not separator or not all(names):
+        raise UserError(f"override {override!r} is not of the form key.path=value, e.g. train.generator_steps=50")
+    try:
+        parsed = yaml.load(value, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"override {override!r}: the value is not valid YAML: {error}") from None
+    node = tree
+    for depth, name in enumerate(names[:-1]):
+        if node.get(name) is None:
+            node[name] = {}
+        if not isinstance(node[name], dict):
+            raise UserError(f"override {override!r}: {'.'.join(names[: depth + 1])} is a value, not a section")
+        node = node[name]
+    node[names[-1]] = parsed
+
+
+def validate_tree(tree: dict[str, Any], origin: str) -> Config:
+    """Types first, then combinations; one `UserError` lists all that is wrong. `origin` names the source."""
+    mistakes: list[str] = []
+    resolved = _resolve(tree, tree, (), mistakes)
+    config: Config | None = None
+    if not mistakes:
+        try:
+            config = Config.model_validate(resolved)
+        except ValidationError as error:
+            mistakes = [_explain(item) for item in error.errors()]
+    if config is not None:
+        mistakes = find_conflicts(config)
+    if mistakes or config is None:
+        count = f"{len(mistakes)} mistake{'s' if len(mistakes) > 1 else ''}"
+        raise UserError(f"{origin} has {count}:\n" + "\n".join(f"  - {line}" for line in mistakes))
+    return config
+
+
+def config_to_yaml(config: Config) -> str:
+    """The resolved config as YAML that `load_config` reads back to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _resolve(node: Any, root: dict[str, Any], path: tuple[str, ...], mistakes: list[str], depth: int = 0) -> Any:
+    if isinstance(node, dict):
+        return {key: _resolve(value, root, (*path, str(key)), mistakes, depth) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_resolve(value, root, (*path, str(i)), mistakes, depth) for i, value in enumerate(node)]
+    if not isinstance(node, str) or "${" not in node:
+        return node
+    where = ".".join(path)
+    if depth > 8:
+        mistakes.append(f"{where}: {node!r} refers to itself")
+        return node
+
+    def look_up(match: re.Match[str]) -> str:
+        target: Any = root
+        for name in match.group(1).split("."):
+            if not isinstance(target, dict) or name not in target:
+                mistakes.append(f"{where}: ${{{match.group(1)}}} names no key that is set in this config")
+                return ""
+            target = target[name]
+        return str(_resolve(target, root, path, mistakes, depth + 1))
+
+    return _REFERENCE.sub(look_up, node)
+
+
+def _explain(item: Any) -> str:
+    path = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        *parents, unknown = item["loc"]
+        names = _field_names(parents)
+        close = difflib.get_close_matches(str(unknown), names, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"valid names here: {', '.join(names)}"
+        return f"{path}: unknown key; {hint}"
+    if item["type"] == "missing":
+        return f"{path}: required, but not given"
+    return f"{path}: {item['msg'][0].lower()}{item['msg'][1:]} (got {item['input']!r})"
+
+
+def _field_names(parents: list[str | int]) -> list[str]:
+    model: Any = Config
+    for name in parents:
+        model = _section_type(model.model_fields[str(name)].annotation) if str(name) in model.model_fields else None
+        if model is None:
+            return []
+    return list(model.model_fields)
+
+
+def _section_type(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        for option in typing.get_args(annotation):
+            found = _section_type(option)
+            if found is not None:
+                return found
+    return None

@@ -1,0 +1,262 @@
+"""Every setting of a run, typed and strict. Imports neither torch nor vLLM.
+
+Names that end in `_seconds`, `_gb` or `_tokens` carry that unit. Defaults are the paper's (arXiv 2505.15034,
+Section 4 and Appendix D) where it states one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A group of settings: unknown keys are refused, values do not change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+
+
+class RunConfig(Section):
+    """Where a run lives."""
+
+    dir: Path = Field(description="Run directory; made if missing, refused if it holds another run.")
+
+
+class TinyModelConfig(Section):
+    """A model with random weights and a tokenizer of its own, built where `model.path` does not exist yet."""
+
+    family: Literal["qwen2", "qwen3", "llama"] = "qwen2"
+    hidden_size: Positive = 192
+    intermediate_size: Positive = 512
+    num_layers: Positive = 4
+    num_heads: Positive = 6
+    num_kv_heads: Positive = 2
+    tie_embeddings: bool = True
+    max_position: Positive = Field(512, description="Longest sequence, prompt and response together, in tokens.")
+
+
+class ModelConfig(Section):
+    """Which weights a role starts from."""
+
+    path: Path = Field(description="Hugging Face folder: config.json, safetensors, tokenizer.")
+    build: TinyModelConfig | None = Field(
+        None, description="Build a tiny model at `path` if the folder does not exist (last-letter task only)."
+    )
+    reference_path: Path | None = Field(
+        None, description="Weights of the frozen reference of the KL term; default: those of `path`."
+    )
+
+
+class ParallelConfig(Section):
+    """How a role's trainer is split. Data parallelism is what is left: world size / (tensor * pipeline)."""
+
+    tensor: Positive = 1
+    pipeline: Positive = 1
+
+
+class OptimizerConfig(Section):
+    """AdamW and its learning-rate schedule."""
+
+    learning_rate: PositiveFloat = 1e-6
+    schedule: Literal["constant", "cosine", "exponential"] = "constant"
+    warmup_ratio: Share = Field(0.0, description="Share of the steps over which the rate rises linearly from 0.")
+    final_ratio: Share = Field(0.1, description="Last learning rate over first, for cosine and exponential.")
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    epsilon: PositiveFloat = 1e-8
+    weight_decay: NonNegative = 0.0
+    clip_grad_norm: PositiveFloat = 1.0
+
+
+class RoleConfig(Section):
+    """One of the two models: the generator or the verifier."""
+
+    model: ModelConfig
+    parallel: ParallelConfig = ParallelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    trainable: bool = Field(True, description="False keeps this role's weights as they are (paper, Section 4.3).")
+    max_prompt_tokens: Positive = 1024
+    max_response_tokens: Positive = 2048
+    temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    micro_batch_tokens: Positive = Field(
+        16384, description="Most tokens, prompt and response, of one packed micro-batch."
+    )
+    recompute_activations: bool = Field(False, description="Recompute each layer in the backward pass to save memory.")
+
+
+class AlgorithmConfig(Section):
+    """Rewards, advantages and loss (Eq. 1 to 9)."""
+
+    name: Literal["grpo", "rloo", "reinforce++"] = "grpo"
+    alpha_start: Share = Field(
+        0.1, description="First weight of the step advantages (Eq. 7); the paper: 0.5 for reinforce++."
+    )
+    alpha_end: Share = Field(1e-3, description="Last weight of the step advantages.")
+    clip_low: Share = Field(0.2, description="Epsilon of Eq. 1 below 1.")
+    clip_high: Share = Field(0.2, description="Epsilon of Eq. 1 above 1.")
+    kl_coef: NonNegative = Field(0.001, description="Beta of Eq. 1; 0 drops the reference model.")
+    format_weight: NonNegative = Field(0.8, description="Gamma of Eq. 8.")
+    class_ema_decay: Share = Field(0.8, description="Decay of the moving averages behind the class weights of Eq. 9.")
+    importance_cap: PositiveFloat | None = Field(
+        2.0, description="Truncated importance correction from engine to trainer log-probabilities; null turns it off."
+    )
+
+
+class TrainConfig(Section):
+    """Algorithm 1: how many steps of what."""
+
+    generator_steps: Positive = 200
+    verifier_warmup_steps: Count = Field(40, description="Verifier steps before the first generator step.")
+    generator_steps_per_cycle: Positive = Field(3, description="N_g.")
+    verifier_steps_per_cycle: Count = Field(1, description="N_v; 0 keeps the verifier as the warm-up left it.")
+    questions_per_step: Positive = 256
+    rollouts_per_question: Annotated[int, Field(ge=2)] = Field(5, description="M, for both roles.")
+    eval_every: Count = Field(
+        20, description="Greedy evaluation every so many generator steps, and at the end; 0: first and last only."
+    )
+    dump_every: Count = Field(10, description="Write the rollouts of every so many steps to Parquet; 0: never.")
+    max_logprob_gap: PositiveFloat | None = Field(
+        0.5,
+        description="Fail when the mean gap of engine and trainer log-probabilities exceeds this; null never fails.",
+    )
+
+
+class DataConfig(Section):
+    """Parquet files of questions: columns id, question, answer, source."""
+
+    train: Path
+    eval: Path
+    eval_questions: Positive = Field(256, description="Questions of `eval` that the evaluation in the loop asks.")
+
+
+class LastLetterConfig(Section):
+    """Last-letter concatenation (paper, Section 4.3): question sets and sloppy fine-tuning teachers."""
+
+    sft_words: tuple[Positive, Positive] = (2, 6)
+    sft_letters: tuple[Positive, Positive] = (3, 6)
+    train_words: tuple[Positive, Positive] = (2, 10)
+    train_letters: tuple[Positive, Positive] = (3, 10)
+    eval_words: tuple[Positive, Positive] = (2, 12)
+    eval_letters: tuple[Positive, Positive] = (3, 12)
+    generator_slip: Share = Field(
+        0.5, description="Chance that a fine-tuning step takes the first letter, not the last."
+    )
+    verifier_slip: Share = Field(0.25, description="Chance that a fine-tuning judgement of a step is flipped.")
+    train_questions: Positive = 20000
+    eval_questions: Positive = 512
+    sft_rows: Positive = 20000
+
+
+class TaskConfig(Section):
+    """What is asked and how answers are graded."""
+
+    name: Literal["last_letter", "math"]
+    last_letter: LastLetterConfig | None = Field(
+        None, description="Synthesise the files that `data` and `sft` name, where missing."
+    )
+
+
+class SftRoleConfig(Section):
+    """Supervised fine-tuning of one role on a Parquet file (question, solution_text[, verification_text])."""
+
+    data: Path
+    output: Path = Field(description="Hugging Face folder that is written.")
+    init: ModelConfig = Field(description="What to fine-tune.")
+    steps: Positive = 800
+    batch_size: Positive = 64
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-6, schedule="cosine", warmup_ratio=0.1)
+    eval_every: Count = 100
+    eval_rows: Positive = Field(256, description="Rows kept out of training for the evaluation loss.")
+
+
+class SftConfig(Section):
+    """Which roles are fine-tuned first; the paper fine-tunes the generator only."""
+
+    generator: SftRoleConfig | None = None
+    verifier: SftRoleConfig | None = None
+
+
+class RolloutConfig(Section):
+    """vLLM, which both roles share. Data parallelism of rollouts is world size / tensor."""
+
+    tensor: Positive = 1
+    max_num_seqs: Positive = 256
+    max_batched_tokens: Positive = 8192
+    kv_cache_gb: PositiveFloat | None = Field(None, description="KV cache of each engine; required on a CPU.")
+    gpu_memory_utilization: Share = Field(0.6, description="Share of the GPU for an engine while it generates.")
+    enforce_eager: bool = Field(False, description="Skip CUDA graphs: slower decoding, quicker start.")
+
+
+class ReshardConfig(Section):
+    """Weight sync from trainer to engine."""
+
+    bucket_mb: PositiveFloat = Field(256.0, description="Size of one bucket; at most two are alive.")
+    verify: Literal["always", "first", "never"] = Field(
+        "first", description="When to compare checksums of trainer and engine shards."
+    )
+    timeout_seconds: PositiveFloat = 300.0
+
+
+class CheckpointConfig(Section):
+    """What is saved when."""
+
+    every_steps: Count = Field(20, description="Save every so many steps; 0: only at the end and when told to stop.")
+    keep: Positive = Field(2, description="Complete checkpoints kept.")
+
+
+class LaunchConfig(Section):
+    """Processes: one per GPU, or per CPU rank."""
+
+    nodes: Positive = 1
+    tasks_per_node: Positive = 1
+    device: Literal["cpu", "cuda"] = "cuda"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    threads_per_rank: Positive = Field(1, description="CPU threads of each rank.")
+    collective_timeout_seconds: PositiveFloat = Field(
+        1800.0, description="A collective that takes longer fails the run."
+    )
+    hang_timeout_seconds: PositiveFloat = Field(
+        1800.0, description="A rank without progress for this long ends the run, named."
+    )
+    grace_seconds: PositiveFloat = Field(60.0, description="How long before the time limit a run saves and stops.")
+    max_attempts_without_progress: Positive = Field(2, description="Requeues without a new step before giving up.")
+
+
+class Config(Section):
+    """A whole run: both roles, all stages."""
+
+    seed: Count = 0
+    run: RunConfig
+    task: TaskConfig
+    data: DataConfig
+    generator: RoleConfig
+    verifier: RoleConfig | None = Field(
+        None, description="Null: outcome rewards only (vanilla GRPO, RLOO, REINFORCE++)."
+    )
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    train: TrainConfig = TrainConfig()
+    sft: SftConfig = SftConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reshard: ReshardConfig = ReshardConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    launch: LaunchConfig = LaunchConfig()
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole run."""
+        return self.launch.nodes * self.launch.tasks_per_node
+
+    @property
+    def roles(self) -> dict[str, RoleConfig]:
+        """The roles that take part, by name."""
+        both = {"generator": self.generator, "verifier": self.verifier}
+        return {name: role for name, role in both.items() if role is not None}

@@ -1,0 +1,55 @@
+"""Plain records that the parts hand to each other; no torch, no vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One prompt to complete. `seed` makes its sampling independent of the rest of the batch."""
+
+    prompt_ids: list[int]
+    seed: int
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How to decode; `temperature` 0 is greedy. `max_tokens` counts response tokens."""
+
+    temperature: float
+    top_p: float
+    max_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One response. `token_ids` and `logprobs` (of the sampled tokens, at the sampling temperature) are parallel.
+
+    `finish_reason` is "stop" (a stop token, which is the last of `token_ids`) or "length".
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+
+
+@dataclass
+class TrainSequence:
+    """One prompt with its response, as the trainer sees it.
+
+    `advantages` and `rollout_logprobs` have one entry per response token; fine-tuning leaves both empty.
+    `reference_logprobs` is filled in where a KL penalty is asked for.
+    """
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    advantages: list[float] = field(default_factory=list)
+    rollout_logprobs: list[float] = field(default_factory=list)
+    reference_logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and response together."""
+        return len(self.prompt_ids) + len(self.response_ids)
