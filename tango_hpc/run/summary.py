@@ -1,0 +1,88 @@
+"""summary.json: the results of a run, for scripts and for the table at its end.
+
+Keys: `status` ("running", "done", "stopped", "failed"), `stages` (by name: status, steps, wall_seconds, attempts),
+`wall_seconds` (of all attempts), `generator.accuracy_before` and `_after`, `verifier.outcome_f1_before` and `_after`,
+`verifier.step_f1_before` and `_after` where gold step labels exist, `tokens_per_second` (generated, over the whole of
+the last stage), `versions`. A dot stands for nesting: {"generator": {"accuracy_before": ...}}.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from tango_hpc.run.files import write_atomically
+from tango_hpc.run.provenance import package_versions
+
+if TYPE_CHECKING:
+    from tango_hpc.run.directory import RunDirectory
+
+Status = Literal["running", "done", "stopped", "failed"]
+
+# (key in summary.json without its suffix, what people call it); the rows of the before-and-after table.
+BEFORE_AFTER = (
+    ("generator.accuracy", "generator: greedy accuracy"),
+    ("verifier.outcome_f1", "verifier: outcome F1"),
+    ("verifier.step_f1", "verifier: step F1"),
+)
+
+
+def read_summary(directory: RunDirectory) -> dict[str, Any]:
+    """The summary so far; empty before the first stage has started."""
+    if not directory.summary.is_file():
+        return {}
+    return json.loads(directory.summary.read_text(encoding="utf-8"))
+
+
+def update_summary(
+    directory: RunDirectory,
+    stage: str,
+    status: Status,
+    *,
+    steps: int = 0,
+    attempt_seconds: float = 0.0,
+    tokens_per_second: float | None = None,
+    results: Mapping[str, float | None] | None = None,
+) -> dict[str, Any]:
+    """Writes the state of `stage` into summary.json and returns the whole of it.
+
+    Call it with status "running" when an attempt begins and with the final status when it ends, with the seconds
+    of that attempt, which are added to those of earlier ones. `results` has dotted names such as
+    "generator.accuracy_before"; those that are not given keep their values.
+    """
+    summary = read_summary(directory)
+    stages = summary.setdefault("stages", {})
+    entry = stages.setdefault(stage, {"status": status, "steps": 0, "wall_seconds": 0.0, "attempts": 0})
+    entry["status"] = status
+    entry["steps"] = max(entry["steps"], steps)
+    entry["wall_seconds"] = round(entry["wall_seconds"] + attempt_seconds, 3)
+    entry["attempts"] += status == "running"
+    summary["status"] = status
+    summary["wall_seconds"] = round(sum(one["wall_seconds"] for one in stages.values()), 3)
+    summary.setdefault("tokens_per_second", None)
+    if tokens_per_second is not None:
+        summary["tokens_per_second"] = tokens_per_second
+    for name, value in (results or {}).items():
+        section, _, key = name.partition(".")
+        finite = value is not None and math.isfinite(value)
+        summary.setdefault(section, {})[key] = value if finite else None
+    summary["versions"] = package_versions()
+    first = ("status", "stages", "wall_seconds", "generator", "verifier", "tokens_per_second", "versions")
+    ordered = {key: summary[key] for key in first if key in summary}
+    ordered.update(summary)
+    write_atomically(directory.summary, json.dumps(ordered, indent=2, allow_nan=False) + "\n")
+    return ordered
+
+
+def before_and_after(summary: Mapping[str, Any]) -> list[tuple[str, float | None, float | None]]:
+    """Rows (name, before, after) of the table at the end of a run; only what was measured at least once."""
+    rows = []
+    for name, title in BEFORE_AFTER:
+        section, _, key = name.partition(".")
+        values = summary.get(section, {})
+        before, after = values.get(f"{key}_before"), values.get(f"{key}_after")
+        if before is not None or after is not None:
+            rows.append((title, before, after))
+    return rows

@@ -1,0 +1,159 @@
+"""Metrics and dumps: what is written is what is read, also across a resume and a torn line."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tango_hpc.errors import UserError
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.dumps import ROLLOUT_SCHEMA, RolloutRow, dumped_steps, read_rollouts, write_rollouts
+from tango_hpc.run.metrics import REQUIRED_KEYS, MetricsWriter, RowTail, read_evaluations, read_metrics
+
+CONTRACT_KEYS = {
+    "step", "role", "seconds/total", "seconds/rollout", "seconds/verify", "seconds/train", "seconds/logprobs",
+    "seconds/reshard", "tokens/generated", "tokens/trained", "reshard/bytes_sent", "reshard/bytes_local",
+    "reshard/bytes_minimum", "logprob_gap/mean_abs", "generator/accuracy", "verifier/outcome_f1",
+    "verifier/correct_share", "verifier/parse_failures", "loss", "grad_norm", "kl", "entropy", "alpha",
+}  # fmt: skip
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return RunDirectory.create(tmp_path / "run", "seed: 0\n", resume=False)[0]
+
+
+def write_steps(directory, steps, resumed_step=0, stage="train"):
+    with MetricsWriter(directory, stage, resumed_step=resumed_step) as metrics:
+        for step in steps:
+            metrics.write({"step": step, "role": "generator", "loss": float(step)})
+            metrics.write_evaluation(step, {"generator/accuracy": step / 100})
+
+
+def test_every_row_has_the_contract_keys(directory):
+    assert set(REQUIRED_KEYS) == CONTRACT_KEYS
+    write_steps(directory, [1])
+    (row,) = read_metrics(directory)
+    assert row.keys() >= CONTRACT_KEYS
+    assert row["stage"] == "train" and row["loss"] == 1.0 and row["kl"] is None
+
+
+def test_nonfinite_values_are_null_and_named(directory):
+    with MetricsWriter(directory, "train") as metrics:
+        metrics.write({"step": 1, "role": "generator", "loss": math.nan, "grad_norm": math.inf, "kl": 0.5})
+    (row,) = [json.loads(line, parse_constant=pytest.fail) for line in directory.metrics.read_text().splitlines()]
+    assert row["loss"] is None and row["grad_norm"] is None and row["kl"] == 0.5
+    assert row["nonfinite"] == ["loss", "grad_norm"]
+
+
+def test_resumed_file_reads_as_uninterrupted(directory):
+    write_steps(directory, [1, 2], stage="sft")
+    write_steps(directory, [1, 2, 3, 4, 5])
+    with directory.metrics.open("a") as file:
+        file.write('{"step": 6, "ro')  # the crash came in the middle of a line
+    write_steps(directory, [4, 5, 6], resumed_step=3)
+    assert [row["step"] for row in read_metrics(directory, "train")] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in read_evaluations(directory, "train")] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in read_metrics(directory, "sft")] == [1, 2]
+
+
+def test_fresh_start_of_a_stage_drops_its_evaluation_before_training(directory):
+    with MetricsWriter(directory, "train") as metrics:
+        metrics.write_evaluation(0, {"generator/accuracy": 0.5})
+    with MetricsWriter(directory, "train") as metrics:
+        metrics.write_evaluation(0, {"generator/accuracy": 0.25})
+    assert [row["generator/accuracy"] for row in read_evaluations(directory)] == [0.25]
+
+
+def test_tensorboard_has_one_value_per_step_after_a_resume(directory):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write_steps(directory, [1, 2, 3, 4])
+    write_steps(directory, [3, 4, 5], resumed_step=2)
+    events = EventAccumulator(str(directory.tensorboard / "train"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(step, step) for step in range(1, 6)]
+    assert "eval/generator/accuracy" in events.Tags()["scalars"]
+
+
+def test_tail_gives_complete_rows_once_and_notices_a_rewrite(directory):
+    tail = RowTail(directory.metrics)
+    assert tail.new_rows() == ([], False)
+    write_steps(directory, [1, 2])
+    with directory.metrics.open("a") as file:
+        file.write('{"step": 3, ')
+        file.flush()
+        rows, rewritten = tail.new_rows()
+        assert [row["step"] for row in rows] == [1, 2] and not rewritten
+        file.write('"role": "verifier", "stage": "train"}\n')
+        file.flush()
+    assert tail.new_rows() == ([{"step": 3, "role": "verifier", "stage": "train"}], False)
+    write_steps(directory, [2], resumed_step=1)
+    rows, rewritten = tail.new_rows()
+    assert [row["step"] for row in rows] == [1, 2] and rewritten
+
+
+def example_row(**changes):
+    values = {
+        "step": 12, "role": "generator", "group_id": "q7", "response_id": "q7-0", "question": "1+1?",
+        "gold_answer": "2", "prompt_ids": [1, 2], "response_ids": [3, 4, 5], "response_text": "<think>…",
+        "response_logprobs": [-0.5, -0.25, 0.0], "step_end_tokens": [1], "verification_text": "fine",
+        "step_judgements": [-1], "final_judgement": 1, "outcome_reward": 1.0, "step_rewards": [-1.0],
+        "format_reward": None, "alpha": 0.125, "algorithm": "grpo", "advantages": [0.5, 0.5, 0.25],
+    }  # fmt: skip
+    return RolloutRow(**(values | changes))
+
+
+def test_dump_round_trip_has_the_contract_schema(directory):
+    rows = [
+        example_row(),
+        example_row(response_id="q7-1", response_ids=[], response_logprobs=[], advantages=[], response_text=""),
+    ]
+    path = directory.rollout_file("generator", 12)
+    write_rollouts(path, rows)
+    assert path.name == "generator_step_000012.parquet"
+    assert read_rollouts(path) == rows
+    assert pq.read_schema(path).equals(ROLLOUT_SCHEMA)
+    assert [entry.name for entry in directory.rollouts.iterdir()] == [path.name]
+    assert dumped_steps(directory.rollouts) == {"generator": [12]}
+
+
+def test_dump_schema_is_the_contract_of_the_design():
+    types = {column.name: str(column.type).replace("element: ", "").replace("item: ", "") for column in ROLLOUT_SCHEMA}
+    assert types == {
+        "step": "int32", "role": "string", "group_id": "string", "response_id": "string", "question": "string",
+        "gold_answer": "string", "prompt_ids": "list<int32>", "response_ids": "list<int32>",
+        "response_text": "string", "response_logprobs": "list<float>", "step_end_tokens": "list<int32>",
+        "solution_text": "string", "solution_correct": "bool", "verification_text": "string",
+        "step_judgements": "list<int8>", "final_judgement": "int8", "outcome_reward": "float",
+        "step_rewards": "list<float>", "format_reward": "float", "reward": "float", "class_weight": "float",
+        "alpha": "float", "algorithm": "string", "advantages": "list<float>",
+    }  # fmt: skip
+
+
+def test_failed_write_leaves_no_half_dump(directory):
+    path = directory.rollout_file("generator", 1)
+    with pytest.raises(pa.ArrowInvalid):
+        write_rollouts(path, [example_row(step_judgements=[400])])  # does not fit int8
+    assert list(directory.rollouts.iterdir()) == []
+
+
+def test_one_advantage_per_token_is_an_invariant():
+    with pytest.raises(AssertionError, match="2 advantages"):
+        example_row(advantages=[0.5, 0.5])
+
+
+def test_reading_something_else_says_what_is_missing(tmp_path):
+    other = tmp_path / "questions.parquet"
+    pq.write_table(pa.table({"question": ["?"], "step": [1]}), other)
+    with pytest.raises(UserError, match=r"is not a rollout dump: it has no column role, group_id"):
+        read_rollouts(other)
+    with pytest.raises(UserError, match=r"cannot read .* as Parquet"):
+        read_rollouts(tmp_path / "missing.parquet")
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1 but no more")
+    with pytest.raises(UserError, match=r"cannot read .* as Parquet"):
+        read_rollouts(tmp_path / "torn.parquet")
