@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Installs what is needed and runs the checks and the whole test suite. Arguments go to pytest: tools/test.sh tests/unit
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source tools/install.sh
+if [ "$#" -eq 0 ]; then
+    ruff check .
+    ruff format --check .
+    mypy
+fi
+exec python -m pytest "$@"
