@@ -1,0 +1,1 @@
+"""Rollouts with vLLM. This package is the only one that imports vLLM."""

@@ -1,0 +1,197 @@
+"""A vLLM engine in this process: one shard of it per rank, no server, no Ray.
+
+With a tensor size below the world size the remaining ranks are data parallel: rank r belongs to rollout group
+r // tensor and holds shard r % tensor. vLLM keeps one set of process groups per process, so all engines of a run
+share one tensor size.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from tango_hpc.rollout.spread import spread_requests
+from tango_hpc.types import Generation, GenerationRequest, SamplingSettings
+
+# Read by vLLM when it is imported. What a user has set stays.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+_MIN_TEMPERATURE = 1e-2  # vLLM clamps below this
+
+
+class RolloutEngine:
+    """Completes prompts given as token ids, the same on every rank: global requests in, global generations out.
+
+    `load_weights=False` starts from arbitrary weights, for an engine that gets its weights by `WeightSync`.
+    Creating an engine is collective and re-seeds torch's global generators (vLLM does so).
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        tensor: int,
+        dtype: Literal["float32", "bfloat16"],
+        max_model_len: int,
+        max_num_seqs: int,
+        max_batched_tokens: int,
+        device: Literal["cpu", "cuda"],
+        load_weights: bool,
+        kv_cache_gb: float | None = None,
+        gpu_memory_utilization: float = 0.6,
+        enforce_eager: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
+        if self.world_size % tensor:
+            raise ValueError(f"a rollout tensor size of {tensor} does not divide the {self.world_size} ranks")
+        self.tensor_size, self.tensor_rank = tensor, self.rank % tensor
+        self.num_groups, self.group = self.world_size // tensor, self.rank // tensor
+        self.model_dir, self.device = Path(model_dir), torch.device(device)
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        arguments: dict[str, Any] = {}
+        if device == "cpu":
+            if kv_cache_gb is None:
+                raise ValueError("kv_cache_gb must be given on a CPU, e.g. 0.5")
+            from tango_hpc.rollout.cpu_worker import GROUP_IDENT
+
+            os.environ[GROUP_IDENT] = _host_ident()
+            # Compiling would need a C++ compiler and tens of seconds for what tiny models do not gain.
+            arguments = {"worker_cls": "tango_hpc.rollout.cpu_worker.NamedCPUWorker", "enforce_eager": True}
+        else:
+            arguments = {
+                "enable_sleep_mode": True,
+                "enforce_eager": enforce_eager,
+                "gpu_memory_utilization": gpu_memory_utilization,
+            }
+        if kv_cache_gb is not None:
+            arguments["kv_cache_memory_bytes"] = int(kv_cache_gb * 2**30)
+        from vllm import LLM
+
+        self.llm = LLM(
+            model=str(model_dir),
+            skip_tokenizer_init=True,
+            generation_config="vllm",
+            load_format="auto" if load_weights else "dummy",
+            distributed_executor_backend="external_launcher",
+            tensor_parallel_size=tensor,
+            dtype=dtype,
+            seed=seed,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max(max_batched_tokens, max_num_seqs),
+            enable_prefix_caching=True,
+            logprobs_mode="processed_logprobs",
+            **arguments,
+        )
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """This rank's shard of vLLM's model."""
+        return self.llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSettings) -> list[Generation]:
+        """Complete every request, in their order. Collective, with the same arguments on every rank.
+
+        Starts with an empty prefix cache: the result depends on the weights and the arguments alone, not on what
+        was generated before, in this process or in the one that it resumes.
+        """
+        self.reset_prefix_cache()
+        groups = spread_requests(requests, self.num_groups, sampling.max_tokens)
+        mine = groups[self.group]
+        generations = self._complete([requests[index] for index in mine], sampling) if mine else []
+        if self.num_groups == 1:
+            return generations
+        packed: list[Any] = [None] * self.world_size
+        dist.all_gather_object(packed, _pack(generations) if self.tensor_rank == 0 else None)
+        result: dict[int, Generation] = {}
+        for group, indices in enumerate(groups):
+            result.update(zip(indices, _unpack(packed[group * self.tensor_size]), strict=True))
+        return [result[index] for index in range(len(requests))]
+
+    def _complete(self, requests: list[GenerationRequest], sampling: SamplingSettings) -> list[Generation]:
+        from vllm import SamplingParams
+
+        if 0 < sampling.temperature < _MIN_TEMPERATURE:
+            raise ValueError(f"temperature {sampling.temperature} is neither 0 (greedy) nor >= {_MIN_TEMPERATURE}")
+        parameters = [
+            SamplingParams(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                max_tokens=sampling.max_tokens,
+                stop_token_ids=list(sampling.stop_token_ids),
+                ignore_eos=True,  # stop_token_ids alone decide
+                seed=request.seed if sampling.temperature else None,
+                logprobs=0,  # of the sampled token only
+                flat_logprobs=True,
+                detokenize=False,
+            )
+            for request in requests
+        ]
+        prompts = [{"prompt_token_ids": request.prompt_ids} for request in requests]
+        outputs = self.llm.generate(prompts, parameters, use_tqdm=False)
+        return [_to_generation(output.outputs[0]) for output in outputs]
+
+    def reset_prefix_cache(self) -> None:
+        """Forget cached prefixes; they belong to the weights that made them."""
+        assert self.llm.reset_prefix_cache(), "the prefix cache is in use outside of generate()"
+
+    def sleep(self) -> None:
+        """Free the GPU: weights go to host memory, the KV cache is dropped. On a CPU there is nothing to free."""
+        if self.device.type == "cuda":
+            self.llm.sleep(level=1)
+
+    def wake(self) -> None:
+        """Undo `sleep`."""
+        if self.device.type == "cuda":
+            self.llm.wake_up()
+
+    def close(self) -> None:
+        """Give the engine's memory back; it cannot be used afterwards."""
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
+
+
+def _host_ident() -> str:
+    """One name for all ranks of this job on this host; no other job has it."""
+    token = [uuid.uuid4().hex[:12] if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(token, src=0)
+    return f"{token[0]}-{socket.gethostname()}"
+
+
+def _to_generation(output: Any) -> Generation:
+    token_ids = list(output.token_ids)
+    logprobs = output.logprobs.logprobs if token_ids else []
+    assert len(logprobs) == len(token_ids), f"{len(logprobs)} log-probabilities for {len(token_ids)} tokens"
+    if output.finish_reason not in ("stop", "length"):
+        raise RuntimeError(f"vLLM ended a request with {output.finish_reason!r}")
+    return Generation(token_ids, logprobs, output.finish_reason)
+
+
+def _pack(generations: list[Generation]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Flat arrays, which pickle in no time: lengths, tokens, log-probabilities, whether stopped."""
+    lengths = np.array([len(generation.token_ids) for generation in generations], dtype=np.int32)
+    tokens = np.fromiter((token for g in generations for token in g.token_ids), np.int32, int(lengths.sum()))
+    logprobs = np.fromiter((value for g in generations for value in g.logprobs), np.float64, int(lengths.sum()))
+    stopped = np.array([generation.finish_reason == "stop" for generation in generations], dtype=bool)
+    return lengths, tokens, logprobs, stopped
+
+
+def _unpack(packed: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> list[Generation]:
+    lengths, tokens, logprobs, stopped = packed
+    ends = np.cumsum(lengths)
+    return [
+        Generation(tokens[end - n : end].tolist(), logprobs[end - n : end].tolist(), "stop" if stop else "length")
+        for end, n, stop in zip(ends, lengths, stopped, strict=True)
+    ]
