@@ -1,0 +1,63 @@
+"""Who this process is among the ranks, from the environment that the launcher sets."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from tango_hpc.errors import UserError
+from tango_hpc.parallel import groups
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """This process among all: `local_rank` counts within a node, `device` is where tensors live."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    num_nodes: int
+    device: torch.device
+
+
+def init_distributed(timeout_seconds: float = 1800) -> RankInfo:
+    """Join the process group that RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT describe.
+
+    On a GPU, tensors travel over NCCL and objects over Gloo; on a CPU, all over Gloo. A collective that a peer
+    does not join within `timeout_seconds` ends the process.
+    """
+    needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in needed if name not in os.environ]
+    if missing:
+        raise UserError(f"not started by a launcher: {', '.join(missing)} not set in the environment")
+    rank, world_size, local_rank = (int(os.environ[name]) for name in needed[:3])
+    device = torch.device("cpu")
+    backend = "gloo"
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            raise UserError(
+                f"rank {rank} is the {local_rank + 1}th on its node, which shows {torch.cuda.device_count()} GPUs; "
+                "start one task per GPU"
+            )
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_seconds))
+    ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    return RankInfo(rank, world_size, local_rank, -(-world_size // ranks_per_node), device)
+
+
+def this_device() -> torch.device:
+    """Where this process keeps its tensors: its GPU if there is one, else the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def shutdown_distributed() -> None:
+    """Leave the process group, if joined."""
+    groups.forget_groups()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""Weights from trainer shards to engine shards."""

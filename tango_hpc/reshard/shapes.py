@@ -1,0 +1,297 @@
+"""Where every element of a Hugging Face checkpoint lives in Megatron-core's parameters. Pure Python.
+
+A *box* is one half-open range per dimension. A `Piece` says that a box of a Hugging Face tensor equals a
+same-shaped box of a local parameter; a `LocalParam` is a local parameter's shape and all its pieces. Import,
+export and the weight-sync plan are all written in these terms. Parts of a local parameter that no piece covers
+are vocabulary padding and hold zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tango_hpc.errors import UserError
+
+Box = tuple[tuple[int, int], ...]
+
+# vLLM pads the vocabulary to a multiple of 64 too, so equal tensor sizes give equal embedding slices.
+VOCAB_MULTIPLE = 64
+
+_FAMILIES = {"qwen2": "qwen2", "qwen3": "qwen3", "llama": "llama"}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a dense decoder; everything that decides which tensors exist and their shapes."""
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tied: bool
+    qkv_bias: bool
+    qk_norm: bool
+
+    @classmethod
+    def from_hf_config(cls, config: Mapping[str, Any]) -> ModelShape:
+        """Read a Hugging Face `config.json`; UserError names what this package cannot train."""
+        family = _FAMILIES.get(str(config.get("model_type")))
+        if family is None:
+            raise UserError(
+                f"model_type {config.get('model_type')!r} is not supported; "
+                f"use one of the dense families {', '.join(sorted(_FAMILIES))}"
+            )
+        needed = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+        missing = [key for key in needed if config.get(key) is None]
+        if missing:
+            raise UserError(f"config.json of the model lacks {', '.join(missing)}")
+        problems = []
+        if config.get("use_sliding_window"):
+            problems.append("use_sliding_window=true")
+        if config.get("mlp_bias"):
+            problems.append("mlp_bias=true")
+        if family != "qwen2" and config.get("attention_bias"):
+            problems.append("attention_bias=true")
+        if config.get("hidden_act", "silu") != "silu":
+            problems.append(f"hidden_act={config['hidden_act']!r}")
+        if problems:
+            raise UserError(f"config.json of the model asks for what is not supported: {', '.join(problems)}")
+        num_heads = int(config["num_attention_heads"])
+        shape = cls(
+            family=family,
+            num_layers=int(config["num_hidden_layers"]),
+            hidden_size=int(config["hidden_size"]),
+            intermediate_size=int(config["intermediate_size"]),
+            num_heads=num_heads,
+            num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
+            head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // num_heads),
+            vocab_size=int(config["vocab_size"]),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=family == "qwen2",
+            qk_norm=family == "qwen3",
+        )
+        if shape.num_heads % shape.num_kv_heads:
+            raise UserError(
+                f"num_attention_heads={shape.num_heads} is no multiple of num_key_value_heads={shape.num_kv_heads}"
+            )
+        return shape
+
+    @property
+    def heads_per_group(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of distinct parameters, without vocabulary padding."""
+        return sum(math.prod(size) for size in hf_tensors(self).values())
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`box` of the Hugging Face tensor `tensor` equals `local` of the local parameter; both have one shape."""
+
+    tensor: str
+    box: Box
+    local: Box
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Extent in each dimension."""
+        return tuple(stop - start for start, stop in self.box)
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements in the piece."""
+        return math.prod(self.size)
+
+
+@dataclass(frozen=True)
+class LocalParam:
+    """Shape of one rank's parameter and the pieces of Hugging Face tensors that fill it."""
+
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+def hf_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of the Hugging Face checkpoint (a tied output layer is no tensor)."""
+    hidden, q_size, kv_size = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab_size, hidden)}
+    for layer in range(shape.num_layers):
+        prefix = f"model.layers.{layer}"
+        tensors[f"{prefix}.input_layernorm.weight"] = (hidden,)
+        for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
+            tensors[f"{prefix}.self_attn.{name}_proj.weight"] = (size, hidden)
+            if shape.qkv_bias:
+                tensors[f"{prefix}.self_attn.{name}_proj.bias"] = (size,)
+        if shape.qk_norm:
+            tensors[f"{prefix}.self_attn.q_norm.weight"] = (shape.head_dim,)
+            tensors[f"{prefix}.self_attn.k_norm.weight"] = (shape.head_dim,)
+        tensors[f"{prefix}.self_attn.o_proj.weight"] = (hidden, q_size)
+        tensors[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
+        tensors[f"{prefix}.mlp.gate_proj.weight"] = (shape.intermediate_size, hidden)
+        tensors[f"{prefix}.mlp.up_proj.weight"] = (shape.intermediate_size, hidden)
+        tensors[f"{prefix}.mlp.down_proj.weight"] = (hidden, shape.intermediate_size)
+    tensors["model.norm.weight"] = (hidden,)
+    if not shape.tied:
+        tensors["lm_head.weight"] = (shape.vocab_size, hidden)
+    return tensors
+
+
+def padded_vocab_size(vocab_size: int, tensor_size: int) -> int:
+    """Rows of the embedding with padding: the next multiple of 64 that `tensor_size` ranks can share."""
+    multiple = math.lcm(VOCAB_MULTIPLE, tensor_size)
+    return -(-vocab_size // multiple) * multiple
+
+
+def pipeline_stages(num_layers: int, pipeline_size: int) -> list[range]:
+    """Layers of each pipeline stage.
+
+    Equal shares where they exist. Otherwise the first and the last stage, which also hold the embedding and the
+    output layer, take what is left over by equal shares of the stages between them (126 layers on 16 stages are
+    7, 14 times 8, and 7).
+    """
+    if num_layers % pipeline_size == 0:
+        counts = [num_layers // pipeline_size] * pipeline_size
+    else:
+        middle = -(-num_layers // pipeline_size)
+        left = num_layers - middle * (pipeline_size - 2)
+        counts = [-(-left // 2), *[middle] * (pipeline_size - 2), left // 2]
+    if min(counts) < 1:
+        raise UserError(
+            f"{num_layers} layers cannot be spread over {pipeline_size} pipeline stages; use fewer stages"
+        )
+    starts = [sum(counts[:stage]) for stage in range(pipeline_size)]
+    return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+
+
+def check_parallel(shape: ModelShape, tensor_size: int, pipeline_size: int) -> None:
+    """UserError with every reason why the model cannot be cut this way."""
+    problems = []
+    if shape.num_heads % tensor_size:
+        problems.append(f"{shape.num_heads} attention heads are not divisible by tensor size {tensor_size}")
+    if max(shape.num_kv_heads, tensor_size) % min(shape.num_kv_heads, tensor_size):
+        problems.append(f"{shape.num_kv_heads} key/value heads and tensor size {tensor_size} do not divide each other")
+    if shape.intermediate_size % tensor_size:
+        problems.append(f"intermediate size {shape.intermediate_size} is not divisible by tensor size {tensor_size}")
+    try:
+        pipeline_stages(shape.num_layers, pipeline_size)
+    except UserError as error:
+        problems.append(str(error))
+    if problems:
+        raise UserError("; ".join(problems))
+
+
+def megatron_layout(
+    shape: ModelShape, tensor_size: int, pipeline_size: int, tensor_rank: int, pipeline_rank: int
+) -> dict[str, LocalParam]:
+    """Every parameter of one rank's GPTModel, by its name there, with the checkpoint's pieces that fill it.
+
+    Layers carry their local number. Replicated parameters (norms) appear on every tensor rank, and a tied
+    embedding on both the first and the last pipeline stage.
+    """
+    cut = _TensorCut(tensor_size, tensor_rank)
+    stages = pipeline_stages(shape.num_layers, pipeline_size)
+    params: dict[str, LocalParam] = {}
+    first, last = pipeline_rank == 0, pipeline_rank == pipeline_size - 1
+    vocab = padded_vocab_size(shape.vocab_size, tensor_size)
+    if first:
+        params["embedding.word_embeddings.weight"] = cut.rows(
+            vocab, [("model.embed_tokens.weight", 0, shape.vocab_size)], shape.hidden_size
+        )
+    for local, layer in enumerate(stages[pipeline_rank]):
+        for name, param in _layer(shape, cut, f"model.layers.{layer}"):
+            params[f"decoder.layers.{local}.{name}"] = param
+    if last:
+        params["decoder.final_layernorm.weight"] = _whole("model.norm.weight", shape.hidden_size)
+        if not (shape.tied and first):
+            source = "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
+            params["output_layer.weight"] = cut.rows(vocab, [(source, 0, shape.vocab_size)], shape.hidden_size)
+    return params
+
+
+def _layer(shape: ModelShape, cut: _TensorCut, prefix: str) -> Iterator[tuple[str, LocalParam]]:
+    """Parameters of one transformer layer, in the order of the forward pass."""
+    attention, hidden = f"{prefix}.self_attn", shape.hidden_size
+    yield "input_layernorm.weight", _whole(f"{prefix}.input_layernorm.weight", hidden)
+    yield "self_attention.linear_qkv.weight", cut.rows(*_fused_qkv(shape, attention, "weight"), hidden)
+    if shape.qkv_bias:
+        yield "self_attention.linear_qkv.bias", cut.rows(*_fused_qkv(shape, attention, "bias"))
+    if shape.qk_norm:
+        yield "self_attention.q_layernorm.weight", _whole(f"{attention}.q_norm.weight", shape.head_dim)
+        yield "self_attention.k_layernorm.weight", _whole(f"{attention}.k_norm.weight", shape.head_dim)
+    yield (
+        "self_attention.linear_proj.weight",
+        cut.columns(f"{attention}.o_proj.weight", hidden, shape.num_heads * shape.head_dim),
+    )
+    yield "pre_mlp_layernorm.weight", _whole(f"{prefix}.post_attention_layernorm.weight", hidden)
+    yield "mlp.linear_fc1.weight", cut.gate_up(prefix, shape.intermediate_size, hidden)
+    yield "mlp.linear_fc2.weight", cut.columns(f"{prefix}.mlp.down_proj.weight", hidden, shape.intermediate_size)
+
+
+def _fused_qkv(shape: ModelShape, attention: str, kind: str) -> tuple[int, list[tuple[str, int, int]]]:
+    """Rows of the full fused QKV: for each query group its query heads, its key head, its value head."""
+    blocks = []
+    dim, group_rows = shape.head_dim, shape.heads_per_group * shape.head_dim
+    for group in range(shape.num_kv_heads):
+        blocks.append((f"{attention}.q_proj.{kind}", group * group_rows, group_rows))
+        blocks.append((f"{attention}.k_proj.{kind}", group * dim, dim))
+        blocks.append((f"{attention}.v_proj.{kind}", group * dim, dim))
+    return shape.num_kv_heads * (group_rows + 2 * dim), blocks
+
+
+def _whole(tensor: str, size: int) -> LocalParam:
+    """A vector that every rank holds in full."""
+    return LocalParam((size,), (Piece(tensor, ((0, size),), ((0, size),)),))
+
+
+@dataclass(frozen=True)
+class _TensorCut:
+    """How one tensor rank's share is cut out of full parameters."""
+
+    size: int
+    rank: int
+
+    def span(self, total: int) -> tuple[int, int]:
+        """This rank's range of `total` equal-sized entries."""
+        assert total % self.size == 0, f"{total} entries on {self.size} ranks"
+        return self.rank * total // self.size, (self.rank + 1) * total // self.size
+
+    def rows(self, total: int, blocks: list[tuple[str, int, int]], *trailing: int) -> LocalParam:
+        """A parameter cut by rows, whose full form stacks `blocks` of (tensor, first row, number of rows)."""
+        start, stop = self.span(total)
+        pieces, offset = [], 0
+        whole = tuple((0, size) for size in trailing)
+        for tensor, first, count in blocks:
+            low, high = max(start, offset), min(stop, offset + count)
+            if low < high:
+                shift = first - offset
+                pieces.append(
+                    Piece(tensor, ((low + shift, high + shift), *whole), ((low - start, high - start), *whole))
+                )
+            offset += count
+        return LocalParam((stop - start, *trailing), tuple(pieces))
+
+    def columns(self, tensor: str, rows: int, total: int) -> LocalParam:
+        """A matrix cut by columns."""
+        start, stop = self.span(total)
+        piece = Piece(tensor, ((0, rows), (start, stop)), ((0, rows), (0, stop - start)))
+        return LocalParam((rows, stop - start), (piece,))
+
+    def gate_up(self, prefix: str, intermediate: int, hidden: int) -> LocalParam:
+        """Fused first MLP matrix: this rank's gate rows above its up rows."""
+        start, stop = self.span(intermediate)
+        count, whole = stop - start, (0, hidden)
+        pieces = tuple(
+            Piece(f"{prefix}.mlp.{name}_proj.weight", ((start, stop), whole), ((at, at + count), whole))
+            for name, at in (("gate", 0), ("up", count))
+        )
+        return LocalParam((2 * count, hidden), pieces)
