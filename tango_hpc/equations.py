@@ -9,10 +9,19 @@ advantages takes and returns NumPy arrays in float64, so that reading and re-sco
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+FloatArray = NDArray[np.float64]
+Algorithm = Literal["grpo", "rloo", "reinforce++"]
 
 
 def policy_loss_terms(
@@ -54,3 +63,217 @@ def policy_loss_terms(
     log_r_T = ref_logprobs_T.detach() - logprobs_T
     kl_T = log_r_T.expm1() - log_r_T
     return kl_coef * kl_T - objective_T, kl_T, clipped_T
+
+
+def outcome_rewards(correct_N: Sequence[bool]) -> FloatArray:
+    """Eq. 2: 1 for each response whose extracted answer equals the gold answer, else 0. Shape (N,)."""
+    return np.asarray([1.0 if correct else 0.0 for correct in correct_N], dtype=np.float64)
+
+
+def step_rewards(judgements_K: Sequence[int]) -> FloatArray:
+    """Eq. 3: y_k / K for the K steps of one solution, y_k ∈ {−1, +1}; each belongs to token I(k). Shape (K,).
+
+    Departure: the paper does not say how a step without a judgement counts. Here y_k = 0: no reward, but the
+    step still counts in K and in the statistics of Eq. 5. A solution without steps has no step rewards.
+    """
+    judgements = np.asarray(judgements_K, dtype=np.float64)
+    if not np.isin(judgements, (-1.0, 0.0, 1.0)).all():
+        raise ValueError(f"step judgements must be +1, -1 or 0 (missing), got {list(judgements_K)}")
+    return judgements / max(len(judgements), 1)
+
+
+def normalize(rewards_S: FloatArray) -> FloatArray:
+    """(r − mean) / std over all S rewards given; the normalisation inside Eqs. 4, 5 and 9. Shape (S,).
+
+    The standard deviation is the unbiased one (divided by S − 1), as in veRL, on which the paper's experiments
+    ran; nothing is added to it. Where it is undefined (S < 2) or all rewards are equal, the result is 0: no
+    preference, so no gradient. "Equal" allows for rounding: a spread below 1e-8 of the largest magnitude.
+    Raises ValueError on NaN or infinity.
+    """
+    rewards = _finite(rewards_S)
+    if _all_equal(rewards):
+        return np.zeros_like(rewards)
+    return (rewards - rewards.mean()) / rewards.std(ddof=1)
+
+
+def outcome_advantages(rewards_M: FloatArray, algorithm: Algorithm) -> FloatArray:
+    """Eq. 4: the advantage that every token of a response gets from its outcome reward. Shape (M,).
+
+    GRPO: `rewards_M` are those of one question, normalised. REINFORCE++: the same normalisation, but
+    `rewards_M` are those of the whole batch. RLOO: r_i minus the mean of the other M − 1 rewards of the
+    question, which is not divided by a standard deviation; 0 where there is no other response.
+
+    Departure for REINFORCE++: its authors whiten returns over the batch's tokens, so that long responses weigh
+    more in mean and std; here every response counts once, as in Eq. 4. Its per-token KL penalty is Eq. 1's.
+    """
+    rewards = _finite(rewards_M)
+    if algorithm != "rloo":
+        return normalize(rewards)
+    if _all_equal(rewards):
+        return np.zeros_like(rewards)
+    return rewards - (rewards.sum() - rewards) / (len(rewards) - 1)
+
+
+def normalized_step_rewards(rewards_M_K: Sequence[FloatArray], algorithm: Algorithm) -> list[FloatArray]:
+    """Eq. 5: step rewards relative to all ΣK_i step rewards of the M solutions; M arrays of shape (K_i,).
+
+    GRPO: the solutions are those of one question. REINFORCE++: those of the whole batch. RLOO: from each step
+    reward of solution i the mean over all step rewards of the other solutions of the question is taken. The
+    whole solution is left out, not the single step, since its other steps are sampled together with this one
+    and a baseline must not depend on them; 0 where the other solutions have no step.
+    """
+    num_steps_M = [len(rewards) for rewards in rewards_M_K]
+    flat_S = _finite(np.concatenate([np.zeros(0), *rewards_M_K]))
+    if algorithm != "rloo":
+        relative_S = normalize(flat_S)
+    elif _all_equal(flat_S):
+        relative_S = np.zeros_like(flat_S)
+    else:
+        own_sum_S = np.repeat([rewards.sum() for rewards in rewards_M_K], num_steps_M)
+        num_others_S = len(flat_S) - np.repeat(num_steps_M, num_steps_M)
+        baseline_S = (flat_S.sum() - own_sum_S) / np.maximum(num_others_S, 1)
+        relative_S = np.where(num_others_S > 0, flat_S - baseline_S, 0.0)
+    return np.split(relative_S, np.cumsum(num_steps_M)[:-1])
+
+
+def step_advantages(normalized_K: FloatArray, step_end_tokens_K: Sequence[int], num_tokens: int) -> FloatArray:
+    """Eq. 6: token t gets the sum of the normalised rewards of the steps with I(k) ≥ t. Shape (num_tokens,).
+
+    The last token of a step still belongs to it; tokens after the last step (the answer, or a step that the
+    response ends inside of) get 0, and so does every token of a response without steps. Raises ValueError
+    where the ends are not in order, not inside the response, or not as many as the rewards.
+    """
+    ends = np.asarray(step_end_tokens_K, dtype=np.int64)
+    if len(ends) != len(normalized_K):
+        raise ValueError(f"{len(normalized_K)} step rewards for {len(ends)} step ends")
+    if len(ends) and (ends[0] < 0 or ends[-1] >= num_tokens or (np.diff(ends) < 0).any()):
+        raise ValueError(f"step ends must rise within 0..{num_tokens - 1}, got {ends.tolist()}")
+    at_token_T = np.zeros(num_tokens)
+    np.add.at(at_token_T, ends, normalized_K)
+    return np.cumsum(at_token_T[::-1])[::-1].copy()
+
+
+def generator_advantages(outcome_advantage: float, step_advantages_T: FloatArray, alpha: float) -> FloatArray:
+    """Eq. 7: (1 − α) · outcome advantage + α · step advantage of each token of one response. Shape (T,).
+
+    α = 0 is the vanilla algorithm. Raises ValueError unless 0 ≤ α ≤ 1.
+    """
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(f"alpha must be within [0, 1], got {alpha}")
+    return (1.0 - alpha) * outcome_advantage + alpha * step_advantages_T
+
+
+def alpha_schedule(step: int, total_steps: int, start: float, end: float) -> float:
+    """α of generator step `step` = 0, 1, … : start · (end / start)^(step / (total_steps − 1)).
+
+    The first step has `start`, the last of `total_steps` has `end`, and so has any after it; a run of one step
+    has `start`. The paper names the two values and "exponential decay", not the formula. `start` = 0 switches
+    step advantages off (α = 0 throughout).
+    """
+    if start == 0.0:
+        return 0.0
+    if not (0.0 < start <= 1.0 and 0.0 < end <= 1.0):
+        raise ValueError(f"alpha must start within [0, 1] and end within (0, 1], got {start} and {end}")
+    if step >= total_steps - 1:
+        return end if total_steps > 1 else start
+    return start * (end / start) ** (step / (total_steps - 1))
+
+
+def verifier_reward(verdict: int, correct: bool, format_reward: float, gamma: float) -> float:
+    """Eq. 8: 1[verdict == r_out] + γ · format reward, for a verdict of 1 (right), 0 (wrong) or −1 (missing).
+
+    `correct` tells whether the judged solution's answer equals the gold answer. A missing verdict equals
+    neither. Raises ValueError on a format reward that is NaN or outside [0, 1].
+    """
+    if verdict not in (-1, 0, 1):
+        raise ValueError(f"a final judgement must be 1, 0 or -1 (missing), got {verdict}")
+    if not 0.0 <= format_reward <= 1.0:
+        raise ValueError(f"the format reward must be within [0, 1], got {format_reward}")
+    return float(verdict == int(correct)) + gamma * format_reward
+
+
+class ClassWeights(NamedTuple):
+    """s_+ and s_− of Eq. 9: the weights of verifications of right and of wrong solutions."""
+
+    right: float
+    wrong: float
+
+
+def class_weights(average_right: float, average_wrong: float, batch_right: int, batch_wrong: int) -> ClassWeights:
+    """s_± of Eq. 9: c / √(number of right / wrong solutions).
+
+    `average_*` are the moving averages of those numbers, `batch_*` the numbers in the batch that the weights
+    will be used on. The paper leaves c open: here the batch's mean weight is 1, so that the weights shift
+    attention between the classes without changing the size of the update; a batch with only one class has
+    weight 1. The averages count as at least 1: a class that has not been seen for long must not get a weight
+    without bound when it comes back. Raises ValueError on an empty batch.
+    """
+    if batch_right + batch_wrong == 0:
+        raise ValueError("class weights of a batch without solutions")
+    _finite(np.asarray([average_right, average_wrong]))
+    right = 1.0 / math.sqrt(max(average_right, 1.0))
+    wrong = 1.0 / math.sqrt(max(average_wrong, 1.0))
+    mean = (batch_right * right + batch_wrong * wrong) / (batch_right + batch_wrong)
+    return ClassWeights(right / mean, wrong / mean)
+
+
+@dataclass
+class ClassWeightEma:
+    """Moving averages, over the verifier's steps, of the numbers of right and wrong solutions in a batch.
+
+    As in Algorithm 1, a step uses the averages of the steps before it and is taken in by `update` after it; the
+    first step, which has none, uses its own numbers.
+    """
+
+    decay: float
+    average_right: float = 0.0
+    average_wrong: float = 0.0
+    num_updates: int = 0
+
+    def weights(self, batch_right: int, batch_wrong: int) -> ClassWeights:
+        """The weights for a batch with these numbers of right and wrong solutions."""
+        if self.num_updates == 0:
+            return class_weights(batch_right, batch_wrong, batch_right, batch_wrong)
+        return class_weights(self.average_right, self.average_wrong, batch_right, batch_wrong)
+
+    def update(self, batch_right: int, batch_wrong: int) -> None:
+        """Take in a batch: average ← decay · average + (1 − decay) · number; the first batch is the start."""
+        keep = self.decay if self.num_updates else 0.0
+        self.average_right = keep * self.average_right + (1.0 - keep) * batch_right
+        self.average_wrong = keep * self.average_wrong + (1.0 - keep) * batch_wrong
+        self.num_updates += 1
+
+    def state_dict(self) -> dict[str, float]:
+        """What a checkpoint must hold."""
+        return {
+            "average_right": self.average_right,
+            "average_wrong": self.average_wrong,
+            "num_updates": self.num_updates,
+        }
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Restore what `state_dict` gave; the decay stays that of the configuration."""
+        self.average_right = float(state["average_right"])
+        self.average_wrong = float(state["average_wrong"])
+        self.num_updates = int(state["num_updates"])
+
+
+def verifier_advantages(rewards_M: FloatArray, weights_M: FloatArray, algorithm: Algorithm) -> FloatArray:
+    """Eq. 9: s_± times the relative reward of each verification, the same for all its tokens. Shape (M,).
+
+    GRPO and RLOO compare the M verifications of one solution, REINFORCE++ those of the whole batch, with the
+    very normalisations of Eq. 4. `weights_M` holds s_+ or s_− of the solution that each verification judges;
+    the weight comes after the normalisation and does not enter its statistics.
+    """
+    return _finite(weights_M) * outcome_advantages(rewards_M, algorithm)
+
+
+def _finite(values: FloatArray) -> FloatArray:
+    values = np.asarray(values, dtype=np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError(f"rewards must be finite numbers, got {values.tolist()}")
+    return values
+
+
+def _all_equal(values: FloatArray) -> bool:
+    return len(values) < 2 or float(np.ptp(values)) <= 1e-8 * float(np.abs(values).max())

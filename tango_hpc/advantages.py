@@ -1,0 +1,135 @@
+"""From the rewards of a whole generator or verifier step to the advantage of every token.
+
+The training loop and `tango score` both come here, so what a dump says can be recomputed from it. Plain lists in,
+NumPy out; which responses are normalised together (the rollouts of a question, or with REINFORCE++ the whole
+batch) is decided here and nowhere else.
+
+Shape legend: N responses of the batch, K steps of one solution (ragged), T tokens of one response (ragged).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tango_hpc import equations
+from tango_hpc.equations import Algorithm, ClassWeights, FloatArray
+
+
+@dataclass(frozen=True)
+class GeneratorAdvantages:
+    """What Eqs. 2–7 give for the N solutions of a generator step."""
+
+    outcome_rewards_N: FloatArray
+    step_rewards_N_K: list[FloatArray]
+    outcome_advantages_N: FloatArray
+    normalized_step_rewards_N_K: list[FloatArray]
+    advantages_N_T: list[FloatArray]
+
+
+@dataclass(frozen=True)
+class VerifierAdvantages:
+    """What Eqs. 8 and 9 give for the N verifications of a verifier step."""
+
+    rewards_N: FloatArray
+    class_weights_N: FloatArray
+    advantages_N_T: list[FloatArray]
+
+
+def generator_advantages_batch(
+    *,
+    group_ids_N: Sequence[Hashable],
+    correct_N: Sequence[bool],
+    judgements_N_K: Sequence[Sequence[int]],
+    step_end_tokens_N_K: Sequence[Sequence[int]],
+    response_lengths_N: Sequence[int],
+    alpha: float,
+    algorithm: Algorithm,
+) -> GeneratorAdvantages:
+    """Eqs. 2–7 for a whole generator step; responses with the same group id answer the same question.
+
+    `judgements_N_K` holds one of +1, −1, 0 (missing) per step of the solution, `step_end_tokens_N_K` the index I(k)
+    into the response of each step's last token. Without a verifier both are lists of empty lists and `alpha` is 0.
+    Groups need neither be contiguous nor equally large. Raises ValueError where the inputs do not fit each other.
+    """
+    _check_lengths(len(group_ids_N), correct_N, judgements_N_K, step_end_tokens_N_K, response_lengths_N)
+    outcome_rewards_N = equations.outcome_rewards(correct_N)
+    step_rewards_N_K = [equations.step_rewards(judgements_K) for judgements_K in judgements_N_K]
+
+    outcome_advantages_N = np.zeros(len(group_ids_N))
+    normalized_N_K = [np.zeros(0)] * len(group_ids_N)
+    for members in _populations(group_ids_N, algorithm):
+        outcome_advantages_N[members] = equations.outcome_advantages(outcome_rewards_N[members], algorithm)
+        normalized = equations.normalized_step_rewards([step_rewards_N_K[i] for i in members], algorithm)
+        for i, normalized_K in zip(members, normalized, strict=True):
+            normalized_N_K[i] = normalized_K
+
+    advantages_N_T = [
+        equations.generator_advantages(
+            outcome_advantages_N[i],
+            equations.step_advantages(normalized_N_K[i], step_end_tokens_N_K[i], num_tokens),
+            alpha,
+        )
+        for i, num_tokens in enumerate(response_lengths_N)
+    ]
+    return GeneratorAdvantages(
+        outcome_rewards_N, step_rewards_N_K, outcome_advantages_N, normalized_N_K, advantages_N_T
+    )
+
+
+def verifier_advantages_batch(
+    *,
+    group_ids_N: Sequence[Hashable],
+    solution_correct_N: Sequence[bool],
+    verdicts_N: Sequence[int],
+    format_rewards_N: Sequence[float],
+    response_lengths_N: Sequence[int],
+    weights: ClassWeights,
+    gamma: float,
+    algorithm: Algorithm,
+) -> VerifierAdvantages:
+    """Eqs. 8 and 9 for a whole verifier step; verifications with the same group id judge the same solution.
+
+    `verdicts_N` are 1 (right), 0 (wrong) or −1 (missing). `weights` come from `ClassWeightEma.weights`, with the
+    numbers of right and wrong *solutions* of this batch. Raises ValueError where the inputs do not fit each other.
+    """
+    _check_lengths(len(group_ids_N), solution_correct_N, verdicts_N, format_rewards_N, response_lengths_N)
+    rewards_N = np.array(
+        [
+            equations.verifier_reward(verdict, correct, format_reward, gamma)
+            for verdict, correct, format_reward in zip(verdicts_N, solution_correct_N, format_rewards_N, strict=True)
+        ]
+    )
+    class_weights_N = np.where(np.asarray(solution_correct_N, dtype=bool), weights.right, weights.wrong)
+    relative_N = np.zeros(len(rewards_N))
+    for members in _populations(group_ids_N, algorithm):
+        relative_N[members] = equations.verifier_advantages(rewards_N[members], class_weights_N[members], algorithm)
+    advantages_N_T = [np.full(n, value) for n, value in zip(response_lengths_N, relative_N, strict=True)]
+    return VerifierAdvantages(rewards_N, class_weights_N, advantages_N_T)
+
+
+def num_right_and_wrong_solutions(
+    group_ids_N: Sequence[Hashable], solution_correct_N: Sequence[bool]
+) -> tuple[int, int]:
+    """How many of the solutions that a verifier step judges are right and wrong: what `ClassWeightEma` counts."""
+    correct_by_group = dict(zip(group_ids_N, solution_correct_N, strict=True))
+    num_right = sum(bool(correct) for correct in correct_by_group.values())
+    return num_right, len(correct_by_group) - num_right
+
+
+def _populations(group_ids_N: Sequence[Hashable], algorithm: Algorithm) -> list[list[int]]:
+    """The indices that are normalised together: each group, or the whole batch with REINFORCE++."""
+    if algorithm == "reinforce++":
+        return [list(range(len(group_ids_N)))]
+    members: dict[Hashable, list[int]] = {}
+    for i, group_id in enumerate(group_ids_N):
+        members.setdefault(group_id, []).append(i)
+    return list(members.values())
+
+
+def _check_lengths(num_responses: int, *columns: Sequence[object]) -> None:
+    lengths = [len(column) for column in columns]
+    if num_responses == 0 or any(length != num_responses for length in lengths):
+        raise ValueError(f"a batch needs as many entries in every column, got {[num_responses, *lengths]}")
