@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch._dynamo
 import torch.distributed as dist
 
 from tango_hpc.rollout.spread import spread_requests
@@ -64,10 +65,11 @@ class RolloutEngine:
         if device == "cpu":
             if kv_cache_gb is None:
                 raise ValueError("kv_cache_gb must be given on a CPU, e.g. 0.5")
+            # vLLM compiles some helpers when it first samples: 13 s, and a C++ compiler, for nothing measurable here.
+            torch._dynamo.config.disable = True
             from tango_hpc.rollout.cpu_worker import GROUP_IDENT
 
             os.environ[GROUP_IDENT] = _host_ident()
-            # Compiling would need a C++ compiler and tens of seconds for what tiny models do not gain.
             arguments = {"worker_cls": "tango_hpc.rollout.cpu_worker.NamedCPUWorker", "enforce_eager": True}
         else:
             arguments = {
@@ -84,6 +86,7 @@ class RolloutEngine:
             skip_tokenizer_init=True,
             generation_config="vllm",
             load_format="auto" if load_weights else "dummy",
+            use_tqdm_on_load=False,
             distributed_executor_backend="external_launcher",
             tensor_parallel_size=tensor,
             dtype=dtype,
