@@ -58,20 +58,10 @@ def train(config: ConfigFile, overrides: Overrides = None, resume: Resume = Fals
 def main() -> None:
     """Console entry point."""
     try:
-        code = app(standalone_mode=False)
+        app()
     except (UserError, StoppedEarly) as error:
         print(f"tango: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except typer.Abort:
-        sys.exit(130)
-    except Exception as error:
-        import click
-
-        if isinstance(error, click.ClickException):
-            error.show()
-            sys.exit(error.exit_code)
-        raise
-    sys.exit(code if isinstance(code, int) else 0)
 
 
 if __name__ == "__main__":

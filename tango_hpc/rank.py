@@ -1,6 +1,7 @@
 """The program that every rank runs: `python -m tango_hpc.rank RUN_DIR STAGE`.
 
-The launcher has written RUN_DIR/config.yaml and set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
+The launcher has written RUN_DIR/config.yaml and set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
+MASTER_PORT; in an srun step they come from Slurm.
 Exit codes: 0 done, 78 the input or a check is wrong (never retried), 85 saved and resumable, 1 otherwise.
 """
 
@@ -13,6 +14,7 @@ from importlib import import_module
 
 from tango_hpc.config import Config, load_config
 from tango_hpc.errors import CheckFailed, UserError
+from tango_hpc.launch.environment import prepare_rank
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.interrupt import StopSignal, run_guarded
 
@@ -36,7 +38,7 @@ def run_stage(directory: RunDirectory, stage: str, stop: StopSignal) -> None:
     import torch
 
     if config.launch.device == "cuda" and not torch.cuda.is_available():
-        raise CheckFailed("launch.device is cuda, but this rank sees no GPU; ask the scheduler for GPUs, or set it to cpu")
+        raise CheckFailed("launch.device is cuda, but this rank sees no GPU; ask for GPUs, or set it to cpu")
 
     torch.set_num_threads(config.launch.threads_per_rank)
     from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
@@ -57,6 +59,7 @@ def main() -> int:
     """Entry point; the exit code is in the module's docstring."""
     path, stage = sys.argv[1:]
     directory = RunDirectory.open(path)
+    os.environ.update(prepare_rank(directory))
     return run_guarded(directory, int(os.environ["RANK"]), lambda stop: run_stage(directory, stage, stop))
 
 

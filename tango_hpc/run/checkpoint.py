@@ -1,0 +1,115 @@
+"""Checkpoints: everything that a stage needs to go on, complete or not there at all.
+
+RUN/checkpoints/STAGE/
+  step_000012/             after 12 optimizer steps
+    generator/ verifier/   weights, optimizer, learning-rate step (Megatron's distributed checkpoint format)
+    state.json             counters, sampler, moving averages, and what an unfinished step had computed so far
+  step_000012+rollout/     the same weights, and the rollouts of step 13
+
+A checkpoint is written under a name that begins with a dot and renamed when every rank has written its part, so a
+full disk, a kill or a crash while saving leaves the last complete one as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from tango_hpc.errors import CheckFailed
+from tango_hpc.parallel.collectives import all_gather_objects
+from tango_hpc.policy.policy import Policy
+from tango_hpc.run.directory import RunDirectory
+
+_NAME = re.compile(r"step_(\d{6,})(?:\+(\w+))?")
+
+
+class Checkpoints:
+    """The checkpoints of one stage. Its methods are collective; rank 0 does the housekeeping.
+
+    `phases` are the unfinished-step names in the order in which a step passes them.
+    """
+
+    def __init__(self, directory: RunDirectory, stage: str, keep: int, phases: tuple[str, ...] = ()) -> None:
+        self._folder = directory.checkpoints / stage
+        self._keep = keep
+        self._order = ("", *phases)
+        if dist.get_rank() == 0:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for leftover in self._folder.glob(".step_*"):
+                shutil.rmtree(leftover)
+        dist.barrier()
+
+    def latest(self) -> Path | None:
+        """The newest complete checkpoint."""
+        complete = self._complete()
+        return complete[-1] if complete else None
+
+    def save(self, step: int, phase: str, policies: Mapping[str, Policy], state: Mapping[str, Any]) -> Path:
+        """Write a checkpoint after `step` optimizer steps, in `phase` of the next one ("" between steps)."""
+        final = self._folder / (f"step_{step:06d}" + (f"+{phase}" if phase else ""))
+        if final.exists():
+            return final
+        partial = final.with_name(f".{final.name}")
+
+        def write() -> None:
+            if dist.get_rank() == 0:
+                partial.mkdir(exist_ok=True)
+                (partial / "state.json").write_text(json.dumps(state))
+
+        self._together(write, final)
+        for name, policy in policies.items():
+            self._together(lambda name=name, policy=policy: policy.save(partial / name), final)  # type: ignore[misc]
+        if dist.get_rank() == 0:
+            _flush(partial)
+            partial.rename(final)
+            for old in self._complete()[: -self._keep]:
+                shutil.rmtree(old)
+        dist.barrier()
+        return final
+
+    def load(self, path: Path, policies: Mapping[str, Policy]) -> dict[str, Any]:
+        """Bring the policies to where `path` was written; its state."""
+        for name, policy in policies.items():
+            policy.load(path / name)
+        return json.loads((path / "state.json").read_text())
+
+    def _complete(self) -> list[Path]:
+        found = []
+        for path in self._folder.iterdir():
+            match = _NAME.fullmatch(path.name)
+            if match:
+                found.append((int(match.group(1)), self._order.index(match.group(2) or ""), path))
+        return [path for *_, path in sorted(found)]
+
+    def _together(self, write: Callable[[], None], final: Path) -> None:
+        """Run `write` on every rank; if it fails anywhere, all ranks fail with the first one's reason."""
+        problem: str | None = None
+        try:
+            write()
+        except (OSError, RuntimeError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        problems = [one for one in all_gather_objects(problem) if one is not None]
+        if not problems:
+            return
+        free_gb = shutil.disk_usage(self._folder).free / 2**30
+        last = self.latest()
+        kept = f"The last complete checkpoint is {last}" if last else "There is no earlier checkpoint"
+        raise CheckFailed(
+            f"could not save {final} ({free_gb:.1f} GB free there): {problems[0]}. {kept}; make room and continue with "
+            "--resume."
+        )
+
+
+def _flush(folder: Path) -> None:
+    """Wait until the folder's files are on the disk: the rename must not survive a power cut that they do not."""
+    for path in (*folder.rglob("*"), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)

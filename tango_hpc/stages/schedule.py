@@ -1,0 +1,21 @@
+"""Which role takes which optimizer step (Algorithm 1), known in full before the first one."""
+
+from __future__ import annotations
+
+from tango_hpc.config import Config
+
+
+def role_schedule(config: Config) -> list[str]:
+    """The role of every optimizer step: the verifier's warm-up, then N_g generator and N_v verifier steps in turn.
+
+    It ends with the last generator step. A role that is not trainable has its steps left out: with a frozen generator
+    the verifier takes the steps that it would take beside a training one.
+    """
+    train = config.train
+    schedule = ["verifier"] * train.verifier_warmup_steps
+    for step in range(1, train.generator_steps + 1):
+        schedule.append("generator")
+        if step % train.generator_steps_per_cycle == 0 and step < train.generator_steps:
+            schedule += ["verifier"] * train.verifier_steps_per_cycle
+    trainable = {name for name, role in config.roles.items() if role.trainable}
+    return [role for role in schedule if role in trainable]

@@ -1,0 +1,98 @@
+"""The configuration: every shipped file parses, every mistake is named with its key's path, nothing heavy is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tango_hpc.config import config_to_yaml, load_config
+from tango_hpc.config.load import validate_tree
+from tango_hpc.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "configs/quickstart.yaml"
+
+
+def mistakes(*overrides: str) -> list[str]:
+    """The lines of the message that the quick start with these overrides is refused with."""
+    with pytest.raises(UserError) as caught:
+        load_config(QUICKSTART, overrides)
+    return str(caught.value).splitlines()[1:]
+
+
+def test_overrides_references_and_round_trip(tmp_path: Path) -> None:
+    config = load_config(
+        QUICKSTART, ["run.dir=/tmp/x y", "train.generator_steps=7", "generator.optimizer.learning_rate=1e-4"]
+    )
+    assert config.train.generator_steps == 7
+    assert config.generator.optimizer.learning_rate == 1e-4
+    assert str(config.generator.model.path) == "/tmp/x y/models/generator_sft"
+    written = tmp_path / "config.yaml"
+    written.write_text(config_to_yaml(config))
+    assert load_config(written) == config
+
+
+def test_importing_the_configuration_loads_no_heavy_library() -> None:
+    code = "import sys, tango_hpc.config; print([m for m in ('torch', 'vllm', 'megatron', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_all_mistakes_at_once_with_paths_and_suggestions() -> None:
+    lines = mistakes(
+        "train.generator_step=3", "algorithm.name=ppo", "generator.optimizer.learning_rate=-1", "foo.bar=1"
+    )
+    assert len(lines) == 4
+    text = "\n".join(lines)
+    assert "train.generator_step: unknown key; did you mean generator_steps?" in text
+    assert "algorithm.name" in text and "'grpo'" in text and "'ppo'" in text
+    assert "generator.optimizer.learning_rate" in text and "greater than 0" in text
+    assert "foo: unknown key; valid names here: seed, run," in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["launch.tasks_per_node=3"], "generator.parallel: tensor 2 * pipeline 1 does not divide the 3 ranks"),
+        (["train.questions_per_step=33", "train.rollouts_per_question=3"], "not divisible by the 2 data-parallel ranks of the verifier"),
+        (["sft.generator.init.build.num_kv_heads=3"], "3 key-value heads cannot be split over parallel.tensor = 2"),
+        (["sft.generator.init.build.num_layers=3", "generator.parallel.pipeline=2", "launch.tasks_per_node=4"], "3 layers cannot be split"),
+        (["generator.max_response_tokens=600"], "is over the model's 512 positions"),
+        (["generator.micro_batch_tokens=100"], "cannot hold one sequence"),
+        (["rollout.tensor=3"], "rollout.tensor: 3 does not divide the 2 ranks"),
+        (["rollout.kv_cache_gb=null"], "rollout.kv_cache_gb: required with launch.device cpu"),
+        (["verifier=null", "sft.verifier=null", "train.verifier_warmup_steps=0"], "train.verifier_steps_per_cycle: must be 0 without a verifier"),
+        (["algorithm.alpha_end=0.5"], "algorithm.alpha_end: 0.5 is above alpha_start"),
+        (["task.last_letter.eval_words=[5, 2]"], "task.last_letter.eval_words: [5, 2] is not from low to high"),
+        (["data.train=${run.folder}/x"], "data.train: ${run.folder} names no key"),
+        (["generator.model.path=/nowhere", "sft.generator=null"], "generator.model.path: no folder at /nowhere"),
+    ],
+)  # fmt: skip
+def test_impossible_combinations_are_refused(overrides: list[str], expected: str) -> None:
+    assert expected in "\n".join(mistakes(*overrides))
+
+
+@pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2", "seed: 1\nseed: 2"])
+def test_broken_yaml_is_a_users_mistake(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match="broken"):
+        load_config(file)
+
+
+def test_missing_file_and_bad_override_name_the_way_out() -> None:
+    with pytest.raises(UserError, match="no config file at .*; shipped ones are in configs/"):
+        load_config(ROOT / "configs/nothing.yaml")
+    with pytest.raises(UserError, match="not of the form key.path=value"):
+        load_config(QUICKSTART, ["train.generator_steps"])
+
+
+def test_every_section_is_required_or_has_defaults() -> None:
+    with pytest.raises(UserError) as caught:
+        validate_tree({}, "empty")
+    assert [line.strip() for line in str(caught.value).splitlines()[1:]] == [
+        f"- {name}: required, but not given" for name in ("run", "task", "data", "generator")
+    ]

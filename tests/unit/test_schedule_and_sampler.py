@@ -1,0 +1,55 @@
+"""Algorithm 1's order of steps, and the order in which questions are drawn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tango_hpc.config import load_config
+from tango_hpc.data.sampler import QuestionSampler
+from tango_hpc.stages.schedule import role_schedule
+
+QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
+
+
+def initials(*overrides: str) -> str:
+    return "".join(role[0] for role in role_schedule(load_config(QUICKSTART, overrides)))
+
+
+def test_warm_up_then_three_to_one() -> None:
+    assert initials("train.verifier_warmup_steps=2", "train.generator_steps=7") == "vv" + "gggv" + "gggv" + "g"
+    assert initials("train.verifier_warmup_steps=0", "train.generator_steps=3") == "ggg"
+
+
+def test_frozen_roles_take_no_steps() -> None:
+    common = ("train.verifier_warmup_steps=2", "train.generator_steps=7")
+    assert initials(*common, "generator.trainable=false") == "vv" + "v" + "v"
+    frozen = ("verifier.trainable=false", "train.verifier_warmup_steps=0", "train.verifier_steps_per_cycle=0")
+    assert initials("train.generator_steps=4", *frozen) == "gggg"
+
+
+def test_an_epoch_draws_each_question_once_and_the_next_in_another_order() -> None:
+    sampler = QuestionSampler(10, seed=3, fits=lambda index: True)
+    first, second = sampler.draw(10), sampler.draw(10)
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second
+
+
+def test_questions_that_do_not_fit_are_passed_over_and_counted() -> None:
+    sampler = QuestionSampler(10, seed=0, fits=lambda index: index % 2 == 0)
+    assert Counter(sampler.draw(10)) == Counter({index: 2 for index in range(0, 10, 2)})
+    assert 5 <= sampler.num_dropped <= 10
+    with pytest.raises(ValueError, match="none of the 4 questions fits"):
+        QuestionSampler(4, seed=0, fits=lambda index: False).draw(1)
+
+
+def test_drawing_goes_on_where_the_state_was_taken() -> None:
+    uninterrupted = QuestionSampler(7, seed=1, fits=lambda index: index != 3)
+    expected = [uninterrupted.draw(3) for _ in range(8)]
+    sampler = QuestionSampler(7, seed=1, fits=lambda index: index != 3)
+    drawn = [sampler.draw(3) for _ in range(4)]
+    resumed = QuestionSampler(7, seed=1, fits=lambda index: index != 3)
+    resumed.load_state_dict(sampler.state_dict())
+    assert drawn + [resumed.draw(3) for _ in range(4)] == expected
