@@ -41,6 +41,7 @@ def update_summary(
     stage: str,
     status: Status,
     *,
+    begins: bool = False,
     steps: int = 0,
     attempt_seconds: float = 0.0,
     tokens_per_second: float | None = None,
@@ -48,8 +49,8 @@ def update_summary(
 ) -> dict[str, Any]:
     """Writes the state of `stage` into summary.json and returns the whole of it.
 
-    Call it with status "running" when an attempt begins and with the final status when it ends, with the seconds
-    of that attempt, which are added to those of earlier ones. `results` has dotted names such as
+    Call it with status "running" and `begins` when an attempt begins, and with the final status when it ends, with the
+    seconds of that attempt, which are added to those of earlier ones. `results` has dotted names such as
     "generator.accuracy_before"; those that are not given keep their values.
     """
     summary = read_summary(directory)
@@ -58,7 +59,7 @@ def update_summary(
     entry["status"] = status
     entry["steps"] = max(entry["steps"], steps)
     entry["wall_seconds"] = round(entry["wall_seconds"] + attempt_seconds, 3)
-    entry["attempts"] += status == "running"
+    entry["attempts"] += begins
     summary["status"] = status
     summary["wall_seconds"] = round(sum(one["wall_seconds"] for one in stages.values()), 3)
     summary.setdefault("tokens_per_second", None)

@@ -30,7 +30,7 @@ def test_new_directory_gets_config_and_folders(tmp_path):
 
 def test_second_run_in_the_same_directory_is_refused(tmp_path):
     directory, _ = RunDirectory.create(tmp_path / "run", CONFIG, resume=False, stage="train")
-    update_summary(directory, "train", "running")
+    update_summary(directory, "train", "running", begins=True)
     with pytest.raises(UserError, match=r"already holds a run.*--resume.*run\.dir=PATH"):
         RunDirectory.create(directory.path, CONFIG, resume=False, stage="train")
 
@@ -95,9 +95,9 @@ def test_config_changes_see_added_and_removed_keys():
 
 def test_summary_adds_attempts_up_and_keeps_before_values(tmp_path):
     directory, _ = RunDirectory.create(tmp_path / "run", CONFIG, resume=False)
-    update_summary(directory, "train", "running", results={"generator.accuracy_before": 0.125})
+    update_summary(directory, "train", "running", begins=True, results={"generator.accuracy_before": 0.125})
     update_summary(directory, "train", "stopped", steps=3, attempt_seconds=10.0)
-    update_summary(directory, "train", "running")
+    update_summary(directory, "train", "running", begins=True)
     update_summary(
         directory, "train", "done", steps=9, attempt_seconds=5.5, tokens_per_second=100.0,
         results={"generator.accuracy_after": 0.75, "verifier.outcome_f1_after": float("nan")},

@@ -1,0 +1,82 @@
+"""What rank 0 writes down about a stage, for all stages alike; on the other ranks every call does nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.interrupt import StopSignal
+from tango_hpc.run.metrics import MetricsWriter, Row
+from tango_hpc.run.progress import ProgressReporter
+from tango_hpc.run.summary import Status, update_summary
+
+
+class Journal:
+    """Metrics, progress, heartbeat phase and summary of one attempt at a stage."""
+
+    def __init__(
+        self, directory: RunDirectory, stage: str, stop: StopSignal, total_steps: int, resumed_step: int
+    ) -> None:
+        self._directory, self._stage, self._stop = directory, stage, stop
+        self._started = time.monotonic()
+        self._step = resumed_step
+        self._writes = dist.get_rank() == 0
+        if self._writes:
+            self._metrics = MetricsWriter(directory, stage, resumed_step=resumed_step)
+            self._progress = ProgressReporter(directory, stage, total_steps, resumed_step)
+            update_summary(directory, stage, "running", begins=True, steps=resumed_step)
+
+    def phase(self, name: str, *, role: str | None = None) -> None:
+        """Say what happens from now on, to the watchdog (every rank) and to whoever looks at the run."""
+        self._stop.enter(name)
+        if self._writes:
+            self._progress.phase(name, step=self._step, role=role)
+
+    def step_done(self, row: Row) -> None:
+        """Write the metrics of optimizer step `row["step"]`."""
+        self._step = row["step"]
+        if self._writes:
+            self._metrics.write({**row, "time": time.time()})
+
+    def evaluated(self, step: int, values: Mapping[str, float | int | None]) -> None:
+        """Write an evaluation on held-out data after optimizer step `step`."""
+        if self._writes:
+            self._metrics.write_evaluation(step, values)
+
+    def results(self, values: Mapping[str, float | None]) -> None:
+        """Put dotted results such as `generator.accuracy_before` into the summary."""
+        if self._writes:
+            update_summary(self._directory, self._stage, "running", steps=self._step, results=values)
+
+    def ended(self, status: Status, tokens_per_second: float | None = None) -> None:
+        """Write how the attempt ended and close the files."""
+        if self._writes:
+            self._metrics.close()
+            update_summary(
+                self._directory,
+                self._stage,
+                status,
+                steps=self._step,
+                attempt_seconds=time.monotonic() - self._started,
+                tokens_per_second=tokens_per_second,
+            )
+
+
+class Clock:
+    """Seconds by phase of one optimizer step; phases do not nest."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Add the time spent inside to `phase`."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started

@@ -1,0 +1,110 @@
+"""What is looked at before any process starts: do the files that a stage reads exist, with what it needs in them?
+
+Imports neither torch nor vLLM: it runs in the command itself and on login nodes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tango_hpc.config import Config
+from tango_hpc.config.schema import SftRoleConfig
+from tango_hpc.data.tables import QUESTION_COLUMNS, SFT_COLUMNS, check_table, write_rows
+from tango_hpc.errors import UserError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def check_inputs(config: Config, stage: str) -> None:
+    """Raise one `UserError` with all that is wrong with the files that `stage` reads."""
+    problems: list[str] = []
+
+    def note(check: object, *arguments: object) -> None:
+        try:
+            check(*arguments)  # type: ignore[operator]
+        except UserError as error:
+            problems.append(str(error))
+
+    synthetic = config.task.last_letter is not None
+    if stage == "sft":
+        if not _sft_roles(config):
+            problems.append("the config names nothing to fine-tune; add sft.generator or sft.verifier")
+        for role, settings in _sft_roles(config).items():
+            if not (synthetic and not settings.data.exists()):
+                note(check_table, settings.data, SFT_COLUMNS[role])
+            if settings.init.build is None or settings.init.path.exists():
+                note(check_model_folder, settings.init.path)
+    elif stage == "train":
+        for path in (config.data.train, config.data.eval):
+            if not (synthetic and not path.exists()):
+                note(check_table, path, QUESTION_COLUMNS)
+        for name, role in config.roles.items():
+            note(check_model_folder, role.model.path, f"; `tango sft CONFIG` writes it" if getattr(config.sft, name) else "")
+            if role.model.reference_path is not None:
+                note(check_model_folder, role.model.reference_path)
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+def check_model_folder(path: Path, hint: str = "") -> None:
+    """Raise `UserError` unless `path` looks like a Hugging Face folder with weights and a tokenizer."""
+    if not path.is_dir():
+        raise UserError(f"no model folder at {path}{hint}")
+    missing = []
+    if not (path / "config.json").is_file():
+        missing.append("config.json")
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        missing += [shard for shard in shards if not (path / shard).is_file()]
+    elif not (path / "model.safetensors").is_file():
+        missing.append("model.safetensors")
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+        missing.append("tokenizer.json")
+    if missing:
+        raise UserError(f"the model folder {path} lacks {', '.join(missing)}")
+
+
+def synthesise_data(config: Config) -> None:
+    """Write the last-letter files that the config names and that are not there yet; the same seed, the same files."""
+    settings = config.task.last_letter
+    if settings is None:
+        return
+    from tango_hpc.tasks import last_letter
+
+    seed = config.seed
+    sft = _sft_roles(config)
+    if not config.data.train.exists():
+        rows = last_letter.rl_rows(
+            seed * 4, settings.train_questions, words=settings.train_words, letters=settings.train_letters
+        )
+        write_rows(config.data.train, rows)
+    if not config.data.eval.exists():
+        rows = last_letter.rl_rows(
+            seed * 4 + 1, settings.eval_questions, words=settings.eval_words, letters=settings.eval_letters
+        )
+        write_rows(config.data.eval, rows)
+    if "generator" in sft and not sft["generator"].data.exists():
+        rows = last_letter.generator_sft_rows(
+            seed * 4 + 2,
+            settings.sft_rows,
+            words=settings.sft_words,
+            letters=settings.sft_letters,
+            slip=settings.generator_slip,
+        )
+        write_rows(sft["generator"].data, rows)
+    if "verifier" in sft and not sft["verifier"].data.exists():
+        rows = last_letter.verifier_sft_rows(
+            seed * 4 + 3,
+            settings.sft_rows,
+            words=settings.sft_words,
+            letters=settings.sft_letters,
+            slip=settings.verifier_slip,
+        )
+        write_rows(sft["verifier"].data, rows)
+
+
+def _sft_roles(config: Config) -> dict[str, SftRoleConfig]:
+    both = {"generator": config.sft.generator, "verifier": config.sft.verifier}
+    return {role: settings for role, settings in both.items() if settings is not None}
