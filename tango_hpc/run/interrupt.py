@@ -18,18 +18,20 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from tango_hpc.errors import StoppedEarly
-from tango_hpc.run.directory import RunDirectory, write_atomically
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.files import write_atomically
 
 HEARTBEAT_SECONDS = 2.0
 STALL_SECONDS = 6.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 
-# Set by the supervisor: exit code 85 of one task would make srun kill the others, so a supervised rank that was
-# stopped ends with 0 and tells what happened in its outcome file.
+# Set by the supervisor to its process id, or to "srun". Exit code 85 of one task would make srun kill the others, so a
+# supervised rank that was stopped ends with 0 and tells what happened in its outcome file.
 SUPERVISED = "TANGO_SUPERVISED"
 
 
@@ -50,6 +52,7 @@ class StopSignal:
         self._advanced_at = time.monotonic()
         self._main_thread = threading.main_thread().ident
         self._closed = threading.Event()
+        self._phase_changed = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -62,6 +65,7 @@ class StopSignal:
     def close(self) -> None:
         """Stops the heartbeat."""
         self._closed.set()
+        self._phase_changed.set()
         if self._heart.is_alive():
             self._heart.join()
 
@@ -72,9 +76,12 @@ class StopSignal:
 
     def enter(self, phase: str) -> None:
         """Notes that this rank advanced and is now in `phase`. No collective; call it as often as you like."""
+        changed = phase != self._phase
         self._phase = phase
         self._progress += 1
         self._advanced_at = time.monotonic()
+        if changed:
+            self._phase_changed.set()
 
     def check(self, phase: str) -> bool:
         """Whether to save and stop now; every rank gets the same answer. A collective. `phase` is what comes next.
@@ -98,7 +105,9 @@ class StopSignal:
         self._received = signal.Signals(number).name
 
     def _beat(self) -> None:
-        while not self._closed.wait(HEARTBEAT_SECONDS):
+        while not self._closed.wait(HEARTBEAT_SECONDS / 10):
+            self._phase_changed.wait(HEARTBEAT_SECONDS)
+            self._phase_changed.clear()
             try:
                 self._write_heartbeat()
             except OSError as error:  # a full disk must not end a rank that may still be able to train
@@ -120,7 +129,7 @@ class StopSignal:
             stack = traceback.extract_stack(frame)
             beat["stack"] = "".join(traceback.format_list(stack[-12:]))
             beat["waits_for_peers"] = any("torch/distributed" in entry.filename for entry in stack[-4:])
-        write_atomically(self.directory.heartbeat_file(self.rank), json.dumps(beat))
+        write_atomically(self.directory.heartbeat_file(self.rank), json.dumps(beat), durable=False)
 
 
 def run_guarded(directory: RunDirectory, rank: int, body: Callable[[StopSignal], None]) -> int:
@@ -153,7 +162,7 @@ def run_guarded(directory: RunDirectory, rank: int, body: Callable[[StopSignal],
     return 0 if code == StoppedEarly.exit_code and SUPERVISED in os.environ else code
 
 
-def outcome_file(directory: RunDirectory, rank: int) -> Any:
+def outcome_file(directory: RunDirectory, rank: int) -> Path:
     """How `rank` ended, written by itself as its last act; absent where it was killed."""
     return directory.heartbeats / f"rank_{rank:05d}.outcome"
 
@@ -186,5 +195,6 @@ def die_with_parent() -> None:
     pr_set_pdeathsig = 1
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        if SUPERVISED in os.environ and os.getppid() == 1:
-            os._exit(1)
+        supervisor = os.environ.get(SUPERVISED, "")
+        if supervisor.isdigit() and os.getppid() != int(supervisor):
+            os._exit(1)  # it died before the line above

@@ -1,0 +1,1 @@
+"""Starting runs here, through Slurm and as sweeps, and looking after them. Never imports torch."""

@@ -1,0 +1,150 @@
+"""Where this process is (alone, in a Slurm allocation, a task of a step), and a rank's environment from Slurm's.
+
+torch.distributed wants RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT. Slurm
+gives the numbers. The address and port come from rank 0 through the run directory, which all nodes see anyway: only
+one process asks Slurm's controller, and the port is free on the node that will listen on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from tango_hpc.errors import UserError
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.files import write_atomically
+
+Place = Literal["alone", "allocation", "rank"]
+
+RENDEZVOUS_TIMEOUT_SECONDS = 300.0
+# Below Linux's range for outgoing connections (32768 and up), so that no client socket takes the port meanwhile.
+PORTS = range(20_000, 32_000)
+
+
+def place(env: Mapping[str, str], world_size: int) -> Place:
+    """Whether a foreground command should start ranks here ("alone"), through srun ("allocation"), or is a rank itself.
+
+    A step of one task is somebody's interactive shell (`srun --pty bash`) and counts as alone. Raises UserError where
+    a step has another number of tasks than the configuration has ranks.
+    """
+    if "SLURM_JOB_ID" not in env:
+        return "alone"
+    if "SLURM_STEP_ID" not in env:
+        return "allocation" if shutil.which("srun", path=env.get("PATH")) else "alone"
+    num_tasks = int(env.get("SLURM_STEP_NUM_TASKS", "1"))
+    if num_tasks == 1:
+        return "alone"
+    if num_tasks != world_size:
+        raise UserError(
+            f"this srun step has {num_tasks} tasks, but launch.nodes * launch.tasks_per_node is {world_size}; "
+            f"start srun with --ntasks={world_size} or change the config"
+        )
+    return "rank"
+
+
+def prepare_rank(directory: RunDirectory, env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The torchrun-style variables of this rank; those that are set already stay. Rank 0 publishes where it listens."""
+    if "RANK" in env and "MASTER_PORT" in env:
+        return {}
+    if "SLURM_PROCID" not in env:
+        raise UserError("this process is no rank: neither RANK and MASTER_PORT nor SLURM_PROCID is set")
+    rank = int(env["SLURM_PROCID"])
+    file = rendezvous_file(directory, env)
+    if rank == 0:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        found = {"address": own_address(env), "port": free_port()}
+        write_atomically(file, json.dumps(found))
+    else:
+        found = _await_rendezvous(file)
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": env["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": str(_tasks_on_node(env)),
+        "NODE_RANK": env["SLURM_NODEID"],
+        "MASTER_ADDR": str(found["address"]),
+        "MASTER_PORT": str(found["port"]),
+    }
+
+
+def rendezvous_file(directory: RunDirectory, env: Mapping[str, str]) -> Path:
+    """Where rank 0 says where it listens; another one for every start of every step."""
+    start = f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}.{env.get('SLURM_RESTART_COUNT', '0')}"
+    return directory.control / f"rendezvous-{start}.json"
+
+
+def _await_rendezvous(file: Path) -> dict[str, object]:
+    deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            return json.loads(file.read_text())
+        except FileNotFoundError:
+            time.sleep(0.1)
+    raise UserError(
+        f"rank 0 did not write {file} within {RENDEZVOUS_TIMEOUT_SECONDS:.0f} s. Is the run directory on storage "
+        "that every node sees? Did rank 0 start (logs/rank_00000.log)?"
+    )
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on, on this machine."""
+    start = (os.getpid() * 7919 + time.monotonic_ns()) % len(PORTS)
+    for offset in range(len(PORTS)):
+        port = PORTS[(start + offset) % len(PORTS)]
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise UserError(f"no free port between {PORTS.start} and {PORTS.stop - 1} on {socket.gethostname()}")
+
+
+def own_address(env: Mapping[str, str]) -> str:
+    """An address of this node that its peers can reach: its name where that resolves, else Slurm's NodeAddr."""
+    name = env.get("SLURMD_NODENAME", socket.gethostname())
+    if resolves(name):
+        return name
+    address = node_address(name)
+    if address is None or not resolves(address):
+        raise UserError(
+            f"the name of node {name} does not resolve and `scontrol show node {name}` gives no usable NodeAddr; "
+            "set MASTER_ADDR to an address of the first node"
+        )
+    return address
+
+
+def resolves(name: str) -> bool:
+    """Whether `name` is a host name or address that this machine can look up."""
+    try:
+        socket.getaddrinfo(name, None)
+    except socket.gaierror:
+        return False
+    return True
+
+
+def node_address(name: str) -> str | None:
+    """Slurm's NodeAddr of a node."""
+    done = subprocess.run(
+        ["scontrol", "show", "node", name, "-o"], capture_output=True, text=True, timeout=60, check=False
+    )
+    match = re.search(r"\bNodeAddr=(\S+)", done.stdout)
+    return match.group(1) if match else None
+
+
+def _tasks_on_node(env: Mapping[str, str]) -> int:
+    """This node's number of tasks, from a list such as `4(x2),3` over the nodes of the step."""
+    counts: list[int] = []
+    for item in env["SLURM_STEP_TASKS_PER_NODE"].split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)
+        assert match, item
+        counts += [int(match.group(1))] * int(match.group(2) or 1)
+    return counts[int(env["SLURM_NODEID"])]

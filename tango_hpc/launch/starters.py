@@ -1,0 +1,200 @@
+"""The two ways to start a run's ranks: as processes of this machine, or as one srun step over the allocation."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from tango_hpc.config.schema import Config
+from tango_hpc.errors import UserError
+from tango_hpc.launch.environment import free_port
+from tango_hpc.launch.watch import Failure, death, deaths_in_srun_output
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.interrupt import SUPERVISED
+
+RANK_COMMAND = (sys.executable, "-m", "tango_hpc.rank")
+
+
+class Starter(Protocol):
+    """Starts all ranks once and ends them."""
+
+    def start(self) -> None:
+        """Starts every rank."""
+
+    def running(self) -> bool:
+        """Whether any rank is still there."""
+
+    def deaths(self) -> list[Failure]:
+        """Ranks that ended badly so far, as the operating system or srun tells, in the order of their end."""
+
+    def kill(self) -> None:
+        """Ends what is left, at once, on every node, and waits for it."""
+
+
+def rank_environment(config: Config) -> dict[str, str]:
+    """What every rank gets beside its place: thread counts, and no reaching out to a model hub."""
+    threads = str(config.launch.threads_per_rank)
+    return {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+class LocalStarter:
+    """`launch.tasks_per_node` processes on this machine, each leading a process group of its own.
+
+    Their own groups keep a Ctrl-C in the terminal from reaching them, and let `kill` reach their helpers.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, stage: str, config: Config, command: Sequence[str] = RANK_COMMAND
+    ) -> None:
+        if config.launch.nodes != 1:
+            raise UserError(
+                f"launch.nodes is {config.launch.nodes}, but this is one machine outside a Slurm allocation; "
+                "set launch.nodes=1, or use `tango submit`"
+            )
+        self._directory = directory
+        self._config = config
+        self._command = [*command, str(directory.path), stage]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._deaths: dict[int, Failure] = {}
+
+    def start(self) -> None:
+        size = self._config.launch.tasks_per_node
+        port = free_port()
+        for rank in range(size):
+            place = {
+                "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "NODE_RANK": 0,
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, SUPERVISED: os.getpid(),
+            }  # fmt: skip
+            env = os.environ | rank_environment(self._config) | {key: str(value) for key, value in place.items()}
+            with self._directory.rank_log(rank).open("ab") as log:
+                self._processes.append(
+                    subprocess.Popen(
+                        self._command,
+                        env=env,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        process_group=0,
+                    )
+                )
+
+    def running(self) -> bool:
+        self._collect()
+        return any(process.returncode is None for process in self._processes)
+
+    def deaths(self) -> list[Failure]:
+        self._collect()
+        return list(self._deaths.values())
+
+    def kill(self) -> None:
+        for process in self._processes:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        for process in self._processes:
+            process.wait()
+
+    def _collect(self) -> None:
+        for rank, process in enumerate(self._processes):
+            code = process.poll()
+            if code not in (None, 0) and rank not in self._deaths:
+                self._deaths[rank] = death(self._directory, rank, code)
+
+
+# SIGUSR2 and SIGTERM may reach a task before Python has installed its handlers, and would kill it.
+IGNORE_UNTIL_READY = ("bash", "-c", 'trap "" USR2 TERM; exec "$@"', "rank")
+
+
+class SrunStarter:
+    """One srun step with one task per rank over the whole allocation."""
+
+    def __init__(
+        self, directory: RunDirectory, stage: str, config: Config, command: Sequence[str] = RANK_COMMAND
+    ) -> None:
+        self._directory = directory
+        self._config = config
+        self._command = [*command, str(directory.path), stage]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._name = f"ranks-{os.getpid()}"
+        self._messages = directory.logs / "srun.log"
+        self._messages_start = 0
+
+    def arguments(self) -> list[str]:
+        """The srun command line."""
+        launch = self._config.launch
+        logs = str(self._directory.logs).replace("%", "%%")
+        return [
+            "srun",
+            f"--job-name={self._name}",
+            "--export=ALL",
+            "--kill-on-bad-exit=1",
+            "--wait=60",
+            f"--nodes={launch.nodes}",
+            f"--ntasks={self._config.world_size}",
+            f"--ntasks-per-node={launch.tasks_per_node}",
+            "--cpu-bind=none",
+            # Not through srun's own pipe: an orphan that held it would keep srun waiting.
+            f"--output={logs}/rank_%5t.log",
+            "--open-mode=append",
+            *IGNORE_UNTIL_READY,
+            *self._command,
+        ]
+
+    def start(self) -> None:
+        env = os.environ | rank_environment(self._config) | {SUPERVISED: "srun"}
+        if "SLURM_CPUS_PER_TASK" in env:
+            env["SRUN_CPUS_PER_TASK"] = env["SLURM_CPUS_PER_TASK"]
+        self._messages_start = self._messages.stat().st_size if self._messages.exists() else 0
+        with self._messages.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.arguments(),
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+
+    def running(self) -> bool:
+        assert self._process is not None
+        return self._process.poll() is None
+
+    def deaths(self) -> list[Failure]:
+        assert self._process is not None
+        with self._messages.open("rb") as file:
+            file.seek(self._messages_start)
+            text = file.read().decode(errors="replace")
+        found = deaths_in_srun_output(self._directory, text)
+        code = self._process.poll()
+        if not found and code not in (None, 0):
+            found = [Failure(None, f"srun ended with exit code {code}", traceback=text[-4000:])]
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL to every task through Slurm; srun itself must live until the step has gone."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        listed = subprocess.run(
+            ["squeue", "--steps", f"--jobs={os.environ['SLURM_JOB_ID']}", "--noheader", "--format=%i %j"],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        for line in listed.stdout.splitlines():
+            step, _, name = line.strip().partition(" ")
+            if name == self._name:
+                subprocess.run(["scancel", "--signal=KILL", step], capture_output=True, timeout=60, check=False)
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()

@@ -1,0 +1,184 @@
+"""The supervisor with local ranks: every way in which an attempt can end."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tango_hpc.config import config_to_yaml
+from tango_hpc.config.load import validate_tree
+from tango_hpc.launch.starters import LocalStarter
+from tango_hpc.launch.supervisor import Supervisor
+from tango_hpc.run.directory import RunDirectory
+
+COMMAND = (sys.executable, "-m", "tests.helpers.counter_rank")
+ROOT = Path(__file__).parents[2]
+
+
+def make_run(path: Path, launch: dict[str, Any] | None = None, **behaviour: Any) -> Supervisor:
+    """A run directory for the counting ranks, and a supervisor of it."""
+    role = {"model": {"path": "model", "build": {}}, "max_prompt_tokens": 64, "max_response_tokens": 64}
+    tree = {
+        "run": {"dir": str(path)},
+        "task": {"name": "last_letter"},
+        "data": {"train": "train.parquet", "eval": "eval.parquet"},
+        "generator": role,
+        "train": {"verifier_warmup_steps": 0, "verifier_steps_per_cycle": 0, "questions_per_step": 2},
+        "rollout": {"kv_cache_gb": 0.1},
+        "launch": {"device": "cpu", "dtype": "float32", "tasks_per_node": 2, "grace_seconds": 20} | (launch or {}),
+    }
+    config = validate_tree(tree, "test")
+    directory, _ = RunDirectory.create(path, config_to_yaml(config), resume=path.exists())
+    (path / "behaviour.json").write_text(json.dumps({"steps": 5, "step_seconds": 0.02} | behaviour))
+    console = Console(file=io.StringIO(), width=200)
+    return Supervisor(directory, config, LocalStarter(directory, "train", config, COMMAND), console)
+
+
+def output(supervisor: Supervisor) -> str:
+    assert isinstance(supervisor.console.file, io.StringIO)
+    return supervisor.console.file.getvalue()
+
+
+def counter(supervisor: Supervisor) -> int:
+    return json.loads((supervisor.directory.checkpoints / "counter.json").read_text())["step"]
+
+
+def wait_for(what: Any, timeout: float = 30) -> None:
+    end = time.monotonic() + timeout
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_run_to_its_end(tmp_path: Path) -> None:
+    supervisor = make_run(tmp_path / "a run")
+    assert supervisor.run() == 0
+    assert counter(supervisor) == 5
+
+
+def test_stop_file_saves_and_resumes(tmp_path: Path) -> None:
+    supervisor = make_run(tmp_path / "run", steps=400, step_seconds=0.05)
+
+    def ask() -> None:
+        wait_for(lambda: "step 3" in supervisor.directory.rank_log(0).read_text())
+        supervisor.directory.stop_file.write_text("tango stop\n")
+
+    supervisor.directory.rank_log(0).touch()
+    asker = threading.Thread(target=ask)
+    asker.start()
+    assert supervisor.run() == 85
+    asker.join()
+    stopped_at = counter(supervisor)
+    assert 3 <= stopped_at < 400
+    supervisor.directory.stop_file.unlink()
+    again = make_run(tmp_path / "run", steps=stopped_at + 2)
+    assert again.run() == 0
+    assert counter(again) == stopped_at + 2
+    log = supervisor.directory.rank_log(1).read_text()
+    assert log.count(f"rank 1 step {stopped_at}\n") == 1 and f"rank 1 step {stopped_at + 1}\n" in log
+
+
+@pytest.mark.parametrize(
+    ("action", "code", "told"),
+    [
+        ("fail", 1, "rank 1 on {host} failed in phase 'rollout': ValueError: the loss went for a walk\nTraceback"),
+        ("check", 78, "CheckFailed: the data set has no column 'question'"),
+        ("kill", 1, "rank 1 on {host} failed in phase 'rollout': killed by SIGKILL (out of memory?"),
+        ("crash", 1, "rank 1 failed in phase 'rollout': Fatal Python error: Segmentation fault"),
+    ],
+)
+def test_one_rank_fails(tmp_path: Path, action: str, code: int, told: str) -> None:
+    supervisor = make_run(tmp_path / "run", rank=1, step=2, action=action, step_seconds=0.4)
+    started = time.monotonic()
+    assert supervisor.run() == code
+    assert time.monotonic() - started < 30
+    assert told.format(host=os.uname().nodename) in output(supervisor)
+    assert output(supervisor).startswith("rank 1 ")
+    assert not supervisor.starter.running()
+
+
+@pytest.mark.parametrize(("action", "told"), [("hang", "time.sleep(600)"), ("freeze", "its process no longer answers")])
+def test_a_hang_names_rank_and_phase(tmp_path: Path, action: str, told: str) -> None:
+    supervisor = make_run(
+        tmp_path / "run",
+        {"hang_timeout_seconds": 9, "grace_seconds": 5},
+        rank=1,
+        step=2,
+        action=action,
+        step_seconds=0.4,
+    )
+    assert supervisor.run() == 1
+    text = output(supervisor)
+    assert text.startswith("rank 1 on ") and "failed in phase 'rollout': hangs: no progress for" in text
+    assert told in text
+    assert "rank 0: 'rollout'" in text or "Also without progress" not in text
+
+
+def test_no_safe_point_within_the_grace_time(tmp_path: Path) -> None:
+    supervisor = make_run(tmp_path / "run", {"grace_seconds": 1}, steps=1, step_seconds=60)
+    log = supervisor.directory.rank_log(0)
+    threading.Timer(5, lambda: supervisor.directory.stop_file.write_text("tango stop")).start()
+    assert supervisor.run() == 1, log.read_text()
+    assert "no safe point within launch.grace_seconds=1: ended without saving" in output(supervisor)
+
+
+def start_program(path: Path) -> subprocess.Popen[str]:
+    """A supervisor in a process of its own, as a terminal or Slurm would start it."""
+    make_run(path, steps=1000, step_seconds=0.05)
+    program = f"import tests.ranks.test_supervisor as t; from pathlib import Path; t.main(Path({str(path)!r}))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+    )
+    log = path / "logs" / "rank_00000.log"
+    wait_for(lambda: log.exists() and "step 2" in log.read_text())
+    return process
+
+
+def main(path: Path) -> None:
+    supervisor = make_run(path, steps=1000, step_seconds=0.05)
+    code = supervisor.run()
+    print(output(supervisor))
+    sys.exit(code)
+
+
+def rank_pids(path: Path) -> list[int]:
+    return [json.loads(file.read_text())["pid"] for file in (path / "heartbeat").glob("rank_*.json")]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_saves(tmp_path: Path, number: signal.Signals) -> None:
+    process = start_program(tmp_path / "run")
+    started = time.monotonic()
+    process.send_signal(number)
+    text, _ = process.communicate(timeout=30)
+    assert process.returncode == 85, text
+    assert time.monotonic() - started < 10
+    assert "saving at the next safe point" in text
+    assert json.loads((tmp_path / "run/checkpoints/counter.json").read_text())["step"] >= 2
+
+
+def test_a_killed_supervisor_leaves_no_orphans(tmp_path: Path) -> None:
+    process = start_program(tmp_path / "run")
+    pids = rank_pids(tmp_path / "run")
+    assert len(pids) == 2 and all(map(is_alive, pids))
+    process.kill()
+    process.wait()
+    wait_for(lambda: not any(map(is_alive, pids)), 5)
