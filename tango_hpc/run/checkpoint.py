@@ -51,6 +51,12 @@ class Checkpoints:
         complete = self._complete()
         return complete[-1] if complete else None
 
+    def step_of(self, path: Path) -> int:
+        """After how many optimizer steps `path` was written."""
+        match = _NAME.fullmatch(path.name)
+        assert match is not None, path
+        return int(match.group(1))
+
     def save(self, step: int, phase: str, policies: Mapping[str, Policy], state: Mapping[str, Any]) -> Path:
         """Write a checkpoint after `step` optimizer steps, in `phase` of the next one ("" between steps)."""
         final = self._folder / (f"step_{step:06d}" + (f"+{phase}" if phase else ""))

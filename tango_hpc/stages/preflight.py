@@ -40,7 +40,11 @@ def check_inputs(config: Config, stage: str) -> None:
             if not (synthetic and not path.exists()):
                 note(check_table, path, QUESTION_COLUMNS)
         for name, role in config.roles.items():
-            note(check_model_folder, role.model.path, f"; `tango sft CONFIG` writes it" if getattr(config.sft, name) else "")
+            note(
+                check_model_folder,
+                role.model.path,
+                "; `tango sft CONFIG` writes it" if getattr(config.sft, name) else "",
+            )
             if role.model.reference_path is not None:
                 note(check_model_folder, role.model.reference_path)
     if problems:

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tango_hpc.config import Config
 from tango_hpc.policy.policy import Policy
+from tango_hpc.protocol.prompts import stop_token_ids
 from tango_hpc.reshard.sync import SyncStats, WeightSync
 from tango_hpc.rollout.engine import RolloutEngine
 from tango_hpc.types import Generation, GenerationRequest, SamplingSettings
@@ -80,21 +81,10 @@ class Role:
         self.policy.offload()
         return stats
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """A response's text, without the stop token and with the tags that parsing needs."""
-        stop = stop_token_ids(self.tokenizer)
-        return self.tokenizer.decode([token for token in token_ids if token not in stop], skip_special_tokens=False)
-
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder; never from a hub."""
     return AutoTokenizer.from_pretrained(path, local_files_only=True)
-
-
-def stop_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The tokens that end a response."""
-    assert tokenizer.eos_token_id is not None, "the tokenizer has no end-of-sequence token"
-    return (int(tokenizer.eos_token_id),)
 
 
 def request_seeds(seed: int, step: int, phase: str, count: int) -> list[int]:

@@ -23,7 +23,9 @@ def harmonic_f1(judgements: Iterable[tuple[bool, bool]]) -> float | None:
 
 def outcome_f1(correct_N: Iterable[bool], verdicts_N: Iterable[int]) -> float | None:
     """`harmonic_f1` of final verdicts (1 right, 0 wrong, -1 missing) on solutions that are right or wrong."""
-    return harmonic_f1((correct, verdict == int(correct)) for correct, verdict in zip(correct_N, verdicts_N, strict=True))
+    return harmonic_f1(
+        (correct, verdict == int(correct)) for correct, verdict in zip(correct_N, verdicts_N, strict=True)
+    )
 
 
 def step_f1(labels_N_K: Iterable[Iterable[int]], judgements_N_K: Iterable[Iterable[int]]) -> float | None:

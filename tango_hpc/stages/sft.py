@@ -1,0 +1,161 @@
+"""Supervised fine-tuning of one role after the other, loss on responses only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from transformers import PreTrainedTokenizerBase
+
+from tango_hpc.config import Config
+from tango_hpc.config.schema import SftRoleConfig
+from tango_hpc.data.sampler import QuestionSampler
+from tango_hpc.data.tables import SFT_COLUMNS, read_rows
+from tango_hpc.errors import CheckFailed, StoppedEarly
+from tango_hpc.policy.policy import Policy
+from tango_hpc.protocol.prompts import generator_prompt_ids, response_ids, verifier_prompt_ids
+from tango_hpc.protocol.solution import parse_solution
+from tango_hpc.run.checkpoint import Checkpoints
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.interrupt import StopSignal
+from tango_hpc.stages.journal import Clock, Journal
+from tango_hpc.stages.role import load_tokenizer
+from tango_hpc.tasks.tiny import build_tiny_model
+from tango_hpc.types import TrainSequence
+
+STAGE = "sft"
+
+
+def run(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
+    """Fine-tune every role that `config.sft` names and write it as a Hugging Face folder."""
+    both = {"generator": config.sft.generator, "verifier": config.sft.verifier}
+    named = {role: settings for role, settings in both.items() if settings is not None}
+    total_steps = sum(settings.steps for settings in named.values())
+    checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep)
+    latest = checkpoints.latest()
+    resumed_step = checkpoints.step_of(latest) if latest else 0
+    journal = Journal(directory, STAGE, stop, total_steps, resumed_step)
+    first_step = 0
+    for role, settings in named.items():
+        last_step = first_step + settings.steps
+        if resumed_step < last_step or not (settings.output / "config.json").exists():
+            here = latest if latest is not None and first_step < resumed_step else None
+            tuning = FineTuning(config, role, settings, checkpoints, journal, stop, first_step)
+            tuning.run(here)
+        first_step = last_step
+    journal.ended("done")
+
+
+class FineTuning:
+    """One role's fine-tuning; its steps are numbered from `first_step` + 1 on."""
+
+    def __init__(
+        self,
+        config: Config,
+        role: str,
+        settings: SftRoleConfig,
+        checkpoints: Checkpoints,
+        journal: Journal,
+        stop: StopSignal,
+        first_step: int,
+    ) -> None:
+        self.config, self.role, self.settings = config, role, settings
+        self.checkpoints, self.journal, self.stop, self.first_step = checkpoints, journal, stop, first_step
+        journal.phase("loading", role=role)
+        build = settings.init.build
+        if build is not None and not settings.init.path.exists():
+            if dist.get_rank() == 0:
+                build_tiny_model(settings.init.path, build, seed=config.seed)
+            dist.barrier()
+        tokenizer = load_tokenizer(settings.init.path)
+        role_settings = config.roles[role]
+        rows = read_rows(settings.data, SFT_COLUMNS[role])
+        limit = role_settings.max_prompt_tokens + role_settings.max_response_tokens
+        sequences = [sft_sequence(role, row, tokenizer) for row in rows]
+        fitting = [sequence for sequence in sequences if sequence.num_tokens <= limit]
+        self.num_dropped = len(sequences) - len(fitting)
+        if len(fitting) <= settings.eval_rows:
+            raise CheckFailed(
+                f"{settings.data}: {len(fitting)} of {len(rows)} rows fit {limit} tokens (max_prompt_tokens + "
+                f"max_response_tokens of the {role}), and {settings.eval_rows} are kept for evaluation "
+                f"(sft.{role}.eval_rows): nothing is left to train on"
+            )
+        self.held_out, self.train = fitting[: settings.eval_rows], fitting[settings.eval_rows :]
+        self.sampler = QuestionSampler(len(self.train), config.seed, lambda index: True)
+        self.policy = Policy(
+            settings.init.path,
+            parallel=role_settings.parallel,
+            optimizer=settings.optimizer,
+            dtype=config.launch.dtype,
+            micro_batch_tokens=role_settings.micro_batch_tokens,
+            with_reference=False,
+            total_steps=settings.steps,
+            recompute=role_settings.recompute_activations,
+        )
+
+    def run(self, checkpoint: Path | None) -> None:
+        """From `checkpoint`, or from the start, to the exported folder."""
+        step = 0
+        if checkpoint is not None:
+            state = self.checkpoints.load(checkpoint, {self.role: self.policy})
+            step = state["step"] - self.first_step
+            self.sampler.load_state_dict(state["sampler"])
+        if step == 0:
+            self._evaluate(self.first_step)
+        while step < self.settings.steps:
+            step = self._step(step)
+            last = step == self.settings.steps
+            if last or (self.settings.eval_every and step % self.settings.eval_every == 0):
+                self._evaluate(self.first_step + step)
+            save_every = self.config.checkpoint.every_steps
+            if not last and save_every and step % save_every == 0:
+                self._save(step)
+            if not last and self.stop.check("between steps"):
+                self._save(step)
+                self.journal.ended("stopped")
+                raise StoppedEarly(f"stopped after {step} of {self.settings.steps} steps of the {self.role}")
+        self.journal.phase("exporting", role=self.role)
+        self.policy.export_hf(self.settings.output)
+        self._save(step)
+
+    def _step(self, step: int) -> int:
+        self.journal.phase("train", role=self.role)
+        clock = Clock()
+        with clock("train"):
+            batch = [self.train[index] for index in self.sampler.draw(self.settings.batch_size)]
+            stats = self.policy.update_sft(batch)
+        row: dict[str, Any] = {
+            "step": self.first_step + step + 1,
+            "role": self.role,
+            "seconds/train": clock.seconds["train"],
+            "seconds/total": clock.seconds["train"],
+            "tokens/trained": stats.num_tokens,
+            "loss": stats.loss,
+            "grad_norm": stats.grad_norm,
+            "learning_rate": stats.learning_rate,
+            "skipped": stats.skipped,
+            "data/too_long": self.num_dropped,
+        }
+        self.journal.step_done(row)
+        return step + 1
+
+    def _evaluate(self, step: int) -> None:
+        self.journal.phase("evaluation", role=self.role)
+        self.journal.evaluated(step, {f"{self.role}/eval_loss": self.policy.evaluate_sft(self.held_out)})
+
+    def _save(self, step: int) -> None:
+        self.journal.phase("saving", role=self.role)
+        state = {"step": self.first_step + step, "sampler": self.sampler.state_dict()}
+        self.checkpoints.save(self.first_step + step, "", {self.role: self.policy}, state)
+
+
+def sft_sequence(role: str, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> TrainSequence:
+    """A row as the prompt that the role gets in training and the response that it should give, stop token included."""
+    if role == "generator":
+        prompt_ids, response = generator_prompt_ids(row["question"], tokenizer), row["solution_text"]
+    else:
+        num_steps = len(parse_solution(row["solution_text"]).steps)
+        prompt_ids = verifier_prompt_ids(row["question"], row["solution_text"], num_steps, tokenizer)
+        response = row["verification_text"]
+    return TrainSequence(prompt_ids, response_ids(response, tokenizer))
