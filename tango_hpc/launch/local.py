@@ -15,17 +15,20 @@ from tango_hpc.launch.starters import LocalStarter
 from tango_hpc.launch.supervisor import Supervisor
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_summary
+from tango_hpc.stages.preflight import check_inputs, synthesise_data
 
 
 def run_foreground(stage: str, config_file: Path, overrides: Sequence[str], *, resume: bool) -> int:
     """Runs `stage` to its end and returns the exit code: 0 done, 85 saved, 78 or 2 wrong input, 1 failed."""
     config = load_config(config_file, overrides)
+    check_inputs(config, stage)
     directory, changes = RunDirectory.create(config.run.dir, config_to_yaml(config), resume=resume, stage=stage)
     console = Console()
     if not changes and is_done(directory, stage):
         say(console, f"{stage} in {directory.path} is done already.")
         return 0
     directory.stop_file.unlink(missing_ok=True)
+    synthesise_data(config)
     code = supervise_local(directory, stage, config, console)
     if code == StoppedEarly.exit_code:
         say(console, f"Saved. Continue with: {resume_command()}")

@@ -16,7 +16,7 @@ from tango_hpc.advantages import (
     verifier_advantages_batch,
 )
 from tango_hpc.equations import alpha_schedule
-from tango_hpc.policy.loss import LossSettings
+from tango_hpc.policy.policy import LossSettings
 from tango_hpc.protocol.prompts import generator_prompt_ids
 from tango_hpc.protocol.verification import Verification
 from tango_hpc.run.dumps import RolloutRow
