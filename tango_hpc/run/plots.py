@@ -1,0 +1,365 @@
+"""The curves of a run, drawn with matplotlib: for the report as SVG whose colours follow the page, and as one PNG.
+
+The colours name things and never change: the generator is blue, the verifier orange, a phase has its own. In the SVG
+they become CSS variables, so that one drawing serves a light and a dark page.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from tango_hpc.run.metrics import PHASES, Row
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+# Light-page colours; report.css holds both themes under the same names. No two are equal, though some look so: the
+# SVG's colours are told apart by their value when they become variables.
+COLORS = {
+    "generator": "#2468d2",
+    "verifier": "#d2690f",
+    "third": "#0d8f72",
+    "rollout": "#2469d2",
+    "verify": "#d26a0f",
+    "train": "#0d8f73",
+    "logprobs": "#8a55d6",
+    "reshard": "#d63a74",
+    "other": "#9aa3ad",
+    "ink": "#36414d",
+    "grid": "#e3e7ec",
+}
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.edgecolor": COLORS["ink"],
+    "axes.labelcolor": COLORS["ink"],
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlecolor": COLORS["ink"],
+    "axes.linewidth": 0.8,
+    "grid.color": COLORS["grid"],
+    "grid.linewidth": 0.8,
+    "text.color": COLORS["ink"],
+    "xtick.color": COLORS["ink"],
+    "ytick.color": COLORS["ink"],
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.handlelength": 1.4,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.9,
+    "lines.solid_capstyle": "round",
+}
+ROLES = ("generator", "verifier")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve: the values of `key`, of one role's rows only where `role` is given, or of the evaluations."""
+
+    key: str
+    label: str
+    color: str
+    role: str | None = None
+    held_out: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart. It is left out where none of its lines has a value."""
+
+    title: str
+    caption: str
+    lines: tuple[Line, ...] = ()
+    scale: str = "linear"  # "share" (0 to 1, as percent), "log"
+    draw: Callable[[Axes, Sequence[Row]], bool] | None = None  # for what is no set of lines; False: nothing to show
+
+
+def by_role(key: str) -> tuple[Line, ...]:
+    """`key` of the generator's and of the verifier's optimizer steps."""
+    return tuple(Line(key, role, role, role=role) for role in ROLES)
+
+
+def draw_phases(axes: Axes, rows: Sequence[Row]) -> bool:
+    """Seconds of each phase, stacked; one bar covers several steps where there are many."""
+    rows = [row for row in rows if row.get("seconds/total")]
+    if not rows:
+        return False
+    num_bars = min(len(rows), 60)
+    edges = np.linspace(0, len(rows), num_bars + 1).astype(int)
+    groups = [rows[start:stop] for start, stop in pairwise(edges)]
+    x = np.array([np.mean([row["step"] for row in group]) for group in groups])
+    width = 0.86 * (x[-1] - x[0]) / max(len(x) - 1, 1) if len(x) > 1 else 0.8
+    bottom = np.zeros(len(groups))
+    for phase in PHASES:
+        height = np.array([np.mean([row.get(f"seconds/{phase}") or 0.0 for row in group]) for group in groups])
+        if height.any():
+            axes.bar(x, height, width, bottom=bottom, color=COLORS[phase], label=phase, linewidth=0)
+            bottom += height
+    total = np.array([np.mean([row["seconds/total"] for row in group]) for group in groups])
+    rest = np.clip(total - bottom, 0.0, None)
+    if rest.any():
+        axes.bar(x, rest, width, bottom=bottom, color=COLORS["other"], label="other", linewidth=0)
+    axes.set_ylim(0, None)
+    axes.grid(axis="x", visible=False)
+    return True
+
+
+def draw_throughput(axes: Axes, rows: Sequence[Row]) -> bool:
+    """Tokens generated and trained on per second of the whole step."""
+    shown = False
+    for key, label, color in (
+        ("tokens/generated", "generated", "rollout"),
+        ("tokens/trained", "trained", "train"),
+    ):
+        points = [
+            (row["step"], row[key] / row["seconds/total"]) for row in rows if row.get(key) and row.get("seconds/total")
+        ]
+        if points:
+            _curve(axes, points, label, COLORS[color])
+            shown = True
+    axes.set_ylim(0, None)
+    return shown
+
+
+ACCURACY = Panel(
+    "Generator accuracy",
+    "Share of questions answered right: sampled, on the step's own questions; greedy, on held-out ones.",
+    (
+        Line("generator/accuracy", "training batch", "generator"),
+        Line("generator/accuracy", "held out, greedy", "generator", held_out=True),
+    ),
+    scale="share",
+)
+VERIFIER_F1 = Panel(
+    "Verifier F1",
+    "Harmonic mean of the accuracy on right and on wrong ones; a verifier that always says the same scores 0.",
+    (
+        Line("verifier/outcome_f1", "outcome, training batch", "verifier"),
+        Line("verifier/outcome_f1", "outcome, held out", "verifier", held_out=True),
+        Line("verifier/step_f1", "steps, training batch", "third"),
+        Line("verifier/step_f1", "steps, held out", "third", held_out=True),
+    ),
+    scale="share",
+)
+REWARDS = Panel(
+    "Rewards",
+    "Means over the responses of a step: right answer (Eq. 2), sum of step rewards (Eq. 3), verifier (Eq. 8).",
+    (
+        Line("generator/outcome_reward", "generator, outcome", "generator"),
+        Line("generator/step_reward", "generator, steps", "third"),
+        Line("verifier/reward", "verifier", "verifier"),
+    ),
+)
+LENGTHS = Panel(
+    "Response length",
+    "Mean tokens of a response.",
+    (
+        Line("generator/response_tokens", "solutions", "generator"),
+        Line("verifier/response_tokens", "verifications", "verifier"),
+    ),
+)
+PHASE_TIMES = Panel("Time by phase", "Seconds of an optimizer step, by what they went into.", draw=draw_phases)
+GAP = Panel(
+    "Log-probability gap",
+    "Mean |engine − trainer| over sampled tokens; weights that were not synced correctly show here first.",
+    by_role("logprob_gap/mean_abs"),
+    scale="log",
+)
+
+LOSS = Panel(
+    "Loss",
+    "Loss of each optimizer step; in fine-tuning, mean loss per response token.",
+    (*by_role("loss"), Line("eval_loss", "held out", "third", held_out=True)),
+)
+
+PANELS = (
+    ACCURACY,
+    VERIFIER_F1,
+    REWARDS,
+    LENGTHS,
+    Panel(
+        "Verifier behaviour",
+        "Share of solutions called correct, and of verifications that cannot be parsed.",
+        (
+            Line("verifier/correct_share", "called correct, training batch", "verifier"),
+            Line("verifier/correct_share", "called correct, held out", "verifier", held_out=True),
+            Line("verifier/parse_failures", "unparsable", "third"),
+        ),
+        scale="share",
+    ),
+    Panel(
+        "Unusable solutions",
+        "Share of solutions cut off at the length limit, and of those that break the format.",
+        (
+            Line("generator/truncated_share", "cut off", "generator"),
+            Line("generator/format_failures", "bad format", "third"),
+        ),
+        scale="share",
+    ),
+    GAP,
+    LOSS,
+    Panel("Gradient norm", "Before clipping.", by_role("grad_norm"), scale="log"),
+    Panel("KL to the reference", "Mean estimate per token.", by_role("kl")),
+    Panel("Entropy", "Of the next-token distribution, mean per token, in nats.", by_role("entropy")),
+    Panel("Clipped tokens", "Share of tokens whose ratio was clipped (Eq. 1).", by_role("clip_share"), scale="share"),
+    Panel("α", "Weight of the step advantages (Eq. 7).", (Line("alpha", "α", "generator"),), scale="log"),
+    Panel("Learning rate", "Of each role's optimizer.", by_role("learning_rate")),
+    Panel(
+        "Class weights",
+        "s₊ and s₋ of Eq. 9, for solutions that are right and wrong.",
+        (
+            Line("verifier/class_weight_right", "right", "third"),
+            Line("verifier/class_weight_wrong", "wrong", "verifier"),
+        ),
+    ),
+    PHASE_TIMES,
+    Panel("Throughput", "Tokens per second over the whole step, all ranks together.", draw=draw_throughput),
+)
+CURVES = (ACCURACY, VERIFIER_F1, REWARDS, LENGTHS, GAP, PHASE_TIMES, LOSS)  # the first six that have anything
+
+
+def panel_svg(panel: Panel, rows: Sequence[Row], evaluations: Sequence[Row]) -> str | None:
+    """`panel` as an SVG element whose colours are CSS variables; None where it has nothing to show."""
+    with plt.rc_context({**STYLE, "svg.hashsalt": panel.title}):
+        figure, axes = plt.subplots(figsize=(4.5, 2.5), layout="constrained")
+        try:
+            if not _draw(axes, panel, rows, evaluations):
+                return None
+            axes.set_xlabel("optimizer step")
+            return _themed_svg(figure, panel)
+        finally:
+            plt.close(figure)
+
+
+def save_curves(path: Path, rows: Sequence[Row], evaluations: Sequence[Row]) -> None:
+    """The main curves as one picture on white, for a README or a slide. Writes nothing where there are none."""
+    with plt.rc_context(STYLE):
+        shown = []
+        for panel in CURVES:
+            probe, axes = plt.subplots()
+            if _draw(axes, panel, rows, evaluations):
+                shown.append(panel)
+            plt.close(probe)
+        shown = shown[:6]
+        if not shown:
+            return
+        num_columns = min(3, len(shown))
+        num_rows = -(-len(shown) // num_columns)
+        figure, grid = plt.subplots(
+            num_rows,
+            num_columns,
+            figsize=(4.3 * num_columns, 3.1 * num_rows),
+            layout=ConstrainedLayoutEngine(wspace=0.06, hspace=0.08),
+            squeeze=False,
+        )
+        for axes, panel in zip(grid.flat, shown, strict=False):
+            _draw(axes, panel, rows, evaluations)
+            axes.set_title(panel.title, pad=36)  # above two rows of legend
+            axes.set_xlabel("optimizer step")
+        for axes in grid.flat[len(shown) :]:
+            axes.set_visible(False)
+        figure.savefig(path, dpi=160, facecolor="white")
+        plt.close(figure)
+
+
+def _draw(axes: Axes, panel: Panel, rows: Sequence[Row], evaluations: Sequence[Row]) -> bool:
+    if panel.draw is not None:
+        shown = panel.draw(axes, rows)
+    else:
+        shown = any([_draw_line(axes, line, rows, evaluations, panel.scale) for line in panel.lines])
+    if not shown:
+        return False
+    if panel.scale == "share":
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, -0.02), min(high, 1.02))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+    elif panel.scale == "log":
+        axes.set_yscale("log")
+        low, high = axes.dataLim.intervaly
+        axes.set_ylim(10.0 ** np.floor(np.log10(low)), 10.0 ** np.ceil(np.log10(high * 1.001)))
+        axes.minorticks_off()
+    else:
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(
+        handles, labels, loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=_legend_columns(axes),
+        columnspacing=1.2, borderaxespad=0.1, handletextpad=0.5, labelspacing=0.2,
+    )  # fmt: skip
+    return True
+
+
+def _legend_columns(axes: Axes) -> int:
+    return 3 if len(axes.get_legend_handles_labels()[1]) > 4 else 2
+
+
+def _draw_line(axes: Axes, line: Line, rows: Sequence[Row], evaluations: Sequence[Row], scale: str) -> bool:
+    source = evaluations if line.held_out else rows
+    points = [
+        (row["step"], row[line.key])
+        for row in source
+        if row.get(line.key) is not None and (line.role is None or row.get("role") == line.role)
+    ]
+    if scale == "log":
+        points = [(step, value) for step, value in points if value > 0]
+    if not points:
+        return False
+    color = COLORS[line.color]
+    if line.held_out:
+        x, y = zip(*points, strict=True)
+        axes.plot(x, y, color=color, label=line.label, marker="o", markersize=4.2, linewidth=1.9)
+    else:
+        has_held_out = any(row.get(line.key) is not None for row in evaluations)
+        _curve(axes, points, line.label, color, faded=has_held_out)
+    return True
+
+
+def _curve(axes: Axes, points: Sequence[tuple[float, float]], label: str, color: str, *, faded: bool = False) -> None:
+    """A noisy series: faint as it is, strong as a running mean; `faded` where a better measure is drawn over it."""
+    x, y = (np.array(values, dtype=float) for values in zip(*points, strict=True))
+    window = max(1, len(y) // 20)
+    strength = 0.55 if faded else 1.0
+    if window == 1:
+        axes.plot(x, y, color=color, alpha=strength, linewidth=1.3 if faded else 1.9, label=label)
+        if len(y) == 1:
+            axes.plot(x, y, color=color, marker="o", markersize=4)
+        return
+    axes.plot(x, y, color=color, alpha=0.22, linewidth=1.0)
+    weights = np.ones(window)
+    smooth = np.convolve(y, weights, "same") / np.convolve(np.ones_like(y), weights, "same")
+    axes.plot(x, smooth, color=color, alpha=strength, linewidth=1.3 if faded else 1.9, label=label)
+
+
+def _themed_svg(figure: Figure, panel: Panel) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(
+        r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg role="img" aria-label="{panel.title}" \1>', text, count=1
+    )
+    for name, color in COLORS.items():
+        text = text.replace(color, f"var(--{name})")
+    return text

@@ -1,0 +1,152 @@
+"""Rollouts for people: steps with the verifier's judgements, in the terminal and for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from tango_hpc.errors import UserError
+from tango_hpc.protocol.solution import parse_solution
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.dumps import RolloutRow, dumped_steps, read_rollouts
+
+JUDGEMENT_NAMES = {1: "right", -1: "wrong", 0: "not judged"}
+MARKS = {1: ("✓", "green"), -1: ("✗", "red"), 0: ("?", "yellow"), None: ("·", "dim")}
+
+
+@dataclass(frozen=True)
+class StepView:
+    """One step of a solution. `judgement` is None where nobody judged; `advantage` is that of its last token."""
+
+    text: str
+    judgement: int | None
+    reward: float | None
+    advantage: float | None
+
+
+def step_views(row: RolloutRow) -> list[StepView]:
+    """The steps of the solution of a generator row, or of the one that a verifier row judged."""
+    is_solution = row.role == "generator"
+    text = row.response_text if is_solution else row.solution_text or ""
+    views = []
+    for k, step in enumerate(parse_solution(text).steps):
+        ends = row.step_end_tokens if is_solution else ()
+        views.append(
+            StepView(
+                text=step.text.strip(),
+                judgement=row.step_judgements[k] if k < len(row.step_judgements) else None,
+                reward=row.step_rewards[k] if k < len(row.step_rewards) else None,
+                advantage=row.advantages[ends[k]] if k < len(ends) else None,
+            )
+        )
+    return views
+
+
+def facts(row: RolloutRow) -> list[tuple[str, str, bool | None]]:
+    """What there is to know of a response beside its text: (name, value, good or bad or neither)."""
+    known: list[tuple[str, str, bool | None]] = []
+    answer = parse_solution(row.response_text if row.role == "generator" else row.solution_text or "").answer
+    known.append(("answer", "none" if answer is None else answer, None))
+    known.append(("gold answer", str(row.gold_answer), None))
+    correct = row.solution_correct if row.role == "verifier" else None
+    if row.role == "generator" and row.outcome_reward is not None:
+        correct = row.outcome_reward > 0
+    if correct is not None:
+        known.append(("solution is", "right" if correct else "wrong", correct))
+    if row.final_judgement is not None:
+        agrees = None if correct is None or row.final_judgement < 0 else bool(row.final_judgement) == correct
+        verdict = {1: "right", 0: "wrong", -1: "nothing"}[row.final_judgement]
+        known.append(("verifier says", verdict, agrees if row.final_judgement >= 0 else False))
+    for name in ("format_reward", "reward", "class_weight", "alpha"):
+        value = getattr(row, name)
+        if value is not None:
+            known.append((name.replace("_", " "), f"{value:.3g}", None))
+    if row.advantages:
+        known.append(("advantage of the first token", f"{row.advantages[0]:+.3f}", None))
+    known.append(("tokens", str(len(row.response_ids)), None))
+    return known
+
+
+def choose_examples(rows: Sequence[RolloutRow], limit: int) -> list[RolloutRow]:
+    """`limit` rows worth reading: from groups that have right and wrong answers first, one of each per group."""
+    groups: dict[str, list[RolloutRow]] = {}
+    for row in rows:
+        groups.setdefault(row.group_id, []).append(row)
+
+    def is_good(row: RolloutRow) -> bool:
+        if row.role == "generator":
+            return (row.outcome_reward or 0.0) > 0
+        return row.final_judgement == int(bool(row.solution_correct))
+
+    mixed = [group for group in groups.values() if len({is_good(row) for row in group}) == 2]
+    uniform = [group for group in groups.values() if len({is_good(row) for row in group}) == 1]
+    chosen: list[RolloutRow] = []
+    for group in mixed:
+        chosen.append(next(row for row in group if is_good(row)))
+        chosen.append(next(row for row in group if not is_good(row)))
+    chosen.extend(group[0] for group in uniform)
+    return chosen[:limit]
+
+
+def load_step(directory: RunDirectory, role: str, step: int | None) -> tuple[int, list[RolloutRow]]:
+    """The dump of `role` at `step`, or the last one; raises UserError naming the steps there are."""
+    steps = dumped_steps(directory.rollouts).get(role, [])
+    if not steps:
+        raise UserError(
+            f"{directory.path} has no dumped rollouts of the {role}. "
+            "They are written at step 1 and every train.dump_every steps; 0 turns them off."
+        )
+    if step is not None and step not in steps:
+        shown = ", ".join(map(str, steps))
+        raise UserError(f"step {step} of the {role} was not dumped; there are: {shown}")
+    number = steps[-1] if step is None else step
+    return number, read_rollouts(directory.rollout_file(role, number))
+
+
+def show_rollouts(
+    directory: RunDirectory,
+    *,
+    step: int | None = None,
+    role: str = "generator",
+    limit: int = 4,
+    console: Console | None = None,
+) -> None:
+    """Prints up to `limit` responses of one dumped step, the last one unless `step` says which."""
+    if role not in ("generator", "verifier"):
+        raise UserError(f"role {role!r} is neither generator nor verifier")
+    console = console or Console()
+    number, rows = load_step(directory, role, step)
+    others = ", ".join(map(str, dumped_steps(directory.rollouts)[role]))
+    console.print(Text(f"{role}, step {number}: {len(rows)} responses (dumped steps: {others})", style="bold"))
+    for row in rows[:limit]:
+        console.print(_rollout_panel(row))
+    if len(rows) > limit:
+        console.print(Text(f"{len(rows) - limit} more; show them with --limit {len(rows)}", style="dim"))
+
+
+def _rollout_panel(row: RolloutRow) -> RenderableType:
+    steps = Table(box=None, padding=(0, 1), show_header=True, header_style="dim", expand=True)
+    steps.add_column("", width=1)
+    steps.add_column("step", ratio=1)
+    steps.add_column("reward", justify="right")
+    steps.add_column("advantage", justify="right")
+    for view in step_views(row):
+        mark, color = MARKS[view.judgement]
+        numbers = ("" if value is None else f"{value:+.3f}" for value in (view.reward, view.advantage))
+        steps.add_row(Text(mark, style=f"bold {color}"), Text(view.text, style=color), *numbers)
+    known = Text()
+    for name, value, good in facts(row):
+        known.append(f"{name} ", style="dim")
+        known.append(f"{value}   ", style={True: "bold green", False: "bold red", None: ""}[good])
+    parts: list[RenderableType] = [Text(row.question.strip(), style="bold"), steps, known]
+    if not step_views(row):
+        parts.insert(1, Text(row.response_text.strip() or "(empty response)", style="dim"))
+    verification = row.response_text if row.role == "verifier" else row.verification_text
+    if verification:
+        parts += [Text("verification", style="dim"), Text(verification.strip())]
+    return Panel(Group(*parts), title=f"{row.response_id}", title_align="left", border_style="dim")
