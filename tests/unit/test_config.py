@@ -10,6 +10,7 @@ import pytest
 
 from tango_hpc.config import config_to_yaml, load_config
 from tango_hpc.config.load import validate_tree
+from tango_hpc.config.reference import render
 from tango_hpc.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -96,3 +97,18 @@ def test_every_section_is_required_or_has_defaults() -> None:
     assert [line.strip() for line in str(caught.value).splitlines()[1:]] == [
         f"- {name}: required, but not given" for name in ("run", "task", "data", "generator")
     ]
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    committed = (ROOT / "docs/configuration.md").read_text()
+    assert committed == render(), "run: python -m tango_hpc.config.reference"
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("configs/**/*.yaml")), ids=lambda file: file.stem)
+def test_every_shipped_config_is_well_formed(file: Path) -> None:
+    """Types, keys and combinations; models that are not on this machine are the one thing that may be missing."""
+    try:
+        load_config(file)
+    except UserError as error:
+        others = [line for line in str(error).splitlines()[1:] if ": no folder at " not in line]
+        assert not others, others

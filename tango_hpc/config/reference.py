@@ -1,0 +1,117 @@
+"""docs/configuration.md, made from the configuration's own types: `python -m tango_hpc.config.reference`."""
+
+from __future__ import annotations
+
+import typing
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from tango_hpc.config.schema import Config, Section
+
+HEADER = """# Configuration
+
+Generated from `tango_hpc/config/schema.py` by `python -m tango_hpc.config.reference`; a test keeps it up to date.
+
+A config is one YAML file that stands alone. Settings on the command line replace those of the file
+(`tango train CONFIG train.generator_steps=50`), `${key.path}` in a string stands for another setting, and unknown keys
+are refused. Whatever is wrong is reported at once, each mistake with its key, before anything loads.
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    parts = [HEADER]
+    seen: set[type[BaseModel]] = set()
+    _section("(top level)", Config, parts, seen)
+    return "\n".join(parts)
+
+
+def _section(title: str, model: type[Section], parts: list[str], seen: set[type[BaseModel]]) -> None:
+    seen.add(model)
+    parts.append(f"## {title}\n\n{' '.join((model.__doc__ or '').split())}\n")
+    parts.append("| key | type | default | meaning |\n| --- | --- | --- | --- |")
+    inner: list[tuple[str, type[Section]]] = []
+    for name, field in model.model_fields.items():
+        section = _inner_section(field.annotation)
+        if section is not None:
+            inner.append((name, section))
+        parts.append(f"| `{name}` | {_type(field.annotation, field)} | {_default(field)} | {field.description or ''} |")
+    parts.append("")
+    for name, section in inner:
+        path = name if title.startswith("(") else f"{title}.{name}"
+        if section not in seen:
+            _section(path, section, parts, seen)
+
+
+def _inner_section(annotation: Any) -> type[Section] | None:
+    for option in (annotation, *typing.get_args(annotation)):
+        if isinstance(option, type) and issubclass(option, Section):
+            return option
+    return None
+
+
+def _type(annotation: Any, field: FieldInfo) -> str:
+    section = _inner_section(annotation)
+    options = [option for option in typing.get_args(annotation) if option is not NoneType]
+    if section is not None:
+        text = f"[{section.__name__}](#{_anchor(section)})"
+    elif typing.get_origin(annotation) is typing.Literal:
+        text = ", ".join(f"`{option}`" for option in typing.get_args(annotation))
+    elif typing.get_origin(annotation) is tuple:
+        text = "[low, high]"
+    else:
+        text = _name(options[0]) if NoneType in typing.get_args(annotation) else _name(annotation)
+        text += _bounds(field)
+    return text + (" or null" if NoneType in typing.get_args(annotation) else "")
+
+
+def _name(annotation: Any) -> str:
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
+    return {Path: "path", int: "int", float: "float", bool: "bool", str: "string"}[annotation]
+
+
+def _bounds(field: FieldInfo) -> str:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    items = [f"{signs[key]} {getattr(one, key):g}" for one in field.metadata for key in signs if hasattr(one, key)]
+    return f", {', '.join(items)}" if items else ""
+
+
+def _anchor(section: type[Section]) -> str:
+    return _paths()[section].replace(".", "").lower()
+
+
+def _paths() -> dict[type[Section], str]:
+    paths: dict[type[Section], str] = {}
+
+    def walk(prefix: str, model: type[Section]) -> None:
+        for name, field in model.model_fields.items():
+            section = _inner_section(field.annotation)
+            if section is not None and section not in paths:
+                paths[section] = f"{prefix}{name}"
+                walk(f"{prefix}{name}.", section)
+
+    walk("", Config)
+    return paths
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if isinstance(field.default, Section):
+        return "see there"
+    if field.default is None:
+        return "`null`"
+    if isinstance(field.default, bool):
+        return f"`{str(field.default).lower()}`"
+    if isinstance(field.default, tuple):
+        return f"`{list(field.default)}`"
+    return f"`{field.default}`"
+
+
+if __name__ == "__main__":
+    (Path(__file__).parents[2] / "docs/configuration.md").write_text(render())
