@@ -55,7 +55,8 @@ OPTIONAL_KEYS = (
     "verifier/class_weight_wrong",
     "clip_share",
     "learning_rate",
-    "eval_loss",
+    "generator/eval_loss",  # evaluations of fine-tuning
+    "verifier/eval_loss",
     "skipped",
 )
 
@@ -72,9 +73,10 @@ class MetricsWriter:
         from torch.utils.tensorboard import SummaryWriter
 
         self.stage = stage
-        keep_evaluations_to = resumed_step if resumed_step else -1  # a fresh start evaluates step 0 itself
         _drop_rows_after(directory.metrics, stage, resumed_step)
-        _drop_rows_after(directory.evaluations, stage, keep_evaluations_to)
+        _drop_rows_after(directory.evaluations, stage, resumed_step)
+        self._evaluated = {(row["step"], *sorted(row)) for row in read_evaluations(directory, stage)}
+        self._directory = directory
         self._metrics: IO[str] = directory.metrics.open("a", encoding="utf-8", buffering=1)
         self._evaluations: IO[str] = directory.evaluations.open("a", encoding="utf-8", buffering=1)
         self._tensorboard: SummaryWriter = SummaryWriter(
@@ -89,8 +91,21 @@ class MetricsWriter:
         self._to_tensorboard(row, prefix="")
 
     def write_evaluation(self, step: int, values: Mapping[str, float | int | None]) -> None:
-        """Adds one evaluation on held-out data after optimizer step `step`; keys as in metrics.jsonl."""
+        """Adds one evaluation on held-out data after optimizer step `step`; keys as in metrics.jsonl.
+
+        An evaluation of the same things at the same step, which an interrupted attempt left, is replaced.
+        """
         row = {"stage": self.stage, "step": step, **values}
+        if (step, *sorted(row)) in self._evaluated:
+            self._evaluations.close()
+            path = self._directory.evaluations
+            kept = [
+                old
+                for old in _read_rows(path)
+                if (old["stage"], old["step"]) != (self.stage, step) or old.keys() != row.keys()
+            ]
+            write_atomically(path, "".join(json.dumps(old) + "\n" for old in kept))
+            self._evaluations = path.open("a", encoding="utf-8", buffering=1)
         self._evaluations.write(_as_json(row))
         self._to_tensorboard(row, prefix="eval/")
 

@@ -164,7 +164,7 @@ VERIFIER_F1 = Panel(
 )
 REWARDS = Panel(
     "Rewards",
-    "Means over the responses of a step: right answer (Eq. 2), sum of step rewards (Eq. 3), verifier (Eq. 8).",
+    "Means over the responses of a step: right answer (Eq. 2), one step (Eq. 3), verifier (Eq. 8).",
     (
         Line("generator/outcome_reward", "generator, outcome", "generator"),
         Line("generator/step_reward", "generator, steps", "third"),
@@ -190,7 +190,10 @@ GAP = Panel(
 LOSS = Panel(
     "Loss",
     "Loss of each optimizer step; in fine-tuning, mean loss per response token.",
-    (*by_role("loss"), Line("eval_loss", "held out", "third", held_out=True)),
+    (
+        *by_role("loss"),
+        *(Line(f"{role}/eval_loss", f"{role}, held out", role, held_out=True) for role in ROLES),
+    ),
 )
 
 PANELS = (

@@ -106,9 +106,16 @@ class ProgressView:
             self._print(evaluation_line(row))
 
     def finish(self) -> None:
-        """Shows the table of before and after, and where the report is."""
+        """Writes the report and shows where it is, after the table of before and after."""
+        from tango_hpc.run.report import write_report  # loads matplotlib, which nothing before needs
+
         self.refresh()
         self.__exit__()
+        if self.rows or self.evaluations:
+            try:
+                write_report(self._directory)
+            except OSError as error:  # a full disk: the run's own end matters more, and must still be told
+                self._print(f"report.html was not written: {error}")
         rows = before_and_after(read_summary(self._directory))
         if rows:
             self._console.print(before_after_table(rows))
@@ -225,7 +232,8 @@ DISPLAY_FIELDS = (
     ("verifier step F1", "verifier/step_f1", ".3f"),
     ("verifier reward", "verifier/reward", ".3f"),
     ("loss", "loss", ".4f"),
-    ("held-out loss", "eval_loss", ".4f"),
+    ("generator loss", "generator/eval_loss", ".4f"),
+    ("verifier loss", "verifier/eval_loss", ".4f"),
     ("log-probability gap", "logprob_gap/mean_abs", ".1e"),
 )
 

@@ -85,8 +85,10 @@ def test_end_shows_the_table_and_the_report(directory):
     update_summary(
         directory, "train", "done", results={"generator.accuracy_before": 0.12, "generator.accuracy_after": 0.77}
     )
-    directory.report.write_text("<html>")
+    with MetricsWriter(directory, "train") as metrics:
+        metrics.write(row(1, **{"generator/accuracy": 0.5}))
     view.finish()
+    assert "Generator accuracy" in directory.report.read_text()
     shown = output.getvalue()
     assert "12.0" in shown and "77.0" in shown and "+65.0" in shown
     assert f"Report: {directory.report}" in shown

@@ -1,0 +1,217 @@
+"""The report page and the terminal reader, on runs that ended, crashed, had no verifier, or only fine-tuned."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from tango_hpc.errors import UserError
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.dumps import RolloutRow, write_rollouts
+from tango_hpc.run.metrics import MetricsWriter
+from tango_hpc.run.progress import ProgressReporter
+from tango_hpc.run.provenance import record_attempt
+from tango_hpc.run.reading import choose_examples, show_rollouts, step_views
+from tango_hpc.run.report import write_report
+from tango_hpc.run.summary import update_summary
+
+SOLUTION = "<think><step>lamp ends in p: p</step><step>cat < starts: pc</step></think><answer>\\boxed{pc}</answer>"
+VERIFICATION = (
+    "<step_verification><step>\\boxed{CORRECT}</step><step>\\boxed{INCORRECT}</step></step_verification>"
+    "<final_verification>\\boxed{INCORRECT}</final_verification>"
+)
+
+
+def solution_row(number, *, correct, judged=True):
+    ids = list(range(10))
+    verified = {"verification_text": VERIFICATION, "step_judgements": [1, -1], "final_judgement": 0}
+    return RolloutRow(
+        step=2, role="generator", group_id="q", response_id=f"q-{number}", question="lamp <cat>", gold_answer="pt",
+        prompt_ids=[1], response_ids=ids, response_text=SOLUTION, response_logprobs=[-0.5] * 10, algorithm="grpo",
+        advantages=[0.75] * 4 + [0.5] * 3 + [0.25] * 3, step_end_tokens=[3, 6], step_rewards=[0.5, -0.5],
+        outcome_reward=float(correct), alpha=0.1, **(verified if judged else {}),
+    )  # fmt: skip
+
+
+def verification_row(*, final):
+    return RolloutRow(
+        step=3, role="verifier", group_id="q", response_id=f"q-{final}", question="lamp <cat>", gold_answer="pt",
+        prompt_ids=[1], response_ids=[7], response_text=VERIFICATION, response_logprobs=[0.0], algorithm="grpo",
+        advantages=[1.0], solution_text=SOLUTION, solution_correct=False, step_judgements=[1, -1],
+        final_judgement=final, format_reward=1.0, reward=1.8, class_weight=1.0,
+    )  # fmt: skip
+
+
+def make_run(path, *, verifier=True, num_steps=3):
+    directory, _ = RunDirectory.create(path, "algorithm: {name: grpo}\nnote: <b>\n", resume=False)
+    record_attempt(directory, stage="train")
+    ProgressReporter(directory, "train", total_steps=10)
+    update_summary(directory, "train", "running", begins=True, results={"generator.accuracy_before": 0.1})
+    with MetricsWriter(directory, "train") as metrics:
+        metrics.write_evaluation(0, {"generator/accuracy": 0.1})
+        for step in range(1, num_steps + 1):
+            row = {"step": step, "role": "generator", "seconds/total": 2.0, "seconds/rollout": 1.0, "loss": -0.5 * step}
+            row |= {"generator/accuracy": 0.2, "tokens/generated": 100, "logprob_gap/mean_abs": 1e-6, "alpha": 0.0}
+            if verifier:
+                row |= {"verifier/outcome_f1": 0.5, "seconds/verify": 0.5}
+            metrics.write(row)
+        metrics.write_evaluation(num_steps, {"generator/accuracy": 0.3})
+    write_rollouts(
+        directory.rollout_file("generator", 2),
+        [solution_row(number, correct=number == 1, judged=verifier) for number in range(3)],
+    )
+    if verifier:
+        write_rollouts(directory.rollout_file("verifier", 3), [verification_row(final=0), verification_row(final=1)])
+    return directory
+
+
+class Page(HTMLParser):
+    """Checks that tags are balanced and collects headings, text and addresses."""
+
+    VOID = ("meta", "br", "path", "use", "rect", "link", "image")
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.stack, self.headings, self.addresses, self.text = [], [], [], ""
+        self.feed(text)
+        assert self.stack == []
+
+    def handle_starttag(self, tag, attributes):
+        self.addresses += [value for name, value in attributes if name in ("src", "href", "xlink:href", "action")]
+        if tag not in self.VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.stack.pop() == tag
+
+    def handle_data(self, data):
+        if self.stack and self.stack[-1] in ("h2", "h3"):
+            self.headings.append(data)
+        if "style" not in self.stack:
+            self.text += data
+
+
+def report_of(directory):
+    write_report(directory)
+    return Page(directory.report.read_text())
+
+
+def test_report_of_a_run_in_progress(tmp_path):
+    directory = make_run(tmp_path / "my run")
+    page = report_of(directory)
+    assert {"Generator accuracy", "Verifier F1", "Time by phase", "Loss", "Log-probability gap"} <= set(page.headings)
+    assert "α" not in page.headings  # it is 0 throughout, which a logarithmic axis cannot show
+    assert "train 0/10" in page.text and "running" in page.text
+    assert "30.0%" in page.text and "after step 3, from 10.0%: +20.0 points" in page.text
+    assert "lamp <cat>" in page.text and "cat < starts: pc" in page.text and "note: <b>" in page.text
+    assert "advantage +0.75" in page.text and "advantage +0.50" in page.text
+    assert all(address.startswith("#") for address in page.addresses), "the page must be self-contained"
+    assert directory.report_curves.read_bytes().startswith(b"\x89PNG")
+
+
+def test_colours_of_the_drawings_follow_the_page(tmp_path):
+    directory = make_run(tmp_path / "run")
+    write_report(directory)
+    drawings = re.findall(r"<svg.*?</svg>", directory.report.read_text(), re.DOTALL)
+    style = directory.report.read_text().split("</style>")[0]
+    used = set(re.findall(r"var\((--\w+)\)", "".join(drawings)))
+    assert used and all(f"{name}:" in style for name in used)
+    leftover = set(re.findall(r"#[0-9a-f]{6}\b", "".join(drawings)))
+    assert leftover <= {"#ffffff", "#000000"}
+
+
+def test_report_without_verifier(tmp_path):
+    page = report_of(make_run(tmp_path / "run", verifier=False))
+    assert "Generator accuracy" in page.headings and "Verifier F1" not in page.headings
+    assert "solution is" in page.text and "verifier says" not in page.text
+
+
+def test_report_of_a_crash_names_the_failure_and_what_was_not_finite(tmp_path):
+    directory = make_run(tmp_path / "run")
+    with MetricsWriter(directory, "train", resumed_step=3) as metrics:
+        metrics.write({"step": 4, "role": "generator", "loss": math.nan})
+    with directory.metrics.open("a") as file:
+        file.write('{"step": 5, "ro')
+    directory.failure_file(1).write_text("ValueError: <boom>")
+    update_summary(directory, "train", "failed", steps=4)
+    page = report_of(directory)
+    assert "ValueError: <boom>" in page.text and "failed" in page.text and "step 4: loss" in page.text
+
+
+def test_report_of_fine_tuning_alone(tmp_path):
+    directory, _ = RunDirectory.create(tmp_path / "run", "seed: 0\n", resume=False)
+    with MetricsWriter(directory, "sft") as metrics:
+        for step in range(1, 101):
+            metrics.write({"step": step, "role": "generator", "loss": 1 / step, "seconds/total": 0.5})
+        metrics.write_evaluation(100, {"generator/eval_loss": 0.5})
+    page = report_of(directory)
+    assert "Supervised fine-tuning" in page.headings and "Loss" in page.headings
+    assert "Generator accuracy" not in page.headings
+
+
+def test_report_of_a_run_that_has_not_begun(tmp_path):
+    directory, _ = RunDirectory.create(tmp_path / "run", "seed: 0\n", resume=False)
+    assert "No optimizer step has been written yet" in report_of(directory).text
+    assert not directory.report_curves.exists()
+
+
+def test_report_loads_neither_torch_nor_vllm():
+    code = "import sys, tango_hpc.run.report; print({'torch', 'vllm', 'megatron', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_step_views_pair_steps_with_judgements_rewards_and_advantages():
+    views = step_views(solution_row(0, correct=False))
+    assert [(view.judgement, view.reward, view.advantage) for view in views] == [(1, 0.5, 0.75), (-1, -0.5, 0.5)]
+    judged = step_views(verification_row(final=0))
+    assert [(view.text, view.judgement, view.advantage) for view in judged] == [
+        ("lamp ends in p: p", 1, None),
+        ("cat < starts: pc", -1, None),
+    ]
+
+
+def test_examples_show_right_and_wrong_of_a_group_first():
+    rows = [solution_row(number, correct=number == 2) for number in range(4)]
+    assert [row.response_id for row in choose_examples(rows, 4)] == ["q-2", "q-0"]
+
+
+def test_reader_prints_steps_with_marks(tmp_path):
+    directory = make_run(tmp_path / "run")
+    output = io.StringIO()
+    console = Console(file=output, width=110)
+    show_rollouts(directory, limit=1, console=console)
+    shown = output.getvalue()
+    assert re.search(r"✓\s+lamp ends in p: p\s+\+0\.500\s+\+0\.750", shown)
+    assert re.search(r"✗\s+cat < starts: pc\s+-0\.500\s+\+0\.500", shown)
+    assert "verifier says wrong" in shown and "solution is wrong" in shown and "--limit 3" in shown
+    show_rollouts(directory, role="verifier", step=3, console=console)
+
+
+def test_reader_names_the_steps_there_are(tmp_path):
+    directory = make_run(tmp_path / "run", verifier=False)
+    with pytest.raises(UserError, match="step 7 of the generator was not dumped; there are: 2"):
+        show_rollouts(directory, step=7)
+    with pytest.raises(UserError, match="no dumped rollouts of the verifier"):
+        show_rollouts(directory, role="verifier")
+    with pytest.raises(UserError, match="neither generator nor verifier"):
+        show_rollouts(directory, role="critic")
+
+
+def test_rollouts_without_any_step_show_the_response(tmp_path):
+    directory, _ = RunDirectory.create(tmp_path / "run", "seed: 0\n", resume=False)
+    row = solution_row(0, correct=False, judged=False)
+    row.response_text, row.step_end_tokens, row.step_rewards = "[no tags] at all", [], []
+    write_rollouts(directory.rollout_file("generator", 2), [row])
+    output = io.StringIO()
+    show_rollouts(directory, console=Console(file=output, width=110))
+    assert "[no tags] at all" in output.getvalue() and "answer none" in output.getvalue()
+    assert "[no tags] at all" in report_of(directory).text
