@@ -166,9 +166,7 @@ def pipeline_stages(num_layers: int, pipeline_size: int) -> list[range]:
         left = num_layers - middle * (pipeline_size - 2)
         counts = [-(-left // 2), *[middle] * (pipeline_size - 2), left // 2]
     if min(counts) < 1:
-        raise UserError(
-            f"{num_layers} layers cannot be spread over {pipeline_size} pipeline stages; use fewer stages"
-        )
+        raise UserError(f"{num_layers} layers cannot be spread over {pipeline_size} pipeline stages; use fewer stages")
     starts = [sum(counts[:stage]) for stage in range(pipeline_size)]
     return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
 

@@ -23,7 +23,8 @@ def run_ranks(func: Callable[..., Any], world_size: int, *args: Any, timeout: fl
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         context = mp.get_context("spawn")
         processes = [
-            context.Process(target=_rank_main, args=(func, rank, world_size, folder, args)) for rank in range(world_size)
+            context.Process(target=_rank_main, args=(func, rank, world_size, folder, args))
+            for rank in range(world_size)
         ]
         for process in processes:
             process.start()

@@ -27,9 +27,7 @@ def test_every_element_lies_where_it_should(family: str, tensor_size: int, pipel
     shape = ModelShape.from_hf_config(tiny_hf_config(family))
     seen = {name: np.zeros(size, dtype=int) for name, size in hf_tensors(shape).items()}
     for tensor_rank, pipeline_rank in itertools.product(range(tensor_size), range(pipeline_size)):
-        for name, param in megatron_layout(
-            shape, tensor_size, pipeline_size, tensor_rank, pipeline_rank
-        ).items():
+        for name, param in megatron_layout(shape, tensor_size, pipeline_size, tensor_rank, pipeline_rank).items():
             covered = np.zeros(param.shape, dtype=int)
             for piece in param.pieces:
                 assert piece.size == tuple(stop - start for start, stop in piece.local)

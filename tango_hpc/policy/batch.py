@@ -1,0 +1,74 @@
+"""A micro-batch as tensors, and the per-token results of a global batch as one flat vector.
+
+T: tokens fed to a micro-batch. R: response tokens predicted in it. N: response tokens of the global batch, those
+of sequence 0 first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tango_hpc.policy.attention import PackedSequences
+from tango_hpc.types import TrainSequence
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Packed inputs of one forward pass.
+
+    `predicted_R` indexes the tokens whose hidden state predicts a response token, `targets_R` are those response
+    tokens and `flat_R` their places in the global batch's flat vector.
+    """
+
+    tokens_1T: Tensor
+    packed: PackedSequences
+    predicted_R: Tensor
+    targets_R: Tensor
+    flat_R: Tensor
+
+
+def response_offsets(sequences: Sequence[TrainSequence]) -> np.ndarray:
+    """Start of each sequence's response in the flat vector, and the total at the end: [sequences + 1]."""
+    return np.concatenate([[0], np.cumsum([len(sequence.response_ids) for sequence in sequences])]).astype(np.int64)
+
+
+def fed_length(sequence: TrainSequence) -> int:
+    """Tokens that go through the model: all but the last, which predicts nothing."""
+    return sequence.num_tokens - 1
+
+
+def build_micro_batch(
+    sequences: Sequence[TrainSequence],
+    members: Sequence[int],
+    offsets: np.ndarray,
+    frequencies: Tensor,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> MicroBatch:
+    """Pack the sequences that `members` index. An empty micro-batch feeds one token and predicts none."""
+    if not members:
+        empty = torch.zeros(0, dtype=torch.int64, device=device)
+        packed = PackedSequences.of_lengths([1], frequencies, dtype, device)
+        return MicroBatch(torch.zeros((1, 1), dtype=torch.int64, device=device), packed, empty, empty, empty)
+    tokens, predicted, targets, flat, lengths, start = [], [], [], [], [], 0
+    for member in members:
+        sequence = sequences[member]
+        ids = np.array(sequence.prompt_ids + sequence.response_ids, dtype=np.int64)
+        num_prompt, length = len(sequence.prompt_ids), len(ids) - 1
+        tokens.append(ids[:-1])
+        predicted.append(np.arange(start + num_prompt - 1, start + length))
+        targets.append(ids[num_prompt:])
+        flat.append(np.arange(offsets[member], offsets[member + 1]))
+        lengths.append(length)
+        start += length
+
+    def joined(parts: list[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts)).to(device)
+
+    packed = PackedSequences.of_lengths(lengths, frequencies, dtype, device)
+    return MicroBatch(joined(tokens)[None], packed, joined(predicted), joined(targets), joined(flat))

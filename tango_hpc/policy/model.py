@@ -1,0 +1,138 @@
+"""Megatron-core's GPTModel for a Hugging Face config of a dense decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import tensor_parallel
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer import TransformerConfig
+from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
+from torch import Tensor
+
+from tango_hpc.parallel.groups import PolicyGroups
+from tango_hpc.policy.attention import PackedCoreAttention, PackedSelfAttention
+from tango_hpc.reshard.shapes import ModelShape, padded_vocab_size, pipeline_stages
+
+# The dimension along which tensor ranks cut a weight; all others are whole on every rank.
+_CUT_DIMENSION = {
+    "word_embeddings.weight": 0,
+    "output_layer.weight": 0,
+    "linear_qkv.weight": 0,
+    "linear_qkv.bias": 0,
+    "linear_fc1.weight": 0,
+    "linear_proj.weight": 1,
+    "linear_fc2.weight": 1,
+}
+
+
+class PolicyModel(GPTModel):
+    """A GPTModel whose last stage returns hidden states: log-probabilities are computed from them in chunks."""
+
+    def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        return hidden_states
+
+    def output_weight(self) -> Tensor:
+        """This rank's rows of the output layer, on the last stage: [padded vocabulary / tensor size, hidden]."""
+        if self.share_embeddings_and_output_weights:
+            return self.shared_embedding_or_output_weight()
+        return self.output_layer.weight
+
+    def tie_embeddings_and_output_weights_state_dict(
+        self,
+        sharded_state_dict: dict[str, Any],
+        output_layer_weight_key: str,
+        first_stage_word_emb_key: str,
+        metadata: dict[str, Any],
+    ) -> None:
+        """As Megatron-core's, with this role's data-parallel rank instead of the global state's."""
+        if self.pre_process or not self.post_process:
+            return
+        del sharded_state_dict[output_layer_weight_key]
+        sharded_state_dict[output_layer_weight_key] = make_tp_sharded_tensor_for_checkpoint(
+            tensor=self.output_layer.weight,
+            key=first_stage_word_emb_key,
+            replica_id=(1, 0, metadata["dp_cp_group"].rank()),
+            allow_shape_mismatch=True,
+            tp_group=self.tp_group,
+            dp_cp_group=metadata["dp_cp_group"],
+        )
+
+
+def transformer_config(
+    shape: ModelShape, hf_config: Mapping[str, Any], groups: PolicyGroups, dtype: torch.dtype, recompute: bool
+) -> TransformerConfig:
+    """Megatron-core's configuration of the model; nothing in it needs Transformer Engine, Apex or a compiler."""
+    stages = [len(layers) for layers in pipeline_stages(shape.num_layers, groups.pipeline_size)]
+    uneven = len(set(stages)) > 1
+    on_cpu = not torch.cuda.is_available()
+    return TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        ffn_hidden_size=shape.intermediate_size,
+        num_attention_heads=shape.num_heads,
+        num_query_groups=shape.num_kv_heads,
+        kv_channels=shape.head_dim,
+        normalization="RMSNorm",
+        layernorm_epsilon=float(hf_config.get("rms_norm_eps", 1e-6)),
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias=shape.qkv_bias,
+        qk_layernorm=shape.qk_norm,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=groups.tensor_size,
+        pipeline_model_parallel_size=groups.pipeline_size,
+        num_layers_in_first_pipeline_stage=stages[0] if uneven else None,
+        num_layers_in_last_pipeline_stage=stages[-1] if uneven else None,
+        pipeline_dtype=dtype,
+        params_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",  # dense model; variable lengths are refused with the default
+        deallocate_pipeline_outputs=True,
+        calculate_per_token_loss=True,  # gradients are summed over ranks: our losses carry global denominators
+        use_cpu_initialization=on_cpu,
+        perform_initialization=False,
+        gradient_accumulation_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+        transformer_impl="local",
+        recompute_granularity="full" if recompute else None,
+        recompute_method="uniform" if recompute else None,
+        recompute_num_layers=1 if recompute else None,
+    )
+
+
+def build_model(shape: ModelShape, config: TransformerConfig, groups: PolicyGroups) -> PolicyModel:
+    """This rank's part of the model, with weights not yet set."""
+    spec = get_gpt_layer_local_spec(qk_layernorm=shape.qk_norm, normalization="RMSNorm")
+    attention = spec.submodules.self_attention
+    attention.module = PackedSelfAttention
+    attention.submodules.core_attention = PackedCoreAttention
+    model = PolicyModel(
+        config,
+        spec,
+        vocab_size=padded_vocab_size(shape.vocab_size, groups.tensor_size),
+        max_sequence_length=0,  # only learned positions, which we do not have, would use it
+        pre_process=groups.is_first_stage,
+        post_process=groups.is_last_stage,
+        share_embeddings_and_output_weights=shape.tied,
+        position_embedding_type="none",  # rotary, in our attention
+        pg_collection=groups.collection,
+    )
+    for name, parameter in model.named_parameters():
+        ending = ".".join(name.rsplit(".", 2)[-2:])
+        # Without initialisation Megatron-core leaves these unset, and would count cut weights once per tensor
+        # rank only in the gradient norm.
+        if ending in _CUT_DIMENSION and not hasattr(parameter, "tensor_model_parallel"):
+            tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, _CUT_DIMENSION[ending], 1)
+    return model

@@ -1,0 +1,134 @@
+"""Gradients and AdamW: Megatron-core's data parallelism and distributed optimizer, and the learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import ChainedOptimizer, get_megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from torch import Tensor
+
+from tango_hpc.config.schema import OptimizerConfig
+from tango_hpc.parallel.groups import PolicyGroups
+from tango_hpc.policy.model import PolicyModel
+
+
+def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
+    """Learning rate of optimizer step `step`, counted from 0.
+
+    It rises linearly over the first `warmup_ratio` of the steps, then stays, or falls to `final_ratio` of itself at
+    the last step along a cosine or an exponential.
+    """
+    warmup_steps = math.ceil(config.warmup_ratio * total_steps)
+    if step < warmup_steps:
+        return config.learning_rate * (step + 1) / warmup_steps
+    progress = min((step - warmup_steps) / max(total_steps - warmup_steps - 1, 1), 1.0)
+    if config.schedule == "cosine":
+        share = config.final_ratio + (1 - config.final_ratio) * (1 + math.cos(math.pi * progress)) / 2
+    elif config.schedule == "exponential":
+        share = config.final_ratio**progress
+    else:
+        share = 1.0
+    return config.learning_rate * share
+
+
+class PolicyOptimizer:
+    """The model wrapped for gradient reduction, and its AdamW, whose state is spread over data-parallel ranks."""
+
+    def __init__(self, model: PolicyModel, config: OptimizerConfig, groups: PolicyGroups, total_steps: int) -> None:
+        self.config, self.total_steps, self.step_count = config, total_steps, 0
+        dtype = model.config.params_dtype
+        ddp_config = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, use_distributed_optimizer=True, check_for_nan_in_grad=False
+        )
+        self.ddp = DistributedDataParallel(
+            model.config, ddp_config, model, disable_bucketing=True, pg_collection=groups.collection
+        )
+        # Our losses are sums over global counts, so gradients are added up and not scaled.
+        model.config.finalize_model_grads_func = lambda chunks, _num_tokens, **kwargs: finalize_model_grads(
+            chunks, None, **kwargs
+        )
+        self.optimizer: ChainedOptimizer = get_megatron_optimizer(
+            MegatronOptimizerConfig(
+                optimizer="adam",
+                lr=config.learning_rate,
+                min_lr=0.0,
+                weight_decay=config.weight_decay,
+                adam_beta1=config.beta1,
+                adam_beta2=config.beta2,
+                adam_eps=config.epsilon,
+                bf16=dtype is torch.bfloat16,
+                params_dtype=dtype,
+                use_distributed_optimizer=True,
+                clip_grad=config.clip_grad_norm,
+            ),
+            [self.ddp],
+            use_gloo_process_groups=False,
+            pg_collection=groups.collection,
+        )
+        for inner in self.optimizer.chained_optimizers:
+            # The gradient norm must count weights that all tensor ranks hold once, by this role's groups.
+            inner.tp_group = groups.tensor
+        self._allocate_state()
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        self.ddp.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    @property
+    def next_learning_rate(self) -> float:
+        """Learning rate of the next step."""
+        return learning_rate(self.config, self.step_count, self.total_steps)
+
+    def step(self, loss_is_finite: bool) -> tuple[bool, float]:
+        """Clip and apply the accumulated gradients: (whether weights changed, gradient norm before clipping).
+
+        The norm is over all ranks, so a non-finite gradient anywhere makes it non-finite everywhere, and all
+        ranks leave weights and optimizer state alone together. The schedule moves on in either case.
+        """
+        self.optimizer.prepare_grads()
+        grad_norm = float(self.optimizer.get_grad_norm())
+        rate = self.next_learning_rate
+        self.step_count += 1
+        if not (loss_is_finite and math.isfinite(grad_norm)):
+            return False, grad_norm
+        for inner in self.optimizer.chained_optimizers:
+            for group in inner.param_groups:
+                group["lr"] = rate
+            clip_grad_by_total_norm_fp32(inner.get_parameters(), self.config.clip_grad_norm, grad_norm)
+        self.optimizer.step_with_ready_grads()
+        return True, grad_norm
+
+    def tensors(self) -> list[Tensor]:
+        """Masters and moments, for moving them to and from the host."""
+        return [
+            value
+            for inner in self.optimizer.chained_optimizers
+            for state in inner.optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor)
+        ]
+
+    def _allocate_state(self) -> None:
+        """Give AdamW its moments now: a checkpoint may be written or read before the first step."""
+        for inner in self.optimizer.chained_optimizers:
+            if not isinstance(inner.optimizer, torch.optim.AdamW):
+                continue  # Transformer Engine's and Apex's keep the step elsewhere
+            for group in inner.optimizer.param_groups:
+                for parameter in group["params"]:
+                    inner.optimizer.state[parameter] = {
+                        "step": torch.tensor(0.0),
+                        "exp_avg": torch.zeros_like(parameter),
+                        "exp_avg_sq": torch.zeros_like(parameter),
+                    }
+
+    def separate_steps(self) -> None:
+        """Undo what Megatron-core's loading does: one step counter that all parameters share, and all advance."""
+        for inner in self.optimizer.chained_optimizers:
+            for state in inner.optimizer.state.values():
+                if "step" in state:
+                    state["step"] = state["step"].detach().clone()

@@ -1,0 +1,362 @@
+"""One role's trainer: log-probabilities of responses, and updates by Eq. 1 or by supervised fine-tuning.
+
+Every method is collective: all ranks call it with the same global batch, and get the same global result.
+
+R: response tokens of a micro-batch. N: response tokens of the global batch, in one flat vector.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+from torch import Tensor
+
+from tango_hpc.config.schema import OptimizerConfig, ParallelConfig
+from tango_hpc.equations import policy_loss_terms
+from tango_hpc.errors import CheckFailed
+from tango_hpc.parallel.groups import PolicyGroups
+from tango_hpc.parallel.megatron_cpu import megatron_on_cpu
+from tango_hpc.parallel.ranks import this_device
+from tango_hpc.policy import hf_io
+from tango_hpc.policy.batch import MicroBatch, build_micro_batch, fed_length, response_offsets
+from tango_hpc.policy.model import build_model, transformer_config
+from tango_hpc.policy.optimizer import PolicyOptimizer
+from tango_hpc.policy.packing import pack
+from tango_hpc.policy.rotary import rope_frequencies
+from tango_hpc.policy.vocab_parallel import vocab_parallel_logprobs
+from tango_hpc.reshard.shapes import ModelShape, check_parallel
+from tango_hpc.types import TrainSequence
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+# (log-probabilities, entropies, flat places of the tokens) -> (loss to minimise, sums to add up, maxima)
+TokenLoss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+class LogprobGapError(CheckFailed):
+    """Engine and trainer disagree about the log-probabilities of the sampled tokens."""
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """Eq. 1: clip range [1 - clip_low, 1 + clip_high], beta `kl_coef`, and what is done about the engine's gap.
+
+    `importance_cap` truncates the weights trainer / engine (None: no correction). `max_logprob_gap` is the mean
+    absolute gap above which the update is refused (None: never). `temperature` is the sampling temperature.
+    """
+
+    clip_low: float
+    clip_high: float
+    kl_coef: float
+    importance_cap: float | None = None
+    max_logprob_gap: float | None = None
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class UpdateStats:
+    """What an update did, over the global batch; means are per response token.
+
+    `skipped`: a loss or gradient was not finite, and no weight changed. `logprob_gap_*` compare trainer and
+    rollout log-probabilities (0 where there are none).
+    """
+
+    loss: float
+    grad_norm: float
+    kl: float
+    entropy: float
+    clip_share: float
+    logprob_gap_mean: float
+    logprob_gap_max: float
+    num_tokens: int
+    num_responses: int
+    learning_rate: float
+    skipped: bool
+
+
+class Policy:
+    """A Megatron-core model of one role, cut tensor x pipeline x data over all ranks."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        parallel: ParallelConfig,
+        optimizer: OptimizerConfig | None,
+        dtype: str,
+        micro_batch_tokens: int,
+        with_reference: bool,
+        total_steps: int,
+        recompute: bool = False,
+        reference_dir: Path | None = None,
+    ) -> None:
+        """Load `model_dir`. Without `optimizer` the weights are frozen.
+
+        `total_steps` is the number of optimizer steps that the learning-rate schedule covers. The reference starts
+        from `reference_dir`, or from the same weights.
+        """
+        self.model_dir = Path(model_dir)
+        self.hf_config = hf_io.read_config(self.model_dir)
+        self.shape = ModelShape.from_hf_config(self.hf_config)
+        check_parallel(self.shape, parallel.tensor, parallel.pipeline)
+        self.groups = PolicyGroups.create(parallel.tensor, parallel.pipeline)
+        self.dtype, self.device = DTYPES[dtype], this_device()
+        self.micro_batch_tokens = micro_batch_tokens
+        self._frequencies = rope_frequencies(self.hf_config, self.shape.head_dim)
+        with megatron_on_cpu():
+            config = transformer_config(self.shape, self.hf_config, self.groups, self.dtype, recompute)
+            self.model = build_model(self.shape, config, self.groups)
+            if optimizer is None:
+                self.model.requires_grad_(False)
+            self._schedule = get_forward_backward_func(pp_size=self.groups.pipeline_size, vp_size=None)
+            self._p2p = P2PCommunicator(self.groups.pipeline, config) if self.groups.pipeline_size > 1 else None
+            hf_io.import_weights(reference_dir or self.model_dir, self.shape, self.groups, self.named_shards())
+            self._reference: dict[str, Tensor] | None = None
+            if with_reference:
+                self._reference = {name: shard.detach().cpu().clone() for name, shard in self.named_shards().items()}
+            if reference_dir is not None:
+                hf_io.import_weights(self.model_dir, self.shape, self.groups, self.named_shards())
+            self.optimizer = PolicyOptimizer(self.model, optimizer, self.groups, total_steps) if optimizer else None
+
+    def named_shards(self) -> dict[str, Tensor]:
+        """This rank's parameters by their name in the layout of `reshard.shapes`."""
+        return dict(self.model.named_parameters())
+
+    @torch.no_grad()
+    def logprobs(
+        self,
+        sequences: Sequence[TrainSequence],
+        *,
+        reference: bool = False,
+        temperature: float = 1.0,
+        entropy: bool = False,
+    ) -> list[np.ndarray]:
+        """Log-probability of every response token, one float32 array per sequence; with `entropy`, that instead.
+
+        `reference` takes the frozen reference's weights.
+        """
+        offsets = response_offsets(sequences)
+        flat_N = torch.zeros(int(offsets[-1]), dtype=torch.float32, device=self.device)
+
+        def collect(logprobs_R: Tensor, entropy_R: Tensor, flat_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            flat_N[flat_R] = entropy_R if entropy else logprobs_R
+            return logprobs_R.sum(), _no_sums, _no_sums
+
+        with self._reference_weights() if reference else contextlib.nullcontext():
+            self._run(sequences, collect, temperature, forward_only=True)
+        if self.groups.is_last_stage and self.groups.data_size > 1:
+            dist.all_reduce(flat_N, group=self.groups.data)
+        if self.groups.pipeline_size > 1:
+            dist.broadcast(flat_N, self.groups.last_stage_rank, group=self.groups.pipeline)
+        values = flat_N.cpu().numpy()
+        return [values[start:stop] for start, stop in zip(offsets[:-1], offsets[1:], strict=True)]
+
+    def update(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> UpdateStats:
+        """One optimizer step on Eq. 1, with the policy before the step as pi_old.
+
+        The mean over a response's tokens and then over responses has global denominators, so the result does not
+        depend on the layout. Sequences need advantages, and reference log-probabilities if `kl_coef` is not 0.
+        """
+        lengths_S = np.array([len(sequence.response_ids) for sequence in sequences])
+        num_responses = int((lengths_S > 0).sum())
+        weights_N = self._flat(np.repeat(1.0 / (np.maximum(lengths_S, 1) * max(num_responses, 1)), lengths_S))
+        advantages_N = self._flat(_per_token(sequences, "advantages"))
+        has_rollout = all(sequence.rollout_logprobs for sequence in sequences if sequence.response_ids)
+        rollout_N = self._flat(_per_token(sequences, "rollout_logprobs")) if has_rollout else None
+        if loss.importance_cap is not None and rollout_N is None:
+            raise ValueError("importance_cap is set, but a sequence has no rollout_logprobs; set it to None")
+        reference_N = self._flat(_per_token(sequences, "reference_logprobs")) if loss.kl_coef else None
+
+        def token_loss(logprobs_R: Tensor, entropy_R: Tensor, flat_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            old_R = logprobs_R.detach()
+            gap_R = old_R - rollout_N[flat_R] if rollout_N is not None else torch.zeros_like(old_R)
+            terms_R, kl_R, clipped_R = policy_loss_terms(
+                logprobs_R,
+                old_R,
+                advantages_N[flat_R],
+                None if reference_N is None else reference_N[flat_R],
+                clip_low=loss.clip_low,
+                clip_high=loss.clip_high,
+                kl_coef=loss.kl_coef,
+                importance_weights_T=(
+                    None if loss.importance_cap is None else gap_R.exp().clamp(max=loss.importance_cap)
+                ),
+            )
+            value = (terms_R * weights_N[flat_R]).sum()
+            sums = [value, kl_R.sum(), entropy_R.sum(), clipped_R.sum(), gap_R.abs().sum()]
+            largest = gap_R.abs().max() if len(gap_R) else gap_R.sum()
+            return value, torch.stack([s.detach().double() for s in sums]), largest.detach().double()[None]
+
+        def check(sums: list[float], _maxima: list[float]) -> None:
+            gap_mean = sums[4] / max(len(weights_N), 1)
+            if loss.max_logprob_gap is not None and gap_mean > loss.max_logprob_gap:
+                raise LogprobGapError(
+                    f"trainer and engine differ by {gap_mean:.4g} in the mean log-probability of a sampled token, "
+                    f"more than {loss.max_logprob_gap:g} allowed; weights were not updated"
+                )
+
+        return self._step(sequences, token_loss, loss.temperature, 5, num_responses, check)
+
+    def update_sft(self, sequences: Sequence[TrainSequence]) -> UpdateStats:
+        """One optimizer step on the mean cross-entropy of all response tokens."""
+        num_tokens = max(int(response_offsets(sequences)[-1]), 1)
+
+        def token_loss(logprobs_R: Tensor, entropy_R: Tensor, _flat_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            value = -logprobs_R.sum() / num_tokens
+            sums = torch.stack([value.detach().double(), value.new_zeros((), dtype=torch.float64),
+                                entropy_R.sum().double()])  # fmt: skip
+            return value, sums, _no_sums
+
+        num_responses = sum(bool(sequence.response_ids) for sequence in sequences)
+        return self._step(sequences, token_loss, 1.0, 3, num_responses)
+
+    def evaluate_sft(self, sequences: Sequence[TrainSequence]) -> float:
+        """Mean cross-entropy of all response tokens, in nats."""
+        values = self.logprobs(sequences)
+        return -float(sum(v.sum(dtype=np.float64) for v in values)) / max(sum(len(v) for v in values), 1)
+
+    def export_hf(self, out_dir: Path) -> None:
+        """Write a Hugging Face folder: weights, and config, tokenizer and what else `model_dir` has."""
+        hf_io.export_weights(Path(out_dir), self.shape, self.groups, self.named_shards(), model_dir=self.model_dir)
+
+    def _step(
+        self,
+        sequences: Sequence[TrainSequence],
+        token_loss: TokenLoss,
+        temperature: float,
+        num_sums: int,
+        num_responses: int,
+        check: Callable[[list[float], list[float]], None] | None = None,
+    ) -> UpdateStats:
+        """Forward and backward over the batch, then one optimizer step unless `check` raises."""
+        assert self.optimizer is not None, "this policy has no optimizer"
+        num_tokens = int(response_offsets(sequences)[-1])
+        with megatron_on_cpu():
+            self.optimizer.zero_grad()
+            results = self._run(sequences, token_loss, temperature, forward_only=False)
+            sums, maxima = self._reduce_stats(results, num_sums)
+            if check is not None:
+                check(sums, maxima)
+            rate = self.optimizer.next_learning_rate
+            stepped, grad_norm = self.optimizer.step(math.isfinite(sums[0]))
+        sums += [0.0] * (5 - num_sums)
+        per_token = 1.0 / max(num_tokens, 1)
+        return UpdateStats(
+            loss=sums[0],
+            grad_norm=grad_norm,
+            kl=sums[1] * per_token,
+            entropy=sums[2] * per_token,
+            clip_share=sums[3] * per_token,
+            logprob_gap_mean=sums[4] * per_token,
+            logprob_gap_max=maxima[0],
+            num_tokens=num_tokens,
+            num_responses=num_responses,
+            learning_rate=rate,
+            skipped=not stepped,
+        )
+
+    def _run(
+        self, sequences: Sequence[TrainSequence], token_loss: TokenLoss, temperature: float, *, forward_only: bool
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Megatron-core's schedule over this rank's micro-batches; (sums, maxima) of each, on the last stage."""
+        groups = self.groups
+        members = [i for i, sequence in enumerate(sequences) if sequence.response_ids]
+        packs = pack(
+            [fed_length(sequences[i]) for i in members],
+            num_ranks=groups.data_size,
+            max_tokens=self.micro_batch_tokens,
+            min_micro_batches=groups.pipeline_size,
+        )[groups.data_rank]
+        offsets = response_offsets(sequences)
+
+        def micro_batches() -> Iterator[MicroBatch]:
+            for indices in packs:
+                chosen = [members[i] for i in indices]
+                yield build_micro_batch(sequences, chosen, offsets, self._frequencies, self.dtype, self.device)
+
+        def forward_step(data: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
+            batch = next(data)
+            output = model(
+                input_ids=batch.tokens_1T, position_ids=None, attention_mask=None, packed_seq_params=batch.packed
+            )
+
+            def loss(hidden_T1K: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+                logprobs_R, entropy_R = vocab_parallel_logprobs(
+                    hidden_T1K[:, 0].index_select(0, batch.predicted_R),
+                    self.model.output_weight(),
+                    batch.targets_R,
+                    groups.tensor,
+                    vocab_size=self.shape.vocab_size,
+                    temperature=temperature,
+                )
+                value, sums, maxima = token_loss(logprobs_R, entropy_R, batch.flat_R)
+                return value, torch.zeros((), dtype=torch.int, device=self.device), (sums, maxima)
+
+            return output, loss
+
+        pipeline = {"p2p_communicator": self._p2p} if self._p2p is not None else {}
+        module = self.optimizer.ddp if self.optimizer is not None and not forward_only else self.model
+        with megatron_on_cpu():
+            return self._schedule(
+                forward_step_func=forward_step,
+                data_iterator=micro_batches(),
+                model=module,
+                num_microbatches=len(packs),
+                seq_length=1,  # lengths travel with the tensors
+                micro_batch_size=1,
+                forward_only=forward_only,
+                pg_collection=groups.collection,
+                **pipeline,
+            )
+
+    def _reduce_stats(self, results: list[tuple[Tensor, Tensor]], num_sums: int) -> tuple[list[float], list[float]]:
+        """Sums and maxima over all micro-batches of all ranks, the same on every rank."""
+        groups = self.groups
+        mine = torch.zeros(num_sums + 1, dtype=torch.float64)
+        if groups.is_last_stage and groups.tensor_rank == 0:
+            mine[:num_sums] = torch.stack([sums for sums, _ in results]).sum(dim=0).cpu()
+            if len(results[0][1]):
+                mine[num_sums:] = torch.stack([maxima for _, maxima in results]).amax(dim=0).cpu()
+        everyone = torch.empty((dist.get_world_size(groups.world), num_sums + 1), dtype=torch.float64)
+        dist.all_gather_into_tensor(everyone.flatten(), mine, group=groups.world)
+        return everyone[:, :num_sums].sum(dim=0).tolist(), everyone[:, num_sums:].amax(dim=0).tolist()
+
+    @contextlib.contextmanager
+    def _reference_weights(self) -> Iterator[None]:
+        """The model with the reference's weights in place of its own."""
+        assert self._reference is not None, "this policy was made without a reference"
+        own = {name: shard.data for name, shard in self.named_shards().items()}
+        for name, shard in self.named_shards().items():
+            shard.data = self._reference[name].to(self.device)
+        try:
+            yield
+        finally:
+            for name, shard in self.named_shards().items():
+                shard.data = own[name]
+
+    def _flat(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values.astype(np.float32)).to(self.device)
+
+
+_no_sums = torch.zeros(0, dtype=torch.float64)
+
+
+def _per_token(sequences: Sequence[TrainSequence], name: str) -> np.ndarray:
+    """One field of all sequences as a flat vector, checked against their responses' lengths."""
+    values = [getattr(sequence, name) for sequence in sequences]
+    for index, (value, sequence) in enumerate(zip(values, sequences, strict=True)):
+        if len(value) != len(sequence.response_ids):
+            raise ValueError(
+                f"sequence {index} has {len(value)} {name} for {len(sequence.response_ids)} response tokens"
+            )
+    return np.concatenate([np.asarray(value, dtype=np.float32) for value in values]) if values else np.zeros(0)

@@ -1,0 +1,110 @@
+"""Log-probabilities and entropy from an output layer whose rows (the vocabulary) are spread over tensor ranks.
+
+T: predicted tokens. K: hidden size. V: this rank's rows of the vocabulary, padding left out.
+
+Logits exist for a chunk of tokens at a time, in the forward and again in the backward pass; tensor ranks exchange
+four numbers per token, never logits.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+# Logits of one chunk: 64 Mi elements, 256 MiB in fp32.
+_CHUNK_ELEMENTS = 64 * 2**20
+
+
+def vocab_parallel_logprobs(
+    hidden_TK: Tensor,
+    weight_VK: Tensor,
+    targets_T: Tensor,
+    group: ProcessGroup,
+    *,
+    vocab_size: int,
+    temperature: float = 1.0,
+    chunk_tokens: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(log-probability of each target, entropy of each distribution), both [T] float32, in nats.
+
+    `weight_VK` holds this rank's equal share of the padded vocabulary; rows past `vocab_size` take no part.
+    Gradients flow through the log-probabilities into hidden states and weight; the entropy is a metric.
+    """
+    rows = weight_VK.shape[0]
+    start = group.rank() * rows
+    num_rows = min(max(vocab_size - start, 0), rows)
+    chunk = chunk_tokens or max(1, _CHUNK_ELEMENTS // max(rows, 1))
+    return _VocabParallelLogprobs.apply(
+        hidden_TK, weight_VK, targets_T - start, group, num_rows, 1.0 / temperature, chunk
+    )
+
+
+class _VocabParallelLogprobs(torch.autograd.Function):
+    """See `vocab_parallel_logprobs`; targets are relative to this rank's first row."""
+
+    @staticmethod
+    def forward(ctx, hidden_TK, weight_VK, targets_T, group, num_rows, scale, chunk):  # type: ignore[no-untyped-def]
+        ctx.full_shape = weight_VK.shape
+        weight_VK = weight_VK.detach()[:num_rows]
+        num_tokens = hidden_TK.shape[0]
+        # Per token: largest logit, sum of exponentials relative to it, that sum weighted by logits, target's logit.
+        stats_4T = hidden_TK.new_zeros((4, num_tokens), dtype=torch.float32)
+        stats_4T[0] = -torch.inf
+        for first in range(0, num_tokens if num_rows else 0, chunk):
+            part = slice(first, first + chunk)
+            logits = _logits(hidden_TK[part], weight_VK, scale)
+            largest = logits.amax(dim=-1)
+            exponentials = (logits - largest[:, None]).exp_()
+            owned, index = _owned(targets_T[part], num_rows)
+            stats_4T[0, part] = largest
+            stats_4T[1, part] = exponentials.sum(dim=-1)
+            stats_4T[2, part] = (exponentials * logits).sum(dim=-1)
+            stats_4T[3, part] = logits.gather(-1, index[:, None])[:, 0] * owned
+        if group.size() > 1:
+            gathered = stats_4T.new_empty((group.size(), 4, num_tokens))
+            dist.all_gather_into_tensor(gathered.flatten(0, 1), stats_4T, group=group)
+            largest_RT, sums_RT, weighted_RT, target_RT = gathered.unbind(1)
+        else:
+            largest_RT, sums_RT, weighted_RT, target_RT = stats_4T[:, None].unbind(0)
+        largest_T = largest_RT.amax(dim=0)
+        factor_RT = (largest_RT - largest_T).exp()
+        sum_T = (sums_RT * factor_RT).sum(dim=0)
+        normaliser_T = largest_T + sum_T.log()
+        entropy_T = normaliser_T - (weighted_RT * factor_RT).sum(dim=0) / sum_T
+        ctx.save_for_backward(hidden_TK, weight_VK, targets_T, normaliser_T)
+        ctx.group, ctx.scale, ctx.chunk = group, scale, chunk
+        ctx.mark_non_differentiable(entropy_T)
+        return target_RT.sum(dim=0) - normaliser_T, entropy_T
+
+    @staticmethod
+    def backward(ctx, grad_T, _grad_entropy):  # type: ignore[no-untyped-def]
+        hidden_TK, weight_VK, targets_T, normaliser_T = ctx.saved_tensors
+        num_rows = weight_VK.shape[0]
+        grad_hidden = torch.zeros_like(hidden_TK)
+        grad_weight = torch.zeros(ctx.full_shape, dtype=torch.float32, device=weight_VK.device)
+        for first in range(0, hidden_TK.shape[0] if num_rows else 0, ctx.chunk):
+            part = slice(first, first + ctx.chunk)
+            grad_logits = (_logits(hidden_TK[part], weight_VK, ctx.scale) - normaliser_T[part, None]).exp_()
+            owned, index = _owned(targets_T[part], num_rows)
+            grad_logits.scatter_add_(-1, index[:, None], -owned[:, None])
+            grad_logits *= (-ctx.scale * grad_T[part])[:, None]
+            grad_logits = grad_logits.to(hidden_TK.dtype)
+            grad_hidden[part] = grad_logits @ weight_VK
+            grad_weight[:num_rows] += grad_logits.t() @ hidden_TK[part]
+        if ctx.group.size() > 1:
+            dist.all_reduce(grad_hidden, group=ctx.group)
+        return grad_hidden, grad_weight.to(weight_VK.dtype), None, None, None, None, None
+
+
+def _logits(hidden_TK: Tensor, weight_VK: Tensor, scale: float) -> Tensor:
+    """Scaled logits in float32, whatever the weights are in."""
+    logits = (hidden_TK @ weight_VK.t()).float()
+    return logits if scale == 1.0 else logits * scale
+
+
+def _owned(targets_T: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """(1.0 where this rank holds the target's row else 0.0, an index that is valid in either case)."""
+    owned = (targets_T >= 0) & (targets_T < num_rows)
+    return owned.float(), targets_T.clamp(0, max(num_rows - 1, 0))
