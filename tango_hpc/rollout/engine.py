@@ -7,6 +7,7 @@ share one tensor size.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import uuid
@@ -98,6 +99,8 @@ class RolloutEngine:
             logprobs_mode="processed_logprobs",
             **arguments,
         )
+        # Set to run when the client is collected: it would end this process's default process group.
+        self.llm.llm_engine.engine_core._finalizer.detach()
 
     @property
     def model(self) -> torch.nn.Module:
@@ -162,8 +165,10 @@ class RolloutEngine:
 
     def close(self) -> None:
         """Give the engine's memory back; it cannot be used afterwards."""
-        self.llm.llm_engine.engine_core.shutdown()
+        self.llm.llm_engine.model_executor.shutdown()
         del self.llm
+        gc.unfreeze()
+        gc.collect()
 
 
 def _host_ident() -> str:
