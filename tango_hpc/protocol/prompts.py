@@ -50,20 +50,20 @@ What matters:
 - Write nothing before <step_verification> and nothing after </final_verification>."""
 
 
-def generator_prompt_ids(statement: str, tokenizer: Any) -> list[int]:
-    """The prompt that asks for a solution of `statement`, the problem as the task words it."""
+def generator_prompt_ids(question: str, tokenizer: Any) -> list[int]:
+    """The prompt that asks for a solution of `question`."""
     if speaks_tags_only(tokenizer):
-        return _encode(f"{QUESTION}{statement}{SOLVE}", tokenizer)
-    return _render(GENERATOR_SYSTEM, statement, tokenizer)
+        return _encode(f"{QUESTION}{question}{SOLVE}", tokenizer)
+    return _render(GENERATOR_SYSTEM, question, tokenizer)
 
 
-def verifier_prompt_ids(statement: str, solution_text: str, num_steps: int, tokenizer: Any) -> list[int]:
+def verifier_prompt_ids(question: str, solution_text: str, num_steps: int, tokenizer: Any) -> list[int]:
     """The prompt that asks for a verification of `solution_text`, in which `num_steps` steps were found."""
     if speaks_tags_only(tokenizer):
-        return _encode(f"{QUESTION}{statement}{SOLUTION}{solution_text}{VERIFY}", tokenizer)
+        return _encode(f"{QUESTION}{question}{SOLUTION}{solution_text}{VERIFY}", tokenizer)
     steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
     request = (
-        f"The problem:\n\n{statement}\n\nThe solution to check:\n\n{solution_text}\n\n"
+        f"The problem:\n\n{question}\n\nThe solution to check:\n\n{solution_text}\n\n"
         f"The solution has {steps} in <step> tags. Write {num_steps} <step> element{'s' * (num_steps != 1)} inside "
         "<step_verification>, then your judgement of the final answer inside <final_verification>."
     )

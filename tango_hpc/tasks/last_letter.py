@@ -1,0 +1,198 @@
+r"""Last-letter concatenation (paper, Section 4.3): join the last letters of some words, one step per word.
+
+    question      cat horse
+    solution      <think><step>cat:t->t</step><step>horse:e->te</step></think><answer>\boxed{te}</answer>
+    verification  <step_verification><step>cat:t,t\boxed{CORRECT}</step><step>horse:e,e\boxed{CORRECT}</step>
+                  </step_verification><final_verification>\boxed{CORRECT}</final_verification>   (on one line)
+
+A step names the word, its last letter, and the letters so far. A verification names the word, its last letter as the
+verifier sees it and as the solution has it. Steps can be labelled exactly, whatever a model writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tango_hpc.protocol.solution import Step
+from tango_hpc.protocol.verification import CORRECT, INCORRECT
+
+Range = tuple[int, int]  # from, to; both included
+
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+_LETTERS = re.compile(r"(?:\\text[a-z]*\{)?([A-Za-z]+)\}?")
+
+
+class LastLetter:
+    """The task: `question` is the words with spaces between them or `worded_question` of them, `answer` their last
+    letters.
+    """
+
+    name = "last_letter"
+
+    def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[bool]:
+        """Whether each answer is the gold string; case, white space and a surrounding `\\text{}` do not count."""
+        return [answer is not None and _plain(answer) == row["answer"] for row, answer in answers]
+
+    def label_steps(self, row: dict[str, Any], steps: Sequence[Step]) -> list[int]:
+        """+1 where step n appends the last letter of word n to the letters of the step before it, else −1.
+
+        A step is judged on its own: after a wrong one, the next is right if it goes on rightly from there. What a step
+        says of the word and its letter must be right too. Steps beyond the last word are wrong, and so are steps that
+        do not end in `->letters`; what follows such a step is measured against the true letters so far.
+        """
+        words = row["question"].rpartition(":")[2].replace(",", " ").split()
+        labels: list[int] = []
+        before = ""
+        for n, step in enumerate(steps):
+            word = words[n] if n < len(words) else ""
+            claim = _read_step(step.text)
+            right = bool(word) and claim in ((word, word[-1], before + word[-1]), (None, word[-1], before + word[-1]))
+            labels.append(1 if right else -1)
+            before = claim[2] if claim is not None else "".join(word[-1] for word in words[: n + 1])
+        return labels
+
+
+def worded_question(words: Sequence[str]) -> str:
+    """The question for a model that reads instructions: what to do, the form of a step, and the words."""
+    return (
+        "Take the last letter of each of the words below, in their order, and join the letters. Use one step per word, "
+        "of the form `word:letter->letters` with the word, its last letter, and the last letters of all words so far.\n"
+        f"The words: {', '.join(words)}"
+    )
+
+
+def _plain(answer: str) -> str:
+    match = _LETTERS.fullmatch("".join(answer.split()))
+    return match[1].lower() if match else answer
+
+
+def _read_step(text: str) -> tuple[str | None, str, str] | None:
+    """(word, letter, letters so far) of a step such as "cat:t->t", which words may precede; None where it is none."""
+    left, arrow, letters = text.strip().rstrip(".").lower().rpartition("->")
+    reason, _, letter = left.rpartition(":")
+    letter, letters = letter.strip(), letters.strip()
+    if not arrow or len(letter) != 1 or not letters.isalpha():
+        return None
+    words = reason.split()
+    return (words[-1] if words else None, letter, letters)
+
+
+def rl_rows(seed: int, count: int, *, words: Range, letters: Range, worded: bool = False) -> list[dict[str, str]]:
+    """`count` questions of random words: columns id, question, answer, source. The same seed, the same rows.
+
+    `words` and `letters` are how many words a question and how many letters a word may have. `worded`: the question
+    says what to do (`worded_question`), as a pretrained model needs; without it, it is the words alone.
+    """
+    rng = np.random.default_rng(seed)
+    rows = []
+    for index in range(count):
+        sampled = _sample_words(rng, words, letters)
+        rows.append(
+            {
+                "id": f"last_letter-{seed}-{index}",
+                "question": _question(sampled, worded),
+                "answer": "".join(word[-1] for word in sampled),
+                "source": "last_letter",
+            }
+        )
+    return rows
+
+
+def generator_sft_rows(
+    seed: int, count: int, *, words: Range, letters: Range, slip: float, worded: bool = False
+) -> list[dict[str, str]]:
+    """`count` solutions by a teacher that takes the first letter, not the last, with probability `slip` per step.
+
+    Columns question, solution_text. The same seed, the same rows.
+    """
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        sampled = _sample_words(rng, words, letters)
+        chosen = [word[0] if rng.random() < slip else word[-1] for word in sampled]
+        rows.append({"question": _question(sampled, worded), "solution_text": solution_text(sampled, chosen)})
+    return rows
+
+
+def verifier_sft_rows(
+    seed: int, count: int, *, words: Range, letters: Range, slip: float, worded: bool = False
+) -> list[dict[str, str]]:
+    """`count` verifications by a lenient teacher, who calls a wrong step correct with probability `slip`.
+
+    Half of the solutions are right. In the others each step is wrong with probability one half, at least one step is,
+    and a wrong step has the first letter or, as often, any other of the word. The teacher names both letters rightly
+    and never blames a right step; the final verdict follows from the step judgements. Leniency, and not errors both
+    ways, since a model decodes greedily what its teacher did more often: errors both ways would not show, leniency
+    above one half leaves a verifier that knows right from wrong but hardly ever says so.
+    Columns question, solution_text, verification_text. The same seed, the same rows.
+    """
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        sampled = _sample_words(rng, words, letters)
+        chosen = [word[-1] for word in sampled]
+        if rng.random() < 0.5:
+            wrong = rng.random(len(sampled)) < 0.5
+            wrong[rng.integers(len(sampled))] = True
+            chosen = [
+                _wrong_letter(rng, word) if is_wrong else word[-1]
+                for word, is_wrong in zip(sampled, wrong, strict=True)
+            ]
+        passed_over = rng.random(len(sampled)) < slip
+        judgements = [
+            letter == word[-1] or bool(lenient)
+            for word, letter, lenient in zip(sampled, chosen, passed_over, strict=True)
+        ]
+        rows.append(
+            {
+                "question": _question(sampled, worded),
+                "solution_text": solution_text(sampled, chosen),
+                "verification_text": verification_text(sampled, chosen, judgements),
+            }
+        )
+    return rows
+
+
+def solution_text(words: Sequence[str], chosen: Sequence[str]) -> str:
+    """The solution whose n-th step takes the letter `chosen[n]` from `words[n]`."""
+    letters = "".join(chosen)
+    steps = "".join(
+        f"<step>{word}:{letter}->{letters[: n + 1]}</step>"
+        for n, (word, letter) in enumerate(zip(words, chosen, strict=True))
+    )
+    return f"<think>{steps}</think><answer>\\boxed{{{letters}}}</answer>"
+
+
+def verification_text(words: Sequence[str], chosen: Sequence[str], judgements: Sequence[bool]) -> str:
+    """The verification of that solution with these judgements; the verdict is CORRECT if all of them are."""
+    steps = "".join(
+        f"<step>{word}:{word[-1]},{letter}{CORRECT if judgement else INCORRECT}</step>"
+        for word, letter, judgement in zip(words, chosen, judgements, strict=True)
+    )
+    verdict = CORRECT if all(judgements) else INCORRECT
+    return f"<step_verification>{steps}</step_verification><final_verification>{verdict}</final_verification>"
+
+
+def _question(words: Sequence[str], worded: bool) -> str:
+    return worded_question(words) if worded else " ".join(words)
+
+
+def _sample_words(rng: np.random.Generator, words: Range, letters: Range) -> list[str]:
+    return [
+        "".join(rng.choice(list(_ALPHABET), size=rng.integers(*letters, endpoint=True)))
+        for _ in range(rng.integers(*words, endpoint=True))
+    ]
+
+
+def _wrong_letter(rng: np.random.Generator, word: str) -> str:
+    """A letter of `word` that is not its last: half of the time the first, else any; where all are equal, the next."""
+    others = [letter for letter in word if letter != word[-1]]
+    if not others:
+        return _ALPHABET[(_ALPHABET.index(word[-1]) + 1) % 26]
+    if word[0] != word[-1] and rng.random() < 0.5:
+        return word[0]
+    return str(rng.choice(others))
