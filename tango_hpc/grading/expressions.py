@@ -1,0 +1,190 @@
+"""Values of mathematical expressions: read by the parser of math-verify, compared at high precision.
+
+Only the worker process imports this module: evaluating what a model wrote may take for ever, and the
+process limits are what ends it. Two expressions with variables are compared at fixed points, which decides
+identities that `simplify` does not (factorials, floors, nested radicals) and takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import product
+from typing import TypeAlias
+
+import mpmath
+import sympy
+from latex2sympy2_extended import NormalizationConfig, latex2sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+from math_verify import verify
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # else a warning at each call without its own timeout
+
+Readable: TypeAlias = sympy.Basic | sympy.MatrixBase
+
+DIGITS = 60  # of every numeric evaluation
+EQUAL = mpmath.mpf(10) ** -40  # relative distance below which two exact expressions are one number
+APPROXIMATE = 2e-6  # relative distance allowed to an answer that is written as a decimal: six good digits
+_REAL_POINTS = [sympy.Rational(p, q) for p, q in ((17, 7), (43, 19), (5, 3), (7, 23), (101, 9), (29, 31))]
+_WHOLE_POINTS = [sympy.Integer(n) for n in (5, 12, 7, 3, 11, 4, 9, 2)]
+_WHOLE_FUNCTIONS = (sympy.floor, sympy.ceiling, sympy.factorial, sympy.binomial, sympy.Mod)
+
+# Unlike math-verify's defaults: no units cut off (`2 m` may be a product), and R is not r.
+_NORMALIZATION = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+)
+_CONVERSION = ConversionConfig(lowercase_symbols=False)
+_FOR_PARSER: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (re.compile(r"\*\*"), "^"),
+    (re.compile(r"\*"), r"\\cdot "),
+    (re.compile(r"(?<![A-Za-z\\])sqrt\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
+    (re.compile(r"(?<![A-Za-z\\])(pi|sin|cos|tan|cot|sec|csc|ln|log|arcsin|arccos|arctan|infty)(?![A-Za-z])"), r"\\\1 "),
+    (re.compile(r"\^\s*\(([^()]*)\)"), r"^{\1}"),
+    (re.compile(r"\^\s*(-?\d+)"), r"^{\1}"),
+    (re.compile(r"(\d+(?:\.\d+)?)\s*\^\{\\circ\}"), r"(\\frac{\1\\pi}{180})"),
+    (re.compile(r"(?<![\d.])(\d*)\.(\d+)"), lambda m: rf"\frac{{{int(m[1] + m[2])}}}{{{10 ** len(m[2])}}}"),  # exactly
+    (re.compile(r"\s+!"), "!"),
+    (re.compile(r"((?:\d+|[A-Za-z]|\([^()]*\))!)\s*\^"), r"{(\1)}^"),
+]  # fmt: skip
+
+
+def read(text: str) -> Readable | None:
+    """The expression that cleaned LaTeX or plain text stands for; None where the parser finds none."""
+    for pattern, replacement in _FOR_PARSER:
+        text = pattern.sub(replacement, text)
+    try:
+        found = latex2sympy(text, normalization_config=_NORMALIZATION, conversion_config=_CONVERSION)
+    except Exception:  # the parser raises errors of many kinds on what is no mathematics; that is its answer
+        return None
+    if isinstance(found, sympy.MatrixExpr):
+        found = found.doit()
+    return found if isinstance(found, sympy.Basic | sympy.MatrixBase) else None
+
+
+def same_value(gold: Readable, answer: Readable, *, tolerance: float | None = None, approximate: bool = False) -> bool:
+    """Whether two expressions without or with variables have the same value everywhere they are both defined.
+
+    `tolerance` is absolute and for numbers only (a benchmark's own); `approximate` admits a decimal answer
+    within `APPROXIMATE`. Relations, sets and tuples are not values: see `same_by_math_verify`.
+    """
+    if isinstance(gold, sympy.MatrixBase) or isinstance(answer, sympy.MatrixBase):
+        return _same_matrix(gold, answer, tolerance, approximate)
+    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
+        return False
+    gold, answer = _with_imaginary_unit(gold, answer)
+    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    if not symbols:
+        return _same_number(gold, answer, tolerance, approximate)
+    agreed = zeros = 0
+    for point in _points(gold, answer, len(symbols)):
+        values = dict(zip(symbols, point, strict=True))
+        left, right = _evaluate(gold.subs(values)), _evaluate(answer.subs(values))
+        if left is None or right is None:
+            continue
+        if not _close(left, right, EQUAL if not approximate else APPROXIMATE):
+            real = left.imag == 0 and right.imag == 0
+            if real or all(value > 0 for value in point):
+                return False
+            continue  # outside the real domain, roots and logarithms pick a branch: says nothing
+        if left == right == 0:
+            zeros += 1  # as far outside the range of a binomial: says nothing unless it is so everywhere
+        else:
+            agreed += 1
+    return agreed >= 2 or (agreed == 0 and zeros >= 3)
+
+
+def same_by_math_verify(gold: Readable, answer: Readable) -> bool:
+    """math-verify's own comparison, used for sets, relations and other things that are not values."""
+    return bool(verify([gold], [answer], strict=True, timeout_seconds=None))
+
+
+def is_number(expression: Readable) -> bool:
+    """Whether the expression has a value without knowing any variable."""
+    return isinstance(expression, sympy.Expr) and not expression.free_symbols
+
+
+def scaled(expression: sympy.Expr, factor: sympy.Expr | Fraction) -> sympy.Expr:
+    """`factor * expression`, left unevaluated as the parser leaves things."""
+    factor = sympy.Rational(factor.numerator, factor.denominator) if isinstance(factor, Fraction) else factor
+    return sympy.Mul(factor, expression, evaluate=False)
+
+
+def _with_imaginary_unit(gold: sympy.Expr, answer: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    """Read the letter i as the imaginary unit in both, where it is the only letter of the gold answer."""
+    letter = sympy.Symbol("i")
+    if gold.free_symbols | answer.free_symbols == {letter}:
+        return gold.subs(letter, sympy.I), answer.subs(letter, sympy.I)
+    return gold, answer
+
+
+def _same_number(gold: sympy.Expr, answer: sympy.Expr, tolerance: float | None, approximate: bool) -> bool:
+    exact_gold, exact_answer = _exact(gold), _exact(answer)
+    if exact_gold is not None and exact_answer is not None and tolerance is None:
+        return exact_gold == exact_answer
+    left, right = _evaluate(gold), _evaluate(answer)
+    if left is None or right is None:
+        return gold == answer and gold not in (sympy.nan, sympy.zoo)
+    if tolerance is not None and abs(left - right) <= tolerance * 1.01:
+        return True
+    return _close(left, right, APPROXIMATE if approximate else EQUAL)
+
+
+def _exact(expression: sympy.Expr) -> sympy.Expr | None:
+    """The rational value of an expression of rational numbers; None for anything else."""
+    if not all(atom.is_Rational for atom in expression.atoms(sympy.Number)) or expression.atoms(sympy.NumberSymbol):
+        return None
+    value = expression.doit()
+    return value if value.is_Rational else None
+
+
+def _evaluate(expression: sympy.Expr) -> mpmath.mpc | None:
+    value = sympy.N(expression.doit(), DIGITS)
+    if not value.is_number or value.has(sympy.nan, sympy.zoo, sympy.oo):
+        return None
+    real, imaginary = value.as_real_imag()
+    if not (real.is_Float or real.is_Rational) or not (imaginary.is_Float or imaginary.is_Rational):
+        return None
+    with mpmath.workdps(DIGITS):
+        return mpmath.mpc(mpmath.mpf(str(sympy.N(real, DIGITS))), mpmath.mpf(str(sympy.N(imaginary, DIGITS))))
+
+
+def _close(left: mpmath.mpc, right: mpmath.mpc, relative: mpmath.mpf | float) -> bool:
+    with mpmath.workdps(DIGITS):
+        return abs(left - right) <= relative * max(abs(left), abs(right), EQUAL)
+
+
+def _points(gold: sympy.Expr, answer: sympy.Expr, num_symbols: int) -> list[tuple[sympy.Rational, ...]]:
+    """Points of the domain: whole numbers where an expression counts something, else rationals, some negative."""
+    counts = gold.has(*_WHOLE_FUNCTIONS) or answer.has(*_WHOLE_FUNCTIONS) or _has_sign_power(gold, answer)
+    base = _WHOLE_POINTS if counts else _REAL_POINTS
+    points = []
+    for index in range(len(base)):
+        point = [base[(index + 2 * j) % len(base)] + (12 * j if counts else 0) for j in range(num_symbols)]
+        points.append(tuple(point))
+        if counts and num_symbols > 1:
+            points.append(tuple(reversed(point)))  # n over k wants n the larger, whichever name sorts first
+    if not counts and num_symbols == 1:
+        points += [(-value,) for (value,) in points[:3]]
+    elif not counts:
+        points += [tuple(-value if sign else value for value, sign in zip(points[0], signs, strict=True))
+                   for signs in list(product((0, 1), repeat=num_symbols))[1:4]]  # fmt: skip
+    return points
+
+
+def _has_sign_power(*expressions: sympy.Expr) -> bool:
+    return any(
+        power.base.is_number and power.base.is_negative and power.exp.free_symbols
+        for expression in expressions
+        for power in expression.atoms(sympy.Pow)
+    )
+
+
+def _same_matrix(gold: Readable, answer: Readable, tolerance: float | None, approximate: bool) -> bool:
+    if not (isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase)) or gold.shape != answer.shape:
+        return False
+    return all(
+        same_value(left, right, tolerance=tolerance, approximate=approximate)
+        for left, right in zip(gold.flat(), answer.flat(), strict=True)
+    )

@@ -1,0 +1,277 @@
+"""Whether an answer in LaTeX or plain text is mathematically the gold answer: structure first, then values.
+
+Lists of answers are unordered; ordered tuples, intervals, unions, matrices, equations, inequalities, named
+values (`x = 5`), units, percents, bases and words each have their rule; what is left is an expression.
+Runs in the worker processes of `pool.GradingPool`, because evaluating an expression may never end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+import sympy
+
+from tango_hpc.grading import expressions
+from tango_hpc.grading.latex import bracketed, clean, is_balanced, words
+from tango_hpc.grading.numbers import looks_grouped, plain_number
+from tango_hpc.grading.structure import (
+    IN_BASE,
+    LETTER,
+    NAMED,
+    base_letter,
+    inside_membership,
+    interval_of,
+    is_collection,
+    is_words,
+    items_of,
+    name_of,
+    rename_argument,
+    spelling,
+    tuple_of,
+)
+from tango_hpc.grading.units import DEGREE, PERCENT, Unit, split_unit
+
+
+def same_answer(gold: str, answer: str, *, tolerance: float | None = None, unit: str | None = None,
+                several: bool = False) -> bool:  # fmt: skip
+    """Whether `answer` is right where `gold` is the reference.
+
+    tolerance: allowed absolute error of a number (a benchmark's own rule); None asks for exactness.
+    unit: the unit that the question asks for, where the gold answer does not repeat it.
+    several: the gold answer lists several answers, so `100,200` are two numbers and not one.
+    """
+    if not is_balanced(answer):
+        return False
+    gold, answer = clean(gold), clean(answer)
+    if not gold or not answer:
+        return False
+    if spelling(gold) == spelling(answer):
+        return True
+    asked = split_unit(rf"1\text{{{unit.strip('$ ')}}}")[1] if unit else None
+    return _Comparison(tolerance, asked).compare(gold, answer, several)
+
+
+class _Comparison:
+    """One comparison with its settings; every method is a predicate on (gold, answer), both cleaned."""
+
+    def __init__(self, tolerance: float | None, asked_unit: Unit | None) -> None:
+        self.tolerance = tolerance
+        self.asked_unit = asked_unit
+
+    def compare(self, gold: str, answer: str, several: bool = False) -> bool:
+        """Lists, unions and sets as unordered collections; anything else as a single answer."""
+        gold_items, answer_items = items_of(gold, several), items_of(answer, several)
+        if len(gold_items) == 1 and not is_collection(gold) and not several:
+            answer_items = [answer] if looks_grouped(split_unit(answer)[0]) else answer_items
+        if len(gold_items) == len(answer_items) == 1:
+            return self.single(gold_items[0], answer_items[0])
+        if len(gold_items) != len(answer_items):
+            return self._by_parsed_sets(gold, answer)
+        names = [name_of(item) for item in gold_items]
+        if len(set(names)) == len(names) > 1 and None not in names:
+            return self._record(gold_items, answer_items, names)
+        if _matches(gold_items, answer_items, self.single):
+            return True
+        return self._by_parsed_sets(gold, answer)
+
+    def single(self, gold: str, answer: str) -> bool:
+        """One answer against one: tuples, intervals, relations, named values and atoms."""
+        if spelling(gold) == spelling(answer):
+            return True
+        gold, answer = inside_membership(gold), inside_membership(answer)
+        gold_interval, answer_interval = interval_of(gold), interval_of(answer)
+        if gold_interval and answer_interval and "?" not in (gold_interval[0] + answer_interval[0]):
+            same_ends = gold_interval[0] == answer_interval[0] and gold_interval[3] == answer_interval[3]
+            return same_ends and all(map(self.single, gold_interval[1:3], answer_interval[1:3]))
+        gold_tuple, answer_tuple = tuple_of(gold), tuple_of(answer)
+        if r"\begin{" in gold + answer and not (gold_tuple and answer_tuple):
+            return self._matrices(gold, answer)
+        if gold_tuple or answer_tuple:
+            if gold_tuple and answer_tuple:
+                return len(gold_tuple) == len(answer_tuple) and all(map(self.single, gold_tuple, answer_tuple))
+            return False
+        gold_match, answer_match = NAMED.fullmatch(gold), NAMED.fullmatch(answer)
+        if gold_match and answer_match and base_letter(gold_match["name"]) == base_letter(answer_match["name"]):
+            if gold_match["argument"] or answer_match["argument"]:
+                answer = rename_argument(answer_match, gold_match)
+            else:
+                answer = answer_match["value"]
+            return self.single(gold_match["value"].strip(), answer.strip())
+        if gold_match and "=" not in answer:
+            return self.single(gold_match["value"].strip(), answer)
+        if answer_match and "=" not in gold:
+            return self.single(gold, answer_match["value"].strip())
+        if "=" in gold or "=" in answer:
+            return "=" in gold and "=" in answer and self._equations(gold, answer)
+        return self.atom(gold, answer)
+
+    def atom(self, gold: str, answer: str) -> bool:
+        """One value, word, choice or number in a base, with its unit."""
+        if gold_letter := LETTER.fullmatch(gold):
+            answer_letter = LETTER.fullmatch(answer)
+            if answer_letter:
+                same = str.casefold if "(" in gold or "text" in gold else str
+                return same(gold_letter[1]) == same(answer_letter[1])
+        if is_words(gold):
+            return words(gold) == words(answer)
+        gold_base, answer_base = IN_BASE.fullmatch(gold), IN_BASE.fullmatch(answer)
+        if gold_base or answer_base:
+            return _same_digits(gold, gold_base, answer, answer_base)
+        if ":" in gold + answer:
+            return self._value(_quotient(gold), _quotient(answer))
+        (gold_value, gold_unit), (answer_value, answer_unit) = split_unit(gold), split_unit(answer)
+        return self._with_units(gold_value, gold_unit, answer_value, answer_unit)
+
+    def _with_units(self, gold: str, gold_unit: Unit | None, answer: str, answer_unit: Unit | None) -> bool:
+        expected = gold_unit or self.asked_unit
+        if PERCENT in (gold_unit, answer_unit) and gold_unit != answer_unit:
+            if answer_unit not in (None, PERCENT) or gold_unit not in (None, PERCENT):
+                return False
+            with_sign, bare = (gold, answer) if gold_unit == PERCENT else (answer, gold)
+            return self._value(gold, answer) or self._value(bare, rf"\frac{{{with_sign}}}{{100}}", exactly=True)
+        if DEGREE in (gold_unit, answer_unit) and gold_unit != answer_unit:
+            in_degrees, other, other_unit = (
+                (gold, answer, answer_unit) if gold_unit == DEGREE else (answer, gold, gold_unit)
+            )
+            if other_unit is not None:
+                return False
+            if r"\pi" in other:
+                return self._value(rf"({in_degrees})\cdot\frac{{\pi}}{{180}}", other)
+            return self._value(gold, answer)
+        if expected and answer_unit and expected != answer_unit:
+            if expected.dimension != answer_unit.dimension:
+                return False
+            return self._value(gold, answer, scale=answer_unit.factor / expected.factor)
+        return self._value(gold, answer)
+
+    def _value(self, gold: str, answer: str, *, scale: Fraction = Fraction(1), exactly: bool = False) -> bool:
+        """Numbers and expressions: exactly where both are plain numbers, else by the parsed expressions."""
+        gold, answer = _open_group(gold), _open_group(answer)
+        gold_number, answer_number = plain_number(gold), plain_number(answer)
+        if gold_number is not None and answer_number is not None:
+            distance = abs(gold_number - answer_number * scale)
+            if distance == 0 or (
+                self.tolerance is not None and distance <= Fraction(self.tolerance) * Fraction(101, 100)
+            ):
+                return True
+            if exactly or _good_digits(answer) < 6 or _is_decimal(gold):
+                return False  # two exact numbers that differ, or two decimals
+            return distance <= Fraction(expressions.APPROXIMATE) * abs(gold_number)
+        gold_expression, answer_expression = expressions.read(_mixed(gold)), expressions.read(_mixed(answer))
+        if gold_expression is None or answer_expression is None:
+            return False
+        if scale != 1:
+            if not expressions.is_number(answer_expression):
+                return False
+            answer_expression = expressions.scaled(answer_expression, scale)
+        decimal_answer = _good_digits(answer) >= 6 and not _is_decimal(gold)
+        if expressions.same_value(
+            gold_expression, answer_expression, tolerance=self.tolerance, approximate=decimal_answer
+        ):
+            return True
+        if isinstance(gold_expression, sympy.Expr) and isinstance(answer_expression, sympy.Expr):
+            return False
+        return expressions.same_by_math_verify(gold_expression, answer_expression)
+
+    def _matrices(self, gold: str, answer: str) -> bool:
+        """Matrices as whole expressions (`\\frac{1}{3} A`, `-A`); a tuple stands for the column of its entries."""
+        values: list[expressions.Readable | None] = []
+        for text in (gold, answer):
+            entries = None if r"\begin{" in text else tuple_of(text)
+            text = r"\begin{pmatrix}" + r" \\ ".join(entries) + r"\end{pmatrix}" if entries else text
+            values.append(expressions.read(text))
+        if any(value is None for value in values):
+            return False
+        return expressions.same_value(*values, tolerance=self.tolerance)
+
+    def _equations(self, gold: str, answer: str) -> bool:
+        """Two equations with one solution set: one is a constant multiple of the other, or math-verify solves both."""
+        sides = [text.split("=") for text in (gold, answer)]
+        if all(len(parts) == 2 for parts in sides):
+            differences = []
+            for left, right in sides:
+                expression = expressions.read(f"({left})-({right})")
+                if not isinstance(expression, sympy.Expr):
+                    break
+                differences.append(expression)
+            else:
+                ratio = (
+                    sympy.simplify(differences[0].doit() / differences[1].doit())
+                    if differences[1].doit() != 0
+                    else None
+                )
+                return ratio is not None and ratio.is_number and ratio.is_finite and ratio != 0
+        return self._by_parsed_sets(gold, answer)
+
+    def _by_parsed_sets(self, gold: str, answer: str) -> bool:
+        """Sets written in different pieces, such as overlapping unions: sympy's set algebra decides."""
+        if (
+            tuple_of(gold)
+            or tuple_of(answer)
+            or not any(mark in gold + answer for mark in (r"\cup", r"\cap", r"\setminus", r"\mathbb", "="))
+        ):
+            return False
+        gold_set, answer_set = expressions.read(gold), expressions.read(answer)
+        if gold_set is None or answer_set is None:
+            return False
+        return expressions.same_by_math_verify(gold_set, answer_set)
+
+    def _record(self, gold_items: list[str], answer_items: list[str], names: list[str | None]) -> bool:
+        """Several values with different names: matched by name where the answer has names, else in order."""
+        answer_names = [name_of(item) for item in answer_items]
+        if sorted(map(str, answer_names)) == sorted(map(str, names)):
+            answer_items = [answer_items[answer_names.index(name)] for name in names]
+        return all(map(self.single, gold_items, answer_items))
+
+
+def _matches(gold_items: list[str], answer_items: list[str], same: Callable[[str, str], bool]) -> bool:
+    """Whether the answers pair up with the gold ones, each used once. Equality is transitive, so greedy is enough."""
+    remaining = list(answer_items)
+    for gold in gold_items:
+        found = next((index for index, answer in enumerate(remaining) if same(gold, answer)), None)
+        if found is None:
+            return False
+        del remaining[found]
+    return not remaining
+
+
+def _quotient(text: str) -> str:
+    """A ratio `a:b` as the fraction it stands for; anything else as it is."""
+    parts = text.split(":")
+    return rf"\frac{{{parts[0].strip()}}}{{{parts[1].strip()}}}" if len(parts) == 2 else text
+
+
+def _same_digits(gold: str, gold_base: re.Match[str] | None, answer: str, answer_base: re.Match[str] | None) -> bool:
+    """Numerals in a base. Where one side leaves the base to the question, its digits are what counts."""
+    if gold_base and answer_base and (gold_base[2] or gold_base[3]) != (answer_base[2] or answer_base[3]):
+        return False
+    digits = [(match[1] if match else text).casefold() for match, text in ((gold_base, gold), (answer_base, answer))]
+    return digits[0] == digits[1]
+
+
+def _open_group(text: str) -> str:
+    """`{90}` and `(90)` are 90."""
+    while (inside := bracketed(text)) and inside[0] + inside[2] in ("{}", "()") and inside[1]:
+        text = inside[1]
+    return text.strip()
+
+
+def _is_decimal(text: str) -> bool:
+    return re.search(r"\d\.\d|(?<!\d)\.\d", text) is not None
+
+
+def _good_digits(text: str) -> int:
+    """Significant digits of the longest decimal in the text."""
+    return max((len((whole + rest).lstrip("0")) for whole, rest in re.findall(r"(\d*)\.(\d+)", text)), default=0)
+
+
+def _mixed(text: str) -> str:
+    """Whole numbers before proper fractions of whole numbers joined by a plus: the parser would multiply."""
+
+    def join(match: re.Match[str]) -> str:
+        whole, top, bottom = match.groups()
+        return rf"({whole}+\frac{{{top}}}{{{bottom}}})" if int(top) < int(bottom) else match[0]
+
+    return re.sub(r"(?<![\d.^_}])(\d{1,9})\s*\\frac\{\s*(\d{1,9})\s*\}\{\s*(\d{1,9})\s*\}", join, text)

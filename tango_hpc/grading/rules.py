@@ -1,0 +1,113 @@
+"""The grading rules by name. Each is a predicate on (gold, answer); a benchmark names its rule and options.
+
+`math` is the only one that evaluates expressions; the others are exact, quick and safe in any process.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from tango_hpc.grading.latex import clean, split_top_level, words
+from tango_hpc.grading.numbers import plain_number
+from tango_hpc.grading.units import split_unit
+
+MAX_ANSWER_CHARACTERS = 4000  # the longest gold answer of the supported sets has 260
+
+Rule = Callable[..., bool]
+
+
+def number(gold: str, answer: str) -> bool:
+    """GSM8K: one plain number; commas, currency, a unit or a percent sign do not matter, its exact value does."""
+    gold_value, answer_value = _number_in(gold), _number_in(answer)
+    return gold_value is not None and gold_value == answer_value
+
+
+def label(gold: str, answer: str, labels: Sequence[str], synonyms: Mapping[str, str] | None = None) -> bool:
+    """Yes or no, proved or disproved: exactly one of `labels` (or its synonym) must be the whole answer."""
+    given = words(clean(answer))
+    given = (synonyms or {}).get(given, given)
+    return given in labels and given == words(gold)
+
+
+def choice(gold: str, answer: str) -> bool:
+    """A letter, with or without parentheses, a full stop or its text behind it: `(C)`, `C.`, `C) 12`."""
+    match = re.match(r"\W*(?:text)?\W*([A-Za-z])(?![A-Za-z0-9])", clean(answer))
+    return match is not None and match[1].upper() == words(gold).upper()
+
+
+def literal(gold: str, answer: str) -> bool:
+    """CRUXEval: two Python literals with equal value and equal types all the way down; nothing is executed."""
+    return _typed(gold) == _typed(answer) is not None
+
+
+def table(gold: str, answer: str) -> bool:
+    """TableBench: cells separated by commas in any order, each an equal number or equal words."""
+    given = [_cell(part) for part in _cells(answer)]
+    return sorted(_cell(part) for part in _cells(gold)) == sorted(given)
+
+
+def math(gold: str, answer: str, **options) -> bool:
+    """A mathematical answer: see `mathematics.same_answer`. May never return: run it in a `GradingPool`."""
+    from tango_hpc.grading.mathematics import same_answer
+
+    return same_answer(gold, answer, **options)
+
+
+RULES: dict[str, Rule] = {
+    "math": math, "number": number, "label": label, "choice": choice, "literal": literal, "table": table,
+}  # fmt: skip
+
+
+def shortcut(rule: str, gold: str, answer: str, options: Mapping[str, object]) -> bool | None:
+    """The verdict where no expression needs evaluating; None where a worker process must decide.
+
+    An answer beyond `MAX_ANSWER_CHARACTERS` is wrong: no reference comes near it and nobody reads it.
+    """
+    if len(answer) > MAX_ANSWER_CHARACTERS:
+        return False
+    if rule != "math":
+        return RULES[rule](gold, answer, **options)
+    if gold.strip() and gold.strip() == answer.strip():
+        return True
+    if not answer.strip():
+        return False
+    gold_value, answer_value = plain_number(gold), plain_number(answer)
+    if gold_value is not None and gold_value == answer_value:
+        return True
+    if re.fullmatch(r"\s*-?\d+\s*", gold) and re.fullmatch(r"\s*-?\d+\s*", answer) and options.get("tolerance") is None:
+        return False  # two whole numbers that differ: the usual case of a wrong answer
+    return None
+
+
+def _number_in(text: str):
+    return plain_number(split_unit(clean(text))[0])
+
+
+def _typed(text: str):
+    """A literal as nested (type, value) pairs, so that 1, 1.0 and True differ and dict order does not matter."""
+    try:
+        return _with_types(ast.literal_eval(text.strip()))
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        return None
+
+
+def _with_types(value):
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, tuple(map(_with_types, value)))
+    if isinstance(value, set):
+        return ("set", frozenset(map(_with_types, value)))
+    if isinstance(value, dict):
+        return ("dict", frozenset((_with_types(key), _with_types(item)) for key, item in value.items()))
+    return (type(value).__name__, repr(value) if isinstance(value, float) else value)
+
+
+def _cells(text: str) -> list[str]:
+    text = re.sub(r"(?<![\d,])(\d{1,3}(?:,\d{3})+)(?!\d)", lambda match: match[0].replace(",", ""), clean(text))
+    return split_top_level(text, ",;")
+
+
+def _cell(text: str) -> str:
+    value = _number_in(text)
+    return words(text) if value is None else f"{float(value):.10g}"
