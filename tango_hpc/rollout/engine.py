@@ -71,7 +71,12 @@ class RolloutEngine:
             from tango_hpc.rollout.cpu_worker import GROUP_IDENT
 
             os.environ[GROUP_IDENT] = _host_ident()
-            arguments = {"worker_cls": "tango_hpc.rollout.cpu_worker.NamedCPUWorker", "enforce_eager": True}
+            arguments = {
+                "worker_cls": "tango_hpc.rollout.cpu_worker.NamedCPUWorker",
+                "enforce_eager": True,
+                # A prompt cut in two would rewind its request's generator, which a CPU generator cannot.
+                "enable_chunked_prefill": False,
+            }
         else:
             arguments = {
                 "enable_sleep_mode": True,
@@ -94,7 +99,7 @@ class RolloutEngine:
             seed=seed,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max(max_batched_tokens, max_num_seqs),
+            max_num_batched_tokens=max(max_batched_tokens, max_num_seqs, max_model_len),
             enable_prefix_caching=True,
             logprobs_mode="processed_logprobs",
             **arguments,
