@@ -50,6 +50,19 @@ def load_config(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
     return validate_tree(tree, str(path))
 
 
+def read_run_dir(path: Path, overrides: typing.Sequence[str] = ()) -> Path:
+    """Only `run.dir` of a config, whose other settings may have become invalid since its run began."""
+    tree = read_tree(path)
+    for override in overrides:
+        apply_override(tree, override)
+    mistakes: list[str] = []
+    section = tree.get("run")
+    value = _resolve(section.get("dir") if isinstance(section, dict) else None, tree, ("run", "dir"), mistakes)
+    if mistakes or not isinstance(value, str):
+        raise UserError(f"{path} has no usable run.dir: {'; '.join(mistakes) or value!r}")
+    return Path(value)
+
+
 def read_tree(path: Path) -> dict[str, Any]:
     """The YAML file as nested dictionaries."""
     try:

@@ -63,7 +63,7 @@ def prepare_rank(directory: RunDirectory, env: Mapping[str, str] = os.environ) -
         found = {"address": own_address(env), "port": free_port()}
         write_atomically(file, json.dumps(found))
     else:
-        found = _await_rendezvous(file)
+        found = json.loads(await_file(file))
     return {
         "RANK": str(rank),
         "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"],
@@ -81,11 +81,12 @@ def rendezvous_file(directory: RunDirectory, env: Mapping[str, str]) -> Path:
     return directory.control / f"rendezvous-{start}.json"
 
 
-def _await_rendezvous(file: Path) -> dict[str, object]:
+def await_file(file: Path) -> str:
+    """Text of a file that rank 0 writes, once it is there."""
     deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         try:
-            return json.loads(file.read_text())
+            return file.read_text()
         except FileNotFoundError:
             time.sleep(0.1)
     raise UserError(

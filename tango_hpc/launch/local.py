@@ -2,57 +2,78 @@
 
 from __future__ import annotations
 
-import shlex
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from tango_hpc.config import Config, config_to_yaml, load_config
-from tango_hpc.errors import StoppedEarly
-from tango_hpc.launch.starters import LocalStarter
-from tango_hpc.launch.supervisor import Supervisor
+from tango_hpc.config import Config, load_config
+from tango_hpc.config.load import read_run_dir
+from tango_hpc.errors import UserError
+from tango_hpc.launch import slurm
+from tango_hpc.launch.attempts import AttemptLog
+from tango_hpc.launch.environment import await_file, place, rendezvous_file
+from tango_hpc.launch.job import run_attempt
+from tango_hpc.launch.prepare import prepare_run
+from tango_hpc.launch.snapshot import take_snapshot
+from tango_hpc.launch.starters import RANK_COMMAND, rank_environment
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.summary import read_summary
-from tango_hpc.stages.preflight import check_inputs, synthesise_data
 
 
 def run_foreground(stage: str, config_file: Path, overrides: Sequence[str], *, resume: bool) -> int:
-    """Runs `stage` to its end and returns the exit code: 0 done, 85 saved, 78 or 2 wrong input, 1 failed."""
+    """Runs `stage` to its end and returns the exit code: 0 done, 85 saved, 78 or 2 wrong input, 1 failed.
+
+    In a task of an srun step this process becomes the rank. In a batch job the code and the configuration of the
+    job's first start are what runs, also after a requeue.
+    """
+    directory = _requeued_run(config_file, overrides)
+    if directory is not None:
+        _become_job(directory, stage)
     config = load_config(config_file, overrides)
-    check_inputs(config, stage)
-    directory, changes = RunDirectory.create(config.run.dir, config_to_yaml(config), resume=resume, stage=stage)
-    console = Console()
-    if not changes and is_done(directory, stage):
-        say(console, f"{stage} in {directory.path} is done already.")
-        return 0
-    directory.stop_file.unlink(missing_ok=True)
-    synthesise_data(config)
-    code = supervise_local(directory, stage, config, console)
-    if code == StoppedEarly.exit_code:
-        say(console, f"Saved. Continue with: {resume_command()}")
-    elif code != 0:
-        say(console, f"Logs of the ranks: {directory.logs}")
-    return code
+    if place(os.environ, config.world_size) == "rank":
+        _become_rank(stage, config, resume=resume)
+    directory = prepare_run(stage, config, resume=resume)
+    if "SLURM_JOB_ID" in os.environ and not sys.stdin.isatty():
+        take_snapshot(directory)
+        _become_job(directory, stage)
+    return run_attempt(directory, stage, config, Console())
 
 
-def supervise_local(directory: RunDirectory, stage: str, config: Config, console: Console) -> int:
-    """One attempt with local ranks."""
-    return Supervisor(directory, config, LocalStarter(directory, stage, config), console).run()
+def _requeued_run(config_file: Path, overrides: Sequence[str]) -> RunDirectory | None:
+    """The run that this very job began before it was requeued; the config file may have changed meanwhile."""
+    if int(os.environ.get("SLURM_RESTART_COUNT", "0")) == 0 or "SLURM_STEP_ID" in os.environ:
+        return None
+    directory = RunDirectory(read_run_dir(config_file, overrides))
+    job = slurm.job_id()
+    return directory if any(attempt.job == job for attempt in AttemptLog(directory).read()) else None
 
 
-def is_done(directory: RunDirectory, stage: str) -> bool:
-    """Whether `stage` has run to its end there."""
-    return read_summary(directory).get("stages", {}).get(stage, {}).get("status") == "done"
+def _become_job(directory: RunDirectory, stage: str) -> None:
+    """Goes on as the batch job of the run, in the code of its snapshot."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(directory.snapshot), os.environ.get("PYTHONPATH", "")])}
+    words = [sys.executable, "-P", "-u", "-m", "tango_hpc.launch.job", str(directory.path), stage]
+    os.execve(sys.executable, words, env)
 
 
-def resume_command() -> str:
-    """This very command, continued."""
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return shlex.join(words if "--resume" in words else [*words, "--resume"])
-
-
-def say(console: Console, message: str) -> None:
-    """Prints `message` as it is: no markup, no colours, no line breaks that would spoil copying."""
-    console.print(message, markup=False, highlight=False, soft_wrap=True)
+def _become_rank(stage: str, config: Config, *, resume: bool) -> None:
+    """Rank 0 makes the run directory; then every task goes on as `python -m tango_hpc.rank`."""
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # until the rank has its own handlers: the next program inherits this
+    directory = RunDirectory(config.run.dir)
+    meeting = rendezvous_file(directory, os.environ).with_suffix(".ready")
+    if os.environ["SLURM_PROCID"] == "0":
+        try:
+            directory = prepare_run(stage, config, resume=resume)
+        except UserError:
+            step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
+            slurm.run_command("scancel", step, check=False)  # the other tasks would wait in vain
+            raise
+        directory.stop_file.unlink(missing_ok=True)
+        meeting.touch()
+    else:
+        await_file(meeting)
+    words = [*RANK_COMMAND, str(directory.path), stage]
+    os.execve(words[0], words, os.environ | rank_environment(config))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
+import tango_hpc
 from tango_hpc.config.schema import Config
 from tango_hpc.errors import UserError
 from tango_hpc.launch.environment import free_port
@@ -16,7 +19,9 @@ from tango_hpc.launch.watch import Failure, death, deaths_in_srun_output
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.interrupt import SUPERVISED
 
-RANK_COMMAND = (sys.executable, "-m", "tango_hpc.rank")
+# Words before the run directory and the stage. TANGO_RANK_COMMAND replaces it, to run the ranks in a container.
+RANK_COMMAND = (sys.executable, "-P", "-m", "tango_hpc.rank")
+CODE_ROOT = Path(tango_hpc.__file__).resolve().parents[1]
 
 
 class Starter(Protocol):
@@ -35,10 +40,16 @@ class Starter(Protocol):
         """Ends what is left, at once, on every node, and waits for it."""
 
 
+def rank_command() -> tuple[str, ...]:
+    """The program of a rank: this Python, unless the environment names another."""
+    return tuple(shlex.split(os.environ.get("TANGO_RANK_COMMAND", ""))) or RANK_COMMAND
+
+
 def rank_environment(config: Config) -> dict[str, str]:
-    """What every rank gets beside its place: thread counts, and no reaching out to a model hub."""
+    """What every rank gets beside its place: this very code, thread counts, no reaching out to a model hub."""
     threads = str(config.launch.threads_per_rank)
     return {
+        "PYTHONPATH": os.pathsep.join([str(CODE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "HF_HUB_OFFLINE": "1",
@@ -54,7 +65,7 @@ class LocalStarter:
     """
 
     def __init__(
-        self, directory: RunDirectory, stage: str, config: Config, command: Sequence[str] = RANK_COMMAND
+        self, directory: RunDirectory, stage: str, config: Config, command: Sequence[str] | None = None
     ) -> None:
         if config.launch.nodes != 1:
             raise UserError(
@@ -63,7 +74,7 @@ class LocalStarter:
             )
         self._directory = directory
         self._config = config
-        self._command = [*command, str(directory.path), stage]
+        self._command = [*(command or rank_command()), str(directory.path), stage]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._deaths: dict[int, Failure] = {}
 
@@ -120,11 +131,11 @@ class SrunStarter:
     """One srun step with one task per rank over the whole allocation."""
 
     def __init__(
-        self, directory: RunDirectory, stage: str, config: Config, command: Sequence[str] = RANK_COMMAND
+        self, directory: RunDirectory, stage: str, config: Config, command: Sequence[str] | None = None
     ) -> None:
         self._directory = directory
         self._config = config
-        self._command = [*command, str(directory.path), stage]
+        self._command = [*(command or rank_command()), str(directory.path), stage]
         self._process: subprocess.Popen[bytes] | None = None
         self._name = f"ranks-{os.getpid()}"
         self._messages = directory.logs / "srun.log"

@@ -17,7 +17,7 @@ from types import FrameType
 from rich.console import Console
 
 from tango_hpc.config.schema import Config
-from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
+from tango_hpc.errors import StoppedEarly
 from tango_hpc.launch.starters import Starter
 from tango_hpc.launch.watch import Failure, Watchdog, clear_last_attempt, find_cause, read_outcomes
 from tango_hpc.run.directory import RunDirectory
@@ -25,7 +25,14 @@ from tango_hpc.run.files import write_atomically
 from tango_hpc.run.progress import ProgressView
 
 STOPPED = StoppedEarly.exit_code
-NEVER_RETRY = (UserError.exit_code, CheckFailed.exit_code)
+# Begins a stop file that the supervisor wrote; any other is a user's wish to end the run for good.
+WROTE_STOP_FILE = "supervisor: "
+SIGNAL_REASONS = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGHUP: "the terminal was closed",
+    signal.SIGTERM: "SIGTERM (preempted or cancelled)",
+    signal.SIGUSR2: "SIGUSR2 (the time limit is near)",
+}
 
 POLL_SECONDS = 0.2
 WATCH_SECONDS = 2.0
@@ -46,6 +53,7 @@ class Supervisor:
     on_poll: Callable[[], None] | None = None
     failures: list[Failure] = field(default_factory=list)
     stop_reason: str | None = None
+    stopped_by_user: bool = False
     _signals: list[signal.Signals] = field(default_factory=list)
 
     def run(self) -> int:
@@ -102,17 +110,25 @@ class Supervisor:
         """Whether there is reason to stop; leaves the request for the ranks, if it is not there already."""
         if self.directory.stop_file.exists():
             self.stop_reason = self.directory.stop_file.read_text().strip() or "tango stop"
-        elif self._signals:
-            self.stop_reason = {signal.SIGINT: "Ctrl-C", signal.SIGUSR2: "the time limit is near (SIGUSR2)"}.get(
-                self._signals[0], self._signals[0].name
-            )
+            self.stopped_by_user = True
+            return True
+        if self._signals:
+            first = self._signals[0]
+            self.stopped_by_user = first == signal.SIGINT
+            self.stop_reason = SIGNAL_REASONS.get(first, first.name)
         elif self.deadline is not None and time.time() > self.deadline - self.config.launch.grace_seconds:
             self.stop_reason = "the time limit is near"
         else:
             return False
-        if not self.directory.stop_file.exists():
-            write_atomically(self.directory.stop_file, self.stop_reason + "\n")
+        write_atomically(self.directory.stop_file, f"{WROTE_STOP_FILE}{self.stop_reason}\n")
         return True
+
+    @property
+    def reason(self) -> str:
+        """Why the attempt ended, in one line."""
+        if self.failures:
+            return self.failures[0].title()
+        return self.stop_reason or ""
 
     def _await_last_words(self) -> None:
         until = time.monotonic() + LAST_WORDS_SECONDS
@@ -131,14 +147,16 @@ class Supervisor:
             if codes == {0}:
                 return 0
             if codes <= {0, STOPPED}:
+                self.stop_reason = self.stop_reason or "a signal to the ranks"
                 return STOPPED
-        failures = self.failures or find_cause(self.directory, self.starter.deaths())
-        if failures:
-            self._tell(failures[0].text())
-            for other in failures[1:]:
-                self._tell(other.title())
-            return failures[0].code
-        return 1
+        if not self.failures:
+            self.failures = find_cause(self.directory, self.starter.deaths())
+        if not self.failures:
+            self.failures = [Failure(None, "the ranks ended without saying how")]
+        self._tell(self.failures[0].text())
+        for other in self.failures[1:]:
+            self._tell(other.title())
+        return self.failures[0].code
 
     def _tell(self, message: str) -> None:
         self.console.print(message, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,156 @@
+"""The attempts of a run: who has it now, how earlier ones ended, and whether they got anywhere.
+
+RUN/control/lock           who runs in this directory
+RUN/control/attempts.jsonl one line when an attempt starts, one when it ends
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tango_hpc.errors import UserError
+from tango_hpc.launch import slurm
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.files import write_atomically
+
+LOCK_TOUCH_SECONDS = 10.0
+LOCK_STALE_SECONDS = 120.0
+
+
+@dataclass
+class Attempt:
+    """One start of one stage. Ends are missing while it runs, and for ever where its node was lost."""
+
+    number: int
+    stage: str
+    host: str
+    job: str | None  # Slurm's job id
+    started: float  # Unix seconds
+    saved_before: str | None  # the newest checkpoint when it started
+    ended: float | None = None
+    code: int | None = None
+    reason: str = ""
+    saved_after: str | None = None
+
+    @property
+    def made_progress(self) -> bool:
+        """Whether it left a newer checkpoint."""
+        return self.ended is not None and self.saved_after != self.saved_before
+
+
+def newest_checkpoint(directory: RunDirectory, stage: str) -> str | None:
+    """Name of the newest complete checkpoint of `stage`."""
+    folder = directory.checkpoints / stage
+    names = [path.name for path in folder.glob("step_*")] if folder.is_dir() else []
+    return max(names, default=None)
+
+
+class AttemptLog:
+    """Reads and writes control/attempts.jsonl."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._file = directory.control / "attempts.jsonl"
+
+    def read(self) -> list[Attempt]:
+        """All attempts, the oldest first."""
+        attempts: dict[int, Attempt] = {}
+        if not self._file.is_file():
+            return []
+        for line in self._file.read_text().splitlines():
+            data = json.loads(line)
+            if data["number"] in attempts:
+                for name, value in data.items():
+                    setattr(attempts[data["number"]], name, value)
+            else:
+                attempts[data["number"]] = Attempt(**data)
+        return list(attempts.values())
+
+    def start(self, stage: str) -> Attempt:
+        """Notes the start of an attempt."""
+        attempt = Attempt(
+            number=len(self.read()) + 1,
+            stage=stage,
+            host=socket.gethostname(),
+            job=slurm.job_id(),
+            started=time.time(),
+            saved_before=newest_checkpoint(self._directory, stage),
+        )
+        self._append(asdict(attempt))
+        return attempt
+
+    def end(self, attempt: Attempt, code: int, reason: str) -> None:
+        """Notes how it ended."""
+        attempt.ended, attempt.code, attempt.reason = time.time(), code, reason
+        attempt.saved_after = newest_checkpoint(self._directory, attempt.stage)
+        names = ("number", "ended", "code", "reason", "saved_after")
+        self._append({name: getattr(attempt, name) for name in names})
+
+    def without_progress(self, stage: str, job: str) -> int:
+        """How many starts of `job` in a row, up to the last one, found the checkpoint that is the newest now."""
+        saved = newest_checkpoint(self._directory, stage)
+        count = 0
+        for attempt in reversed(self.read()):
+            if (attempt.stage, attempt.job, attempt.saved_before) != (stage, job, saved):
+                break
+            count += 1
+        return count
+
+    def _append(self, data: dict[str, Any]) -> None:
+        with self._file.open("a") as file:
+            file.write(json.dumps(data) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class RunLock:
+    """Keeps two supervisors from one run directory; a context manager. Call `touch` every now and then."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._file = directory.control / "lock"
+        self._touched = 0.0
+
+    def __enter__(self) -> RunLock:
+        mine = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "job": slurm.job_id()})
+        try:
+            with self._file.open("x") as file:
+                file.write(mine)
+        except FileExistsError:
+            holder = json.loads(self._file.read_text() or "{}")
+            if self._is_alive(holder):
+                where = f"Slurm job {holder['job']}" if holder.get("job") else f"process {holder.get('pid')}"
+                raise UserError(
+                    f"{where} on {holder.get('host')} is running in {self._file.parents[1]}; end it with `tango stop` "
+                    f"or `tango cancel`, or give another run.dir"
+                ) from None
+            write_atomically(self._file, mine)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.unlink(missing_ok=True)
+
+    def touch(self) -> None:
+        """Shows that the holder is there."""
+        if time.monotonic() - self._touched > LOCK_TOUCH_SECONDS:
+            self._touched = time.monotonic()
+            self._file.touch()
+
+    def _is_alive(self, holder: dict[str, Any]) -> bool:
+        job = holder.get("job")
+        if holder.get("host") == socket.gethostname() and holder.get("pid") is not None:
+            return Path(f"/proc/{holder['pid']}").exists()
+        if job is not None and job == slurm.job_id():
+            return False  # this job, on another node before it was requeued
+        if job is not None and slurm.is_available():
+            found = slurm.show_job(job)
+            return found is not None and found.state in ("RUNNING", "COMPLETING", "SUSPENDED")
+        # Another machine: compare with a file of the same file server, whose clock may differ from ours.
+        probe = self._file.with_name("clock")
+        probe.touch()
+        return probe.stat().st_mtime - self._file.stat().st_mtime < LOCK_STALE_SECONDS

@@ -1,0 +1,173 @@
+"""One attempt of a run, wherever it runs: the same function under `tango train`, plain sbatch, submitit and salloc.
+
+Inside a Slurm job the ranks go through srun. When they have saved because the machine is taken away (time limit,
+preemption, SIGTERM), the job requeues itself and the next attempt continues; when somebody asked for the end
+(`tango stop`, scancel), it does not. A failure is tried again only if this attempt got somewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+
+from tango_hpc.config import Config, load_config
+from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
+from tango_hpc.launch import slurm
+from tango_hpc.launch.attempts import AttemptLog, RunLock
+from tango_hpc.launch.environment import place
+from tango_hpc.launch.starters import LocalStarter, SrunStarter, Starter
+from tango_hpc.launch.supervisor import WROTE_STOP_FILE, Supervisor
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.summary import read_summary, update_summary
+
+NEVER_RETRY = (0, UserError.exit_code, CheckFailed.exit_code)
+
+
+def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Console) -> int:
+    """Runs `stage` from its last checkpoint and returns the exit code; a batch job may requeue itself instead."""
+    if is_done(directory, stage):
+        say(console, f"{stage} in {directory.path} is done already.")
+        return 0
+    job = slurm.job_id()
+    log = AttemptLog(directory)
+    with RunLock(directory) as lock:
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        if directory.stop_file.exists():
+            text = directory.stop_file.read_text()
+            if restarts and not text.startswith(WROTE_STOP_FILE):
+                say(console, f"{text.strip()}: not started again. Continue with: {resume_command(directory, stage)}")
+                return StoppedEarly.exit_code
+            directory.stop_file.unlink()
+        limit = config.launch.max_attempts_without_progress
+        if job is not None and restarts and log.without_progress(stage, job) >= limit:
+            say(
+                console,
+                f"{limit} attempts of job {job} in a row ended without a new checkpoint "
+                f"(launch.max_attempts_without_progress): given up. See `tango logs {directory.path}`; "
+                f"continue with: {resume_command(directory, stage)}",
+            )
+            return 1
+        attempt = log.start(stage)
+        supervisor = Supervisor(
+            directory,
+            config,
+            _starter(directory, stage, config),
+            console,
+            deadline=deadline(job),
+            on_poll=lock.touch,
+        )
+        code = supervisor.run()
+        log.end(attempt, code, supervisor.reason)
+        if not supervisor.stopped_by_user:
+            directory.stop_file.unlink(missing_ok=True)
+        if code == 0:
+            return 0
+        if code != StoppedEarly.exit_code:
+            update_summary(directory, stage, "failed", attempt_seconds=(attempt.ended or 0) - attempt.started)
+        if code not in NEVER_RETRY and not supervisor.stopped_by_user and job is not None:
+            if code != StoppedEarly.exit_code and not attempt.made_progress:
+                say(console, "Not tried again: this attempt made no progress.")
+            elif requeue(job, console):
+                lock.__exit__()
+                _leave(code)
+        if code == StoppedEarly.exit_code:
+            say(console, f"Saved. Continue with: {resume_command(directory, stage)}")
+        else:
+            say(console, f"Logs of the ranks: {directory.logs}")
+        return code
+
+
+def run_job(run_dir: str, stage: str) -> dict:
+    """What a submitted job runs (submitit pickles the arguments, nothing else); returns the run's summary.
+
+    Raises `StoppedEarly` where the run was stopped for good, and RuntimeError where it failed.
+    """
+    directory = RunDirectory.open(run_dir)
+    code = run_attempt(directory, stage, load_config(directory.config), Console(soft_wrap=True))
+    if code == StoppedEarly.exit_code:
+        raise StoppedEarly(f"saved; continue with: {resume_command(directory, stage)}")
+    if code != 0:
+        raise RuntimeError(f"{stage} in {run_dir} failed with exit code {code}; see `tango logs {run_dir}`")
+    return read_summary(directory)
+
+
+def _starter(directory: RunDirectory, stage: str, config: Config) -> Starter:
+    where = place(os.environ, config.world_size)
+    assert where != "rank", "ranks do not supervise"
+    if where == "alone":
+        return LocalStarter(directory, stage, config)
+    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+    if nodes < config.launch.nodes:
+        raise UserError(
+            f"launch.nodes is {config.launch.nodes}, but job {slurm.job_id()} has {nodes}; "
+            f"ask for --nodes={config.launch.nodes}"
+        )
+    return SrunStarter(directory, stage, config)
+
+
+def deadline(job: str | None, env: Mapping[str, str] = os.environ) -> float | None:
+    """When Slurm ends this job, in Unix seconds; None where there is no job or no limit."""
+    if job is None:
+        return None
+    if "SLURM_JOB_END_TIME" in env:
+        return float(env["SLURM_JOB_END_TIME"])
+    found = slurm.show_job(job)
+    return found.end_time if found else None
+
+
+def requeue(job: str, console: Console) -> bool:
+    """Puts this very job back into the queue, unless it is being cancelled or was not submitted with --requeue."""
+    found = slurm.show_job(job)
+    if found is None or found.state != "RUNNING":
+        say(console, f"Not requeued: job {job} is {found.state if found else 'unknown'}.")
+        return False
+    if not found.can_requeue:
+        say(console, f"Not requeued: job {job} was not submitted with --requeue.")
+        return False
+    say(console, f"Requeueing job {job}; it continues from the last checkpoint.")
+    slurm.run_command("scontrol", "requeue", job)
+    return True
+
+
+def _leave(code: int) -> None:
+    """Ends this process now: after a requeue Slurm kills it anyway, and nothing may report a result any more."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(0.5)
+    os._exit(code)
+
+
+def is_done(directory: RunDirectory, stage: str) -> bool:
+    """Whether `stage` has run to its end there."""
+    return read_summary(directory).get("stages", {}).get(stage, {}).get("status") == "done"
+
+
+def resume_command(directory: RunDirectory, stage: str) -> str:
+    """The command that continues this run."""
+    where = "" if slurm.job_id() is None else "  (or `tango submit` in its place)"
+    return f"tango {stage} {shlex.quote(str(directory.config))} --resume{where}"
+
+
+def say(console: Console, message: str) -> None:
+    """Prints `message` as it is: no markup, no colours, no line breaks that would spoil copying."""
+    console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+
+def main() -> int:
+    """`python -m tango_hpc.launch.job RUN_DIR STAGE`: what a batch script executes."""
+    path, stage = sys.argv[1:]
+    try:
+        directory = RunDirectory.open(path)
+        return run_attempt(directory, stage, load_config(directory.config), Console(soft_wrap=True))
+    except UserError as error:
+        print(f"tango: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
