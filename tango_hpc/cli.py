@@ -55,6 +55,59 @@ def train(config: ConfigFile, overrides: Overrides = None, resume: Resume = Fals
     _run_here("train", config, overrides, resume)
 
 
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set; `tango data list` names all of them.")],
+    out: Annotated[Path | None, typer.Option(help="Parquet file to write.")] = None,
+    source: Annotated[str | None, typer.Option(help="File, folder or hub id; default: the set's hub id.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split to read; default: the one used in the paper.")] = None,
+    exclude: Annotated[
+        list[Path] | None, typer.Option(help="Prepared evaluation sets to keep out (repeatable).")
+    ] = None,
+    keep_overlap: Annotated[bool, typer.Option(help="Train on questions of evaluation sets too.")] = False,
+    max_question_characters: Annotated[int, typer.Option(help="Longer questions are dropped.")] = 6000,
+    limit: Annotated[int | None, typer.Option(help="Stop after so many rows.")] = None,
+    kind: Annotated[str, typer.Option(help="last_letter: questions, generator_sft or verifier_sft.")] = "questions",
+    rows: Annotated[int, typer.Option(help="last_letter: how many rows.")] = 20000,
+    words: Annotated[str, typer.Option(help="last_letter: range of words.")] = "2-10",
+    letters: Annotated[str, typer.Option(help="last_letter: range of letters in a word.")] = "3-10",
+    slip: Annotated[float, typer.Option(help="last_letter: chance of a wrong step or judgement.")] = 0.5,
+    seed: Annotated[int, typer.Option(help="last_letter: seed.")] = 0,
+) -> None:
+    """Prepare a data set: read, check, drop duplicates and evaluation questions, write Parquet (docs/data.md).
+
+    Example: `tango data math --source data/MATH --exclude data/eval --out data/math_train.parquet`
+    """
+    from tango_hpc.data.prepare.readers import DATA_SETS
+
+    if name == "list":
+        for key, data_set in DATA_SETS.items():
+            typer.echo(f"{key:14} {data_set.hub:42} {data_set.licence:12} {data_set.default_split}")
+        typer.echo(f"{'last_letter':14} (made by seed)")
+        return
+    if out is None:
+        raise UserError(f"give the file to write: tango data {name} --out {name}.parquet")
+    if name == "last_letter":
+        from tango_hpc.data.prepare.last_letter import make_last_letter
+
+        count = make_last_letter(out, kind=kind, rows=rows, words=words, letters=letters, slip=slip, seed=seed)
+        typer.echo(f"last_letter ({kind}): {count:,} rows in {out}")
+        return
+    from tango_hpc.data.prepare.pipeline import prepare
+
+    report = prepare(
+        name,
+        source=source,
+        out=out,
+        split=split,
+        exclude=exclude or [],
+        keep_overlap=keep_overlap,
+        max_question_characters=max_question_characters,
+        limit=limit,
+    )
+    typer.echo("\n".join([*report.lines(), f"written to {out}"]))
+
+
 def main() -> None:
     """Console entry point."""
     try:

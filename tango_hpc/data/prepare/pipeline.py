@@ -1,0 +1,194 @@
+"""`tango data`: read a public set, drop what must not be in it, write Parquet, say what was dropped and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tango_hpc.data.prepare.readers import DATA_SETS, DataSet
+from tango_hpc.data.prepare.rows import SCHEMA, Row, fingerprint, loosely_normalized, normalized
+from tango_hpc.data.prepare.sources import find_files, read_records
+from tango_hpc.data.tables import check_table
+from tango_hpc.errors import UserError
+
+_ROWS_PER_GROUP = 4096
+
+
+@dataclass
+class Report:
+    """What became of every record; `kept` plus all counts of drops and `not_part` is `read`."""
+
+    name: str
+    split: str
+    files: list[str]
+    read: int = 0
+    kept: int = 0
+    not_part: int = 0
+    missing_question: int = 0
+    missing_answer: int = 0
+    over_long: int = 0
+    duplicates: int = 0
+    conflicting_duplicates: int = 0
+    in_evaluation_sets: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def note(self, kind: str, row_id: str) -> None:
+        """Keep the first ids of each kind of drop, for the user to look at."""
+        if len(self.examples.setdefault(kind, [])) < 5:
+            self.examples[kind].append(row_id)
+
+    def lines(self) -> list[str]:
+        """The report as the command prints it."""
+        counts = [
+            ("not part of the set", self.not_part), ("without a question", self.missing_question),
+            ("without an answer", self.missing_answer), ("over-long questions", self.over_long),
+            ("duplicates", self.duplicates), ("duplicates with another answer", self.conflicting_duplicates),
+            *((f"also in {name}", count) for name, count in sorted(self.in_evaluation_sets.items())),
+        ]  # fmt: skip
+        kinds = {label: kind for label, kind in zip((label for label, _ in counts), _KINDS, strict=False)}
+        lines = [f"{self.name} ({self.split}): {self.kept:,} of {self.read:,} records kept"]
+        for label, count in counts:
+            if count:
+                ids = self.examples.get(kinds.get(label, label), [])
+                lines.append(
+                    f"  {count:>8,} {label}" + (f": {', '.join(ids)}{', ...' * (count > len(ids))}" if ids else "")
+                )
+        return lines
+
+
+_KINDS = ["not_part", "missing_question", "missing_answer", "over_long", "duplicates", "conflicting_duplicates"]
+
+
+def prepare(
+    name: str,
+    *,
+    source: str | None,
+    out: Path,
+    split: str | None = None,
+    exclude: Iterable[Path] = (),
+    keep_overlap: bool = False,
+    max_question_characters: int = 6000,
+    limit: int | None = None,
+) -> Report:
+    """Prepare data set `name` from `source` (path or hub id; default: its hub data set) into the Parquet file `out`.
+
+    exclude: prepared evaluation files, or folders of them; their questions are left out, by normalised text. A
+    training split needs it, unless `keep_overlap` says that the overlap is wanted.
+    Rows are streamed: half a million take the memory of their 64-bit fingerprints. A JSON report goes beside `out`.
+    Raises `UserError` for whatever is wrong with the request or the files.
+    """
+    if name not in DATA_SETS:
+        raise UserError(f"no data set {name!r}; there are {', '.join([*DATA_SETS, 'last_letter'])}")
+    data_set = DATA_SETS[name]
+    split = split or data_set.default_split
+    exclude = list(exclude)
+    if data_set.is_training(split) and not exclude and not keep_overlap:
+        raise UserError(
+            f"{name} ({split}) is trained on: give --exclude with the evaluation sets that you prepared (a folder or "
+            "files), so that their questions are left out, or --keep-overlap"
+        )
+    held_out = _held_out(exclude)
+    files = find_files(source or data_set.hub, data_set.patterns(split))
+    report = Report(
+        name, split, [str(file) for file in files], in_evaluation_sets={name: 0 for name in set(held_out.values())}
+    )
+    rows = _checked_rows(name, data_set, files, report, held_out, max_question_characters)
+    _write(out, rows, report, limit)
+    if not report.kept:
+        out.unlink()
+        raise UserError("\n".join([*report.lines(), "no rows are left to write"]))
+    out.with_suffix(".report.json").write_text(json.dumps(asdict(report), indent=1, ensure_ascii=False) + "\n")
+    return report
+
+
+def read_metadata(row: dict[str, Any]) -> dict[str, Any]:
+    """The metadata of a prepared row; empty for rows of other makers, which need not have that column."""
+    return json.loads(row["metadata"]) if row.get("metadata") else {}
+
+
+def _checked_rows(name: str, data_set: DataSet, files: list[Path], report: Report, held_out: dict[int, str],
+                  max_question_characters: int) -> Iterator[Row]:  # fmt: skip
+    seen: dict[int, int] = {}  # question -> answer, as fingerprints
+    index, current = -1, None
+    for file, record in read_records(files):
+        report.read += 1
+        index = 0 if file != current else index + 1
+        current = file
+        row = data_set.reader(record, file, index)
+        if row is None:
+            report.not_part += 1
+            continue
+        row.question, row.source = row.question.strip(), name
+        row.id = row.id if row.id.startswith(name) else f"{name}-{row.id}"
+        kind = _fault(row, seen, report, held_out, max_question_characters, data_set.questions_repeat)
+        if kind is None:
+            report.kept += 1
+            yield row
+        else:
+            report.note(kind, row.id)
+
+
+def _fault(row: Row, seen: dict[int, int], report: Report, held_out: dict[int, str], max_question_characters: int,
+           questions_repeat: bool) -> str | None:  # fmt: skip
+    """Why a row is dropped, counted in the report; None for a good one."""
+    kind = None
+    if not row.question:
+        kind = "missing_question"
+    elif not row.answer:
+        kind = "missing_answer"
+    elif len(row.question) > max_question_characters:
+        kind = "over_long"
+    if kind is not None:
+        setattr(report, kind, getattr(report, kind) + 1)
+        return kind
+    if held_out and (loose := fingerprint(loosely_normalized(row.question))) in held_out:
+        report.in_evaluation_sets[held_out[loose]] += 1
+        return f"also in {held_out[loose]}"
+    if questions_repeat:
+        return None
+    key, answer = fingerprint(normalized(row.question) or row.question), fingerprint(row.answer.strip())
+    if key in seen:
+        kind = "duplicates" if seen[key] == answer else "conflicting_duplicates"
+        setattr(report, kind, getattr(report, kind) + 1)
+        return kind
+    seen[key] = answer
+    return None
+
+
+def _held_out(exclude: Iterable[Path]) -> dict[int, str]:
+    """Fingerprint -> name of the evaluation set, of all questions in the given files and folders."""
+    found: dict[int, str] = {}
+    for path in exclude:
+        files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+        if not files:
+            raise UserError(f"--exclude {path}: no Parquet files there; prepare the evaluation sets first")
+        for file in files:
+            check_table(file, ("question", "source"))
+            for batch in pq.ParquetFile(file).iter_batches(columns=["question", "source"]):
+                for row in batch.to_pylist():
+                    found.setdefault(fingerprint(loosely_normalized(row["question"])), row["source"])
+    return found
+
+
+def _write(out: Path, rows: Iterator[Row], report: Report, limit: int | None) -> None:
+    """Write row groups as they fill, under another name until all is there."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.partial")
+    with pq.ParquetWriter(partial, SCHEMA) as writer:
+        group: list[dict[str, str]] = []
+        for row in rows:
+            group.append(row.as_columns())
+            if len(group) == _ROWS_PER_GROUP:
+                writer.write_table(pa.Table.from_pylist(group, SCHEMA))
+                group = []
+            if limit is not None and report.kept >= limit:
+                break
+        if group:
+            writer.write_table(pa.Table.from_pylist(group, SCHEMA))
+    partial.replace(out)

@@ -1,0 +1,215 @@
+"""One reader for each public data set: from its own fields to (id, question, answer, metadata).
+
+A reader returns None for a record that is no part of the set (code problems in Eurus), and an empty answer where
+the record lacks one; what becomes of it is for `prepare` to decide. Field names are those of the published files,
+with the variants that mirrors use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tango_hpc.data.prepare.rows import Row
+from tango_hpc.errors import UserError
+from tango_hpc.protocol.tags import last_box
+
+Record = Mapping[str, Any]
+Reader = Callable[[Record, Path, int], Row | None]
+
+_EURUS_REQUEST = re.compile(r"\s*Present the answer in LaTe[xX] format: ?\\boxed\{\s*Your answer\s*\}\.?\s*$")
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What `tango data` knows of a set. `use` says whether it is trained on, by split or as a whole."""
+
+    reader: Reader
+    hub: str
+    licence: str
+    use: Literal["train", "eval"] = "eval"
+    default_split: str = "test"
+    whole: bool = False  # its files have no splits
+    folder: str = ""  # where below the hub's root the files lie
+    train_splits: tuple[str, ...] = ("train",)
+    questions_repeat: bool = False  # several records ask the same question on purpose
+
+    def patterns(self, split: str) -> list[str]:
+        """Which files of a folder hold `split`, in order of preference."""
+        below = f"*{self.folder}*" if self.folder else "*"
+        if self.whole and split == self.default_split:
+            return list(dict.fromkeys([below, "*"]))
+        return [f"{below}{split}[-._/]*", f"{split}[-._/]*", f"{below}/{split}/*"]
+
+    def is_training(self, split: str) -> bool:
+        """Whether rows of this split are trained on, so that evaluation questions must be taken out."""
+        return self.use == "train" and split in self.train_splits
+
+
+def _first(record: Record, *names: str) -> Any:
+    for name in names:
+        if record.get(name) is not None:
+            return record[name]
+    raise UserError(f"a record has none of the fields {', '.join(names)}; it has {', '.join(record)}")
+
+
+def _text(value: Any) -> str:
+    """An answer as text: None and NaN are missing, 27.0 is 27."""
+    if value is None or value != value:
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).strip()
+
+
+def gsm8k(record: Record, file: Path, index: int) -> Row:
+    """Answer after `####`."""
+    solution = _first(record, "answer")
+    reasoning, _, answer = solution.rpartition("####")
+    return Row(str(index), _first(record, "question"), answer.strip(), "", {"solution": reasoning.strip()})
+
+
+def math(record: Record, file: Path, index: int) -> Row:
+    """MATH: the answer is the last box of the solution."""
+    solution = _first(record, "solution")
+    metadata = {
+        "solution": solution,
+        "level": record.get("level"),
+        "subject": record.get("type", record.get("subject")),
+    }
+    name = record.get("unique_id") or f"{file.parent.name}-{file.stem}-{index}"
+    answer = _text(record.get("answer")) or last_box(solution) or ""
+    if not answer and (bare := re.findall(r"\\boxed\s+(\d+)", solution)):  # \boxed 9, without braces
+        answer = bare[-1]
+    return Row(name, _first(record, "problem"), answer, "", metadata)
+
+
+def math500(record: Record, file: Path, index: int) -> Row:
+    """MATH-500 gives the answer beside the solution."""
+    metadata = {name: record.get(name) for name in ("solution", "level", "subject")}
+    return Row(
+        str(record.get("unique_id", index)), _first(record, "problem"), _text(record.get("answer")), "", metadata
+    )
+
+
+def competition(record: Record, file: Path, index: int) -> Row:
+    """AIME and AMC: whole numbers, in some mirrors stored as floats."""
+    question = _first(record, "problem", "Problem", "question")
+    answer = _text(record.get("answer", record.get("Answer")))
+    name = record.get("id", record.get("ID", index))
+    return Row(str(name), question, answer, "", {"url": record.get("url")} if record.get("url") else {})
+
+
+def olympiadbench(record: Record, file: Path, index: int) -> Row | None:
+    """English open-ended mathematics without images; unit, tolerance and number of answers go to the metadata."""
+    if record.get("modality", "Text-only") != "Text-only" or record.get("language", "English") != "English":
+        return None
+    if record.get("question_type", "Open-ended") != "Open-ended" or record.get("subject", "Math") not in (
+        "Math",
+        "Maths",
+    ):
+        return None
+    answers = _first(record, "final_answer")
+    answers = [answers] if isinstance(answers, str) else answers
+    context = record.get("context")
+    metadata = {
+        "answer_type": record.get("answer_type"), "several": bool(record.get("is_multiple_answer")),
+        "unit": record.get("unit"), "error": record.get("error"), "subfield": record.get("subfield"),
+    }  # fmt: skip
+    question = f"{context.strip()}\n\n{record['question']}" if context else _first(record, "question")
+    return Row(str(_first(record, "id")), question, ", ".join(map(_text, answers)), "", metadata)
+
+
+def boardgameqa(record: Record, file: Path, index: int) -> Row:
+    """`example` words the whole game and its question; labels are proved, disproved, unknown."""
+    depth = re.search(r"depth(\d)|Main-(\w+)", str(file.parent))
+    metadata = {"depth": depth[1] or depth[2] if depth else None, "config": record.get("config")}
+    name = f"{file.parent.name}-{file.stem}-{index}"
+    return Row(name, _first(record, "example"), _text(record.get("label")), "", metadata)
+
+
+def cruxeval(record: Record, file: Path, index: int) -> Row:
+    """Output prediction: what does f return for this input?"""
+    question = f"{_first(record, 'code')}\n\nf({_first(record, 'input')})"
+    return Row(str(record.get("id", index)), question, str(_first(record, "output")), "")
+
+
+def strategyqa(record: Record, file: Path, index: int) -> Row:
+    """The answer is a truth value: yes or no."""
+    answer = record.get("answer")
+    if isinstance(answer, str):
+        answer = {"true": True, "yes": True, "false": False, "no": False}.get(answer.casefold())
+    text = "" if answer is None else ("yes" if answer else "no")
+    return Row(str(record.get("qid", index)), _first(record, "question"), text, "", {"facts": record.get("facts")})
+
+
+def tablebench(record: Record, file: Path, index: int) -> Row | None:
+    """Number reasoning and fact checking, whose answers can be compared; the table is written out in Markdown."""
+    if record.get("qtype") not in ("NumericalReasoning", "FactChecking"):
+        return None
+    table = _first(record, "table")
+    if not isinstance(table, Mapping):
+        raise UserError(f"{file}: the field table must be an object with columns and data, not {type(table).__name__}")
+    lines = [table["columns"], ["---"] * len(table["columns"]), *table["data"]]
+    markdown = "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+    metadata = {"qtype": record["qtype"], "qsubtype": record.get("qsubtype")}
+    return Row(
+        str(record.get("id", index)),
+        f"{markdown}\n\n{_first(record, 'question')}",
+        _text(record.get("answer")),
+        "",
+        metadata,
+    )
+
+
+def processbench(record: Record, file: Path, index: int) -> Row:
+    """`answer` is the index of the first wrong step, -1 where all are right; the steps go to the metadata."""
+    metadata = {
+        "split": file.stem.split("-")[0], "steps": list(_first(record, "steps")),
+        "final_answer_correct": record.get("final_answer_correct"), "generator": record.get("generator"),
+    }  # fmt: skip
+    return Row(str(record.get("id", index)), _first(record, "problem"), str(_first(record, "label")), "", metadata)
+
+
+def eurus_rl(record: Record, file: Path, index: int) -> Row | None:
+    """Mathematics only. The question is the last user turn, without the request for a box that ends it."""
+    if _first(record, "ability") != "math":
+        return None
+    turns = [turn["content"] for turn in _first(record, "prompt") if turn["role"] == "user"]
+    truth = _first(record, "reward_model").get("ground_truth")
+    truth = truth[0] if isinstance(truth, list) and truth else truth
+    extra = record.get("extra_info") or {}
+    metadata = {"data_source": record.get("data_source")}
+    question = _EURUS_REQUEST.sub("", turns[-1]) if turns else ""
+    return Row(f"{extra.get('split', file.stem)}-{extra.get('index', index)}", question, _text(truth), "", metadata)
+
+
+def eurus_sft(record: Record, file: Path, index: int) -> Row | None:
+    """Mathematics only. The reference answer is the last box of the reply; the reply itself is not trained on."""
+    if str(_first(record, "task")).casefold() != "math":
+        return None
+    turns = {turn["from"]: turn["value"] for turn in _first(record, "conversations")}
+    question = _EURUS_REQUEST.sub("", turns.get("human", turns.get("user", "")))
+    answer = last_box(turns.get("gpt", turns.get("assistant", ""))) or ""
+    return Row(str(record.get("id") or index), question, answer, "", {"data_source": record.get("dataset")})
+
+
+DATA_SETS: dict[str, DataSet] = {
+    "eurus_sft": DataSet(eurus_sft, "PRIME-RL/Eurus-2-SFT-Data", "MIT", "train", "train", whole=True),
+    "eurus_rl": DataSet(eurus_rl, "PRIME-RL/Eurus-2-RL-Data", "MIT", "train", "train"),
+    "gsm8k": DataSet(gsm8k, "openai/gsm8k", "MIT", "train", folder="main"),
+    "math": DataSet(math, "EleutherAI/hendrycks_math", "MIT", "train", "train", train_splits=("train", "val")),
+    "math500": DataSet(math500, "HuggingFaceH4/MATH-500", "MIT"),
+    "aime24": DataSet(competition, "HuggingFaceH4/aime_2024", "MAA (text)", whole=True),
+    "aime25": DataSet(competition, "math-ai/aime25", "MAA (text)", whole=True),
+    "amc23": DataSet(competition, "math-ai/amc23", "MAA (text)", whole=True),
+    "olympiadbench": DataSet(olympiadbench, "Hothan/OlympiadBench", "MIT", whole=True, folder="OE_TO_maths_en_COMP"),
+    "boardgameqa": DataSet(boardgameqa, "tasksource/Boardgame-QA", "CC-BY-4.0"),
+    "cruxeval": DataSet(cruxeval, "cruxeval-org/cruxeval", "MIT", whole=True),
+    "strategyqa": DataSet(strategyqa, "ChilleD/StrategyQA", "MIT"),
+    "tablebench": DataSet(tablebench, "Multilingual-Multimodal-NLP/TableBench", "Apache-2.0", whole=True),
+    "processbench": DataSet(processbench, "Qwen/ProcessBench", "Apache-2.0", whole=True, questions_repeat=True),
+}

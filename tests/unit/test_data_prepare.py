@@ -1,0 +1,228 @@
+"""Public sets become one schema: every field of every set, what is dropped, and what overlaps with evaluation sets."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from tango_hpc.cli import app
+from tango_hpc.data.prepare.pipeline import prepare, read_metadata
+from tango_hpc.data.prepare.readers import DATA_SETS
+from tango_hpc.data.prepare.rows import SCHEMA, loosely_normalized, normalized
+from tango_hpc.errors import UserError
+
+REAL = Path(__file__).parents[3] / "shared/data"
+needs_real_data = pytest.mark.skipif(not REAL.is_dir(), reason=f"real data sets are not at {REAL}")
+
+# One record of each set in its own fields, with what becomes of it: question, answer, chosen metadata.
+RECORDS = {
+    "gsm8k": ({"question": "1+1?", "answer": "It is <<1+1=2>>2.\n#### 1,002"}, "1+1?", "1,002", {}),
+    "math": (
+        {"problem": "Half?", "level": "Level 1", "type": "Algebra", "solution": r"So $\boxed{\frac{1}{2}}$."},
+        "Half?", r"\frac{1}{2}", {"level": "Level 1", "subject": "Algebra"},
+    ),
+    "math500": (
+        {"problem": "P", "solution": r"\boxed{3}", "answer": "3", "subject": "Algebra", "level": 2, "unique_id": "t/1"},
+        "P", "3", {"level": 2},
+    ),
+    "aime24": ({"id": 60, "problem": "A", "answer": "025", "url": "http://x"}, "A", "025", {"url": "http://x"}),
+    "aime25": ({"id": "0", "problem": "B", "answer": "70"}, "B", "70", {}),
+    "amc23": ({"id": 1, "question": "C", "answer": 27.0}, "C", "27", {}),
+    "olympiadbench": (
+        {"id": 7, "question": "D", "context": None, "final_answer": ["$1$", "$2$"], "is_multiple_answer": True,
+         "unit": "km", "error": "1e-1", "answer_type": "Numerical", "subfield": "Algebra"},
+        "D", "$1$, $2$", {"several": True, "unit": "km", "error": "1e-1"},
+    ),
+    "boardgameqa": ({"example": "A game. Does it?", "label": "disproved"}, "A game. Does it?", "disproved", {}),
+    "cruxeval": (
+        {"code": "def f(x):\n    return x", "input": "'a b'", "output": "'a b'", "id": "sample_0"},
+        "def f(x):\n    return x\n\nf('a b')", "'a b'", {},
+    ),
+    "strategyqa": ({"qid": "q", "question": "E?", "answer": False, "facts": ["F"]}, "E?", "no", {"facts": ["F"]}),
+    "tablebench": (
+        {"id": "t", "qtype": "FactChecking", "qsubtype": "MatchBased", "question": "Who?", "answer": "Chile",
+         "table": {"columns": ["n", "c"], "data": [["1", "Chile"], ["2", 3]]}},
+        "| n | c |\n| --- | --- |\n| 1 | Chile |\n| 2 | 3 |\n\nWho?", "Chile", {"qtype": "FactChecking"},
+    ),
+    "processbench": (
+        {"id": "gsm8k-0", "problem": "G", "steps": ["a", "b"], "final_answer_correct": False, "label": 1},
+        "G", "1", {"steps": ["a", "b"], "final_answer_correct": False},
+    ),
+    "eurus_rl": (
+        {"data_source": "numina_olympiads", "ability": "math",
+         "prompt": [{"role": "system", "content": "[ASSESS]"},
+                    {"role": "user", "content": "H\n\nPresent the answer in LaTex format: \\boxed{Your answer}"}],
+         "reward_model": {"ground_truth": r"\frac{1}{3}", "style": "rule"}, "extra_info": {"index": 5, "split": "train"}},
+        "H", r"\frac{1}{3}", {"data_source": "numina_olympiads"},
+    ),
+    "eurus_sft": (
+        {"id": "numina_1", "task": "Math", "dataset": "Numina", "system": "[ASSESS]", "conversations": [
+            {"from": "human", "value": "I\n\nPresent the answer in LaTex format: \\boxed{Your answer}"},
+            {"from": "gpt", "value": r"[OUTPUT] The answer is \boxed{4}."}]},
+        "I", "4", {"data_source": "Numina"},
+    ),
+}  # fmt: skip
+
+
+def write(path: Path, records: list[dict]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def read(path: Path) -> list[dict]:
+    return pq.read_table(path).to_pylist()
+
+
+def test_every_set_has_an_example_here():
+    assert RECORDS.keys() == DATA_SETS.keys()
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_of_each_set_becomes_one_row(name, tmp_path):
+    record, question, answer, metadata = RECORDS[name]
+    source = write(tmp_path / "in/test.jsonl", [record])
+    report = prepare(name, source=str(source), out=tmp_path / "out.parquet", keep_overlap=True)
+    [row] = read(tmp_path / "out.parquet")
+    assert (row["question"], row["answer"], row["source"]) == (question, answer, name)
+    assert row["id"].startswith(name.split("bench")[0][:4]) and report.kept == 1
+    assert {key: read_metadata(row).get(key) for key in metadata} == metadata
+    assert pq.read_schema(tmp_path / "out.parquet").equals(SCHEMA)
+
+
+def test_parts_of_a_set_that_cannot_be_graded_are_left_out_and_counted(tmp_path):
+    code = RECORDS["eurus_rl"][0] | {"ability": "code"}
+    source = write(tmp_path / "train.jsonl", [code, RECORDS["eurus_rl"][0]])
+    report = prepare("eurus_rl", source=str(source), out=tmp_path / "o.parquet", keep_overlap=True)
+    assert (report.read, report.kept, report.not_part) == (2, 1, 1)
+
+
+def test_faulty_records_are_dropped_and_counted(tmp_path):
+    problem = {"problem": "Compute $x+1$.", "answer": "2"}
+    records = [
+        problem,
+        {"problem": r"Compute  \(\,x + 1\)", "answer": "2"},  # the same question, in another dress
+        {"problem": "compute $x+1$", "answer": "3"},
+        {"problem": "Compute $x-1$.", "answer": "0"},
+        {"problem": "No answer", "answer": None},
+        {"problem": " ", "answer": "1"},
+        {"problem": "x" * 101, "answer": "1"},
+    ]
+    report = prepare("math500", source=str(write(tmp_path / "test.jsonl", records)), out=tmp_path / "o.parquet",
+                     max_question_characters=100)  # fmt: skip
+    assert [row["question"] for row in read(tmp_path / "o.parquet")] == ["Compute $x+1$.", "Compute $x-1$."]
+    assert (report.duplicates, report.conflicting_duplicates, report.missing_answer) == (1, 1, 1)
+    assert (report.missing_question, report.over_long) == (1, 1)
+    saved = json.loads((tmp_path / "o.report.json").read_text())
+    assert saved["kept"] == 2 and saved["examples"]["over_long"] == ["math500-6"]
+
+
+def test_training_rows_that_stand_in_an_evaluation_set_are_removed(tmp_path):
+    held_out = [{"problem": "What is $1 + 1$?", "answer": "2"}, {"problem": "Unrelated", "answer": "2"}]
+    prepare("math500", source=str(write(tmp_path / "e/test.jsonl", held_out)), out=tmp_path / "eval/math500.parquet")
+    train = [
+        {"question": "what is\\, 1+1 ?", "answer": "#### 2"},
+        {"question": "What is 1 + 2?", "answer": "#### 3"},
+    ]
+    source = write(tmp_path / "train.jsonl", train)
+    report = prepare(
+        "gsm8k", source=str(source), split="train", out=tmp_path / "t.parquet", exclude=[tmp_path / "eval"]
+    )
+    assert report.in_evaluation_sets == {"math500": 1} and report.kept == 1
+    assert any("1 also in math500: gsm8k-0" in line for line in report.lines())
+
+
+def test_a_training_split_without_evaluation_sets_is_refused(tmp_path):
+    with pytest.raises(UserError, match="give --exclude"):
+        prepare("gsm8k", source=str(tmp_path), split="train", out=tmp_path / "t.parquet")
+
+
+def test_normalisation_keeps_what_makes_a_question_another():
+    assert normalized(r"Find  $\dfrac{1}{2}\,x \leq 3$.") == normalized(r"find \frac{1}{2} x \le 3")
+    assert normalized("x+1") != normalized("x-1")
+    assert normalized("tan 22.5") != normalized("tan 225")
+    assert loosely_normalized("z^4 - z^2") == loosely_normalized("z^4 + z^2")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["nonsense", "--out", "o.parquet"], "no data set 'nonsense'"),
+        (["gsm8k"], "give the file to write"),
+        (["math500", "--source", "/nowhere/x", "--out", "o.parquet"], "no file or folder at /nowhere/x"),
+        (["last_letter", "--words", "6-2", "--out", "o.parquet"], "--words '6-2' is not a range"),
+    ],
+)
+def test_mistakes_are_named(arguments, message):
+    result = CliRunner().invoke(app, ["data", *arguments])
+    assert isinstance(result.exception, UserError) and message in str(result.exception)
+
+
+def test_broken_files_are_named_with_their_line(tmp_path):
+    broken = tmp_path / "test.jsonl"
+    broken.write_text('{"problem": "x", "answer": "1"}\n{"problem": \n')
+    with pytest.raises(UserError, match=r"test.jsonl, line 2: not JSON"):
+        prepare("math500", source=str(broken), out=tmp_path / "o.parquet")
+    assert not (tmp_path / "o.parquet").exists()
+    with pytest.raises(UserError, match=r"none of the fields problem; it has question"):
+        prepare("math500", source=str(write(broken, [{"question": "x"}])), out=tmp_path / "o.parquet")
+
+
+def test_the_command_makes_last_letter_sets_and_lists_all_sets(tmp_path):
+    out = tmp_path / "train.parquet"
+    result = CliRunner().invoke(app, ["data", "last_letter", "--rows", "50", "--words", "2-3", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    rows = read(out)
+    assert len(rows) == 50 and all(2 <= len(row["question"].split()) <= 3 for row in rows)
+    listing = CliRunner().invoke(app, ["data", "list"]).output
+    assert all(name in listing for name in [*DATA_SETS, "last_letter"])
+
+
+def test_large_sets_are_streamed(tmp_path):
+    """Memory for 8,000 rows of 5 kB: far less than the 40 MB that they take together."""
+    source = tmp_path / "train.parquet"
+    record = RECORDS["eurus_rl"][0]
+    system = {"role": "system", "content": "s" * 5000}
+    with pq.ParquetWriter(source, pa.Table.from_pylist([record]).schema) as writer:
+        for start in range(0, 8_000, 2000):
+            rows = [
+                record | {"prompt": [system, {"role": "user", "content": f"Question {start + i}"}]} for i in range(2000)
+            ]
+            writer.write_table(pa.Table.from_pylist(rows, writer.schema))
+    tracemalloc.start()
+    report = prepare("eurus_rl", source=str(source), out=tmp_path / "o.parquet", keep_overlap=True)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert report.kept == 8_000
+    assert peak < 15e6
+
+
+@needs_real_data
+@pytest.mark.parametrize(
+    "name, folder, split, expected",
+    [
+        ("math500", "math500", None, 500), ("aime24", "aime24", None, 30), ("amc23", "amc23", None, 40),
+        ("olympiadbench", "olympiadbench", None, 675), ("boardgameqa", "boardgameqa", None, 2000),
+        ("boardgameqa", "boardgameqa", "valid", 500), ("cruxeval", "cruxeval", None, 800),
+        ("strategyqa", "strategyqa", "dev", 229), ("tablebench", "tablebench", None, 60),
+        ("processbench", "processbench", None, 1400), ("gsm8k", "gsm8k", None, 1319),
+    ],
+)  # fmt: skip
+def test_real_evaluation_sets_are_read_whole(name, folder, split, expected, tmp_path):
+    report = prepare(name, source=str(REAL / folder), split=split, out=tmp_path / "o.parquet")
+    assert (report.read, report.kept) == (expected, expected)
+
+
+@needs_real_data
+def test_real_training_problems_that_stand_in_evaluation_sets_are_found(tmp_path):
+    for name in ("math500", "olympiadbench"):
+        prepare(name, source=str(REAL / name), out=tmp_path / f"eval/{name}.parquet")
+    report = prepare("math", source=str(REAL / "math_train"), out=tmp_path / "t.parquet", exclude=[tmp_path / "eval"])
+    assert report.in_evaluation_sets == {"math500": 1, "olympiadbench": 3}
+    assert report.missing_answer == 2  # their boxes are empty
