@@ -18,7 +18,7 @@ from tango_hpc.protocol.tags import find_tags
 CORRECT, INCORRECT = "\\boxed{CORRECT}", "\\boxed{INCORRECT}"
 
 _JUDGEMENT = re.compile(r"\\boxed\{\s*(?:\\text\{\s*)?(CORRECT|INCORRECT)\s*\}", re.IGNORECASE)
-_HEADING = re.compile(r"\W*step\W*([0-9]{1,6})\W*(?:analysis\W*)?", re.IGNORECASE)
+_HEADING = re.compile(r"[^\w\\]*step[^\w\\]*([0-9]{1,6})[^\w\\]*(?:analysis)?", re.IGNORECASE)
 
 # What each unmet criterion takes from a format reward of 1.0; the shares add up to 1. A criterion about steps takes
 # its part in proportion to the steps that do not meet it.

@@ -1,0 +1,266 @@
+"""The grammars of solutions and verifications: what is read, what is taken off, and that nothing ever fails."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tango_hpc.protocol import prompts
+from tango_hpc.protocol.solution import parse_solution
+from tango_hpc.protocol.tags import last_box
+from tango_hpc.protocol.verification import parse_verification
+from tango_hpc.tasks.tiny import build_tokenizer
+
+PIECES = [
+    "<think>", "</think>", "<step>", "</step>", "<answer>", "</answer>", "<step_verification>", "</step_verification>",
+    "<final_verification>", "</final_verification>", "\\boxed{", "\\boxed{CORRECT}", "\\boxed{INCORRECT}", "}", "{", "\\",
+    "Step 1: ", "step 2 analysis", "because", " ", "\n", "<", ">", "é", "\ud800", "7",
+]  # fmt: skip
+ANY_TEXT = st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=40).map("".join))
+
+
+# Solutions
+
+GOOD = "<think><step>a</step>\n<step>b b</step></think>\n<answer>\\boxed{42}</answer>"
+
+
+def test_a_solution_in_form():
+    solution = parse_solution(GOOD)
+    assert [step.text for step in solution.steps] == ["a", "b b"]
+    assert [GOOD[step.start_char : step.end_char] for step in solution.steps] == ["<step>a</step>", "<step>b b</step>"]
+    assert solution.answer == "42"
+    assert solution.well_formed
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "answer"),
+    [
+        ("", [], None),
+        ("no tags at all \\boxed{4}", [], None),  # a box outside of the answer element is no answer
+        ("<think><step>a</step><step>cut o", ["a"], None),  # ends inside a step
+        ("<think><step>a</step></think><answer>\\boxed{4}", ["a"], "4"),  # ends inside the answer
+        ("<think><step>a</step></think><answer>\\boxed{4", ["a"], None),  # ends inside the box
+        ("<think></think><answer>\\boxed{4}</answer>", [], "4"),  # zero steps
+        ("<step>a</step><answer>\\boxed{4}</answer>", ["a"], "4"),
+        ("x<think><step>a</step></think><answer>\\boxed{4}</answer>", ["a"], "4"),
+        ("<think><step>a</step></think>so<answer>\\boxed{4}</answer>", ["a"], "4"),
+        ("<think><step>a</step></think><answer>\\boxed{4}</answer>!", ["a"], "4"),
+        ("<think><step>a<step>b</step></think><answer>\\boxed{4}</answer>", ["a<step>b"], "4"),
+        ("<think><step>a</step></step></think><answer>\\boxed{4}</answer>", ["a"], "4"),
+        ("<think><step>a</step></think><answer>4</answer>", ["a"], None),
+        ("<think><step>a</step></think><answer>\\boxed{ }</answer>", ["a"], None),
+        # what comes after the first answer is not read
+        ("<step>a</step><answer>\\boxed{4}</answer><step>b</step><answer>\\boxed{5}</answer>", ["a"], "4"),
+    ],
+)
+def test_a_solution_out_of_form(text, steps, answer):
+    solution = parse_solution(text)
+    assert [step.text for step in solution.steps] == steps
+    assert solution.answer == answer
+    assert not solution.well_formed
+
+
+@pytest.mark.parametrize(
+    ("text", "box"),
+    [
+        ("\\boxed{1} or \\boxed{2}", "2"),
+        ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("\\boxed{\\{1, 2\\}}", "\\{1, 2\\}"),
+        ("\\boxed{\\boxed{3}}", "3"),
+        ("\\boxed{1} \\boxed{2", None),
+        ("\\boxed{2\\", None),
+        ("none", None),
+    ],
+)
+def test_last_box(text, box):
+    assert last_box(text) == box
+
+
+@given(ANY_TEXT)
+@settings(max_examples=300, deadline=None)
+def test_any_text_is_read_as_a_solution(text):
+    solution = parse_solution(text)
+    previous = 0
+    for step in solution.steps:
+        assert previous <= step.start_char < step.end_char <= len(text)
+        assert text[step.start_char : step.end_char] == f"<step>{step.text}</step>"
+        previous = step.end_char
+    assert not solution.well_formed or (solution.steps and solution.answer is not None)
+
+
+# Verifications
+
+STEPS = ["<step>Step 1: fine. \\boxed{CORRECT}</step>", "<step>Step 2: it is 5. \\boxed{INCORRECT}</step>"]
+FINAL = "<final_verification>\\boxed{INCORRECT}</final_verification>"
+
+
+def verification(
+    steps=STEPS, final=FINAL, before="", after="", section=("<step_verification>", "</step_verification>")
+):
+    return parse_verification(f"{before}{section[0]}{''.join(steps)}{section[1]}{final}{after}", 2)
+
+
+def test_a_verification_in_form():
+    result = verification()
+    assert result.judgements == [1, -1]
+    assert result.final == 0
+    assert result.format_reward == 1.0
+    assert result.problems == []
+    assert verification(final=FINAL.replace("INCORRECT", "CORRECT")).final == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "judgements", "final", "format_reward"),
+    [
+        # one step of two is missing: count 1/2 · 0.25, judgement 1/2 · 0.2, reason 1/2 · 0.1
+        ({"steps": STEPS[:1]}, [1, 0], 0, 1 - 0.125 - 0.1 - 0.05),
+        # a judgement too many: count 1/2 · 0.25
+        ({"steps": [*STEPS, STEPS[1]]}, [1, -1], 0, 1 - 0.125),
+        # the second step without a judgement: 1/2 · 0.2
+        ({"steps": [STEPS[0], "<step>Step 2: hm</step>"]}, [1, 0], 0, 0.9),
+        # contradicting judgements are none: 1/2 · 0.2
+        ({"steps": [STEPS[0], "<step>Step 2: x \\boxed{CORRECT} or \\boxed{INCORRECT}</step>"]}, [1, 0], 0, 0.9),
+        # the same judgement twice counts, but only one was asked for
+        ({"steps": [STEPS[0], "<step>Step 2: x \\boxed{CORRECT} \\boxed{CORRECT}</step>"]}, [1, 1], 0, 0.9),
+        # no justification: 1/2 · 0.1
+        ({"steps": [STEPS[0], "<step>Step 2 Analysis: \\boxed{INCORRECT}</step>"]}, [1, -1], 0, 0.95),
+        # wrong number: 1/2 · 0.05; the order decides which step is judged
+        ({"steps": [STEPS[0], STEPS[0]]}, [1, 1], 0, 0.975),
+        # no numbers at all: as the tiny models' format has it
+        ({"steps": ["<step>a,a\\boxed{CORRECT}</step>"] * 2}, [1, 1], 0, 1.0),
+        ({"steps": ["<step>a \\boxed{ correct }</step>"] * 2}, [1, 1], 0, 1.0),
+        # the first step never closes: structure 0.1, but its judgement stands
+        ({"steps": [STEPS[0].replace("</step>", ""), STEPS[1]]}, [1, -1], 0, 0.9),
+        ({"section": ("", "")}, [1, -1], 0, 0.9),
+        ({"final": ""}, [1, -1], -1, 1 - 0.25 - 0.1),
+        ({"final": "<final_verification>yes</final_verification>"}, [1, -1], -1, 0.75),
+        (
+            {"final": "<final_verification>\\boxed{CORRECT} or \\boxed{INCORRECT}</final_verification>"},
+            [1, -1],
+            -1,
+            0.75,
+        ),
+        ({"final": "<final_verification>\\boxed{CORRECT}"}, [1, -1], 1, 0.9),
+        ({"before": "Let me see."}, [1, -1], 0, 0.95),
+        ({"after": "Bye."}, [1, -1], 0, 0.95),
+    ],
+)
+def test_a_verification_out_of_form(changes, judgements, final, format_reward):
+    result = verification(**changes)
+    assert result.judgements == judgements
+    assert result.final == final
+    assert result.format_reward == pytest.approx(format_reward, abs=1e-9)
+    assert bool(result.problems) == (format_reward < 1)
+
+
+def test_cut_off_inside_a_step():
+    result = parse_verification("<step_verification><step>fine \\boxed{CORRECT}</step><step>and th", 2)
+    assert result.judgements == [1, 0]
+    assert result.final == -1
+
+
+def test_tags_quoted_inside_a_step_are_text():
+    step = "<step>the <think> and the <answer> are there \\boxed{CORRECT}</step>"
+    result = parse_verification(f"<step_verification>{step}</step_verification>{FINAL}", 1)
+    assert result.judgements == [1]
+
+
+def test_nothing_earns_nothing():
+    assert parse_verification("", 3).format_reward == pytest.approx(0.1)  # no wrong number, no text outside
+    assert parse_verification("I like it.", 3).format_reward == pytest.approx(0.05)
+
+
+def test_a_solution_without_steps_needs_only_the_verdict():
+    result = parse_verification(f"<step_verification></step_verification>{FINAL}", 0)
+    assert (result.judgements, result.final, result.format_reward) == ([], 0, 1.0)
+    assert verification().judgements == [1, -1]
+    assert parse_verification(f"<step_verification>{STEPS[0]}</step_verification>{FINAL}", 0).format_reward == 0.75
+
+
+@given(ANY_TEXT, st.integers(0, 5))
+@settings(max_examples=300, deadline=None)
+def test_any_text_is_read_as_a_verification(text, num_steps):
+    result = parse_verification(text, num_steps)
+    assert len(result.judgements) == num_steps
+    assert set(result.judgements) <= {-1, 0, 1}
+    assert result.final in (-1, 0, 1)
+    assert 0.0 <= result.format_reward <= 1.0
+    assert (result.format_reward == 1.0) == (not result.problems)
+
+
+@pytest.mark.parametrize(
+    "piece", ["<step>", "</step>", "\\boxed{", "\\boxed{ ", "{", "\\", "Step 1: ", " ", "<", "</answer>"]
+)
+def test_long_repetitive_text_takes_linear_time(piece):
+    text = piece * 20_000
+    start = time.process_time()
+    parse_solution(text)
+    parse_solution("<answer>" + text)
+    parse_verification(text, 3)
+    parse_verification("<step_verification><step>" + text, 3)
+    assert time.process_time() - start < 5
+
+
+# Prompts
+
+
+@pytest.fixture(scope="module")
+def tiny_tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    build_tokenizer(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture
+def character_tokenizer():
+    vocabulary = {chr(i): i for i in range(128)} | {"<|im_end|>": 128, "<|endoftext|>": 129}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", behavior="isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+
+
+def text_of(token_ids, tokenizer) -> str:
+    return "".join(tokenizer.convert_ids_to_tokens(token_ids))
+
+
+def test_tiny_prompts_are_tags_and_letters(tiny_tokenizer):
+    assert text_of(prompts.generator_prompt_ids("ab cd", tiny_tokenizer), tiny_tokenizer) == "<question>ab cd<solve>"
+    solution = "<think><step>ab:b->b</step></think><answer>\\boxed{b}</answer>"
+    token_ids = prompts.verifier_prompt_ids("ab", solution, 1, tiny_tokenizer)
+    assert text_of(token_ids, tiny_tokenizer) == f"<question>ab<solution>{solution}<verify>"
+    assert tiny_tokenizer.unk_token_id not in token_ids
+
+
+def test_prompts_without_a_chat_template(character_tokenizer):
+    text = text_of(prompts.generator_prompt_ids("What is 2 + 2?", character_tokenizer), character_tokenizer)
+    assert text.startswith(prompts.GENERATOR_SYSTEM)
+    assert text.endswith("User: What is 2 + 2?\n\nAssistant:\n")
+    text = text_of(prompts.verifier_prompt_ids("What is 2 + 2?", GOOD, 2, character_tokenizer), character_tokenizer)
+    assert text.startswith(prompts.VERIFIER_SYSTEM)
+    assert GOOD in text
+    assert "2 steps" in text
+
+
+def test_prompts_through_a_chat_template(character_tokenizer):
+    character_tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}[me]{% endif %}"
+    text = text_of(prompts.generator_prompt_ids("2 + 2?", character_tokenizer), character_tokenizer)
+    assert text == f"[system]{prompts.GENERATOR_SYSTEM}<|im_end|>[user]2 + 2?<|im_end|>[me]"
+
+
+def test_the_examples_in_the_prompts_keep_the_form():
+    example = prompts.GENERATOR_SYSTEM[prompts.GENERATOR_SYSTEM.rindex("<think>") :]
+    assert parse_solution(example).well_formed
+    start = prompts.VERIFIER_SYSTEM.index("<step_verification>")
+    end = prompts.VERIFIER_SYSTEM.index("</final_verification>") + len("</final_verification>")
+    assert parse_verification(prompts.VERIFIER_SYSTEM[start:end], 2).problems == []
+
+
+def test_responses_end_with_the_end_of_sequence(tiny_tokenizer, character_tokenizer):
+    assert text_of(prompts.response_ids("<step>", tiny_tokenizer), tiny_tokenizer) == "<step><eos>"
+    assert prompts.stop_token_ids(tiny_tokenizer) == (tiny_tokenizer.eos_token_id,)
+    assert prompts.stop_token_ids(character_tokenizer) == (129, 128)
