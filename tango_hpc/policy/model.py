@@ -15,6 +15,7 @@ from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
 from torch import Tensor
 
 from tango_hpc.parallel.groups import PolicyGroups
+from tango_hpc.parallel.ranks import this_device
 from tango_hpc.policy.attention import PackedCoreAttention, PackedSelfAttention
 from tango_hpc.reshard.shapes import ModelShape, padded_vocab_size, pipeline_stages
 
@@ -129,6 +130,8 @@ def build_model(shape: ModelShape, config: TransformerConfig, groups: PolicyGrou
         position_embedding_type="none",  # rotary, in our attention
         pg_collection=groups.collection,
     )
+    # PyTorch's norms are made on the CPU in float32 whatever the configuration says.
+    model.to(device=this_device(), dtype=config.params_dtype)
     for name, parameter in model.named_parameters():
         ending = ".".join(name.rsplit(".", 2)[-2:])
         # Without initialisation Megatron-core leaves these unset, and would count cut weights once per tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
@@ -47,6 +48,12 @@ class PolicyOptimizer:
         self.ddp = DistributedDataParallel(
             model.config, ddp_config, model, disable_bucketing=True, pg_collection=groups.collection
         )
+        for buffer in self.ddp.buffers:
+            # Megatron-core's checkpoints place weights by offsets that count the padding between buckets, in a
+            # vector that it builds without: a tied embedding of a pipeline would be saved shifted.
+            buffer.numel_unpadded = buffer.numel
+            for bucket in buffer.buckets:
+                bucket.numel_unpadded = bucket.grad_data.numel()
         # Our losses are sums over global counts, so gradients are added up and not scaled.
         model.config.finalize_model_grads_func = lambda chunks, _num_tokens, **kwargs: finalize_model_grads(
             chunks, None, **kwargs
@@ -104,14 +111,28 @@ class PolicyOptimizer:
         return True, grad_norm
 
     def tensors(self) -> list[Tensor]:
-        """Masters and moments, for moving them to and from the host."""
+        """Master weights and moments, this rank's share."""
         return [
-            value
+            tensor
             for inner in self.optimizer.chained_optimizers
-            for state in inner.optimizer.state.values()
-            for value in state.values()
-            if isinstance(value, Tensor)
+            for parameter, values in inner.optimizer.state.items()
+            for tensor in (parameter, *values.values())
+            if isinstance(tensor, Tensor)
         ]
+
+    def load(self, state: dict[str, Any], step_count: int) -> None:
+        """Take over what a checkpoint holds."""
+        self.step_count = step_count
+        (inner,) = self.optimizer.chained_optimizers
+        tensors = state.pop("param_state")
+        inner.load_state_dict(state)
+        # Megatron-core hands all parameters of PyTorch's AdamW one step counter, which each would then advance, and
+        # does not expect the counter among the tensors.
+        steps = {parameter: values.pop("step", None) for parameter, values in inner.optimizer.state.items()}
+        inner.load_parameter_state_from_fully_reshardable(tensors)
+        for parameter, step in steps.items():
+            if step is not None:
+                inner.optimizer.state[parameter]["step"] = step.detach().clone()
 
     def _allocate_state(self) -> None:
         """Give AdamW its moments now: a checkpoint may be written or read before the first step."""
@@ -125,10 +146,3 @@ class PolicyOptimizer:
                         "exp_avg": torch.zeros_like(parameter),
                         "exp_avg_sq": torch.zeros_like(parameter),
                     }
-
-    def separate_steps(self) -> None:
-        """Undo what Megatron-core's loading does: one step counter that all parameters share, and all advance."""
-        for inner in self.optimizer.chained_optimizers:
-            for state in inner.optimizer.state.values():
-                if "step" in state:
-                    state["step"] = state["step"].detach().clone()

@@ -8,6 +8,7 @@ R: response tokens of a micro-batch. N: response tokens of the global batch, in 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,8 +28,9 @@ from tango_hpc.errors import CheckFailed
 from tango_hpc.parallel.groups import PolicyGroups
 from tango_hpc.parallel.megatron_cpu import megatron_on_cpu
 from tango_hpc.parallel.ranks import this_device
-from tango_hpc.policy import hf_io
+from tango_hpc.policy import checkpoint, hf_io
 from tango_hpc.policy.batch import MicroBatch, build_micro_batch, fed_length, response_offsets
+from tango_hpc.policy.memory import DeviceMemory
 from tango_hpc.policy.model import build_model, transformer_config
 from tango_hpc.policy.optimizer import PolicyOptimizer
 from tango_hpc.policy.packing import pack
@@ -121,12 +123,13 @@ class Policy:
             self._schedule = get_forward_backward_func(pp_size=self.groups.pipeline_size, vp_size=None)
             self._p2p = P2PCommunicator(self.groups.pipeline, config) if self.groups.pipeline_size > 1 else None
             hf_io.import_weights(reference_dir or self.model_dir, self.shape, self.groups, self.named_shards())
-            self._reference: dict[str, Tensor] | None = None
+            self.reference: dict[str, Tensor] | None = None
             if with_reference:
-                self._reference = {name: shard.detach().cpu().clone() for name, shard in self.named_shards().items()}
+                self.reference = {name: shard.detach().cpu().clone() for name, shard in self.named_shards().items()}
             if reference_dir is not None:
                 hf_io.import_weights(self.model_dir, self.shape, self.groups, self.named_shards())
             self.optimizer = PolicyOptimizer(self.model, optimizer, self.groups, total_steps) if optimizer else None
+        self._memory = DeviceMemory(self.model, self.optimizer)
 
     def named_shards(self) -> dict[str, Tensor]:
         """This rank's parameters by their name in the layout of `reshard.shapes`."""
@@ -159,7 +162,7 @@ class Policy:
         if self.groups.pipeline_size > 1:
             dist.broadcast(flat_N, self.groups.last_stage_rank, group=self.groups.pipeline)
         values = flat_N.cpu().numpy()
-        return [values[start:stop] for start, stop in zip(offsets[:-1], offsets[1:], strict=True)]
+        return [values[start:stop] for start, stop in itertools.pairwise(offsets)]
 
     def update(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> UpdateStats:
         """One optimizer step on Eq. 1, with the policy before the step as pi_old.
@@ -228,6 +231,22 @@ class Policy:
     def export_hf(self, out_dir: Path) -> None:
         """Write a Hugging Face folder: weights, and config, tokenizer and what else `model_dir` has."""
         hf_io.export_weights(Path(out_dir), self.shape, self.groups, self.named_shards(), model_dir=self.model_dir)
+
+    def save(self, folder: Path) -> None:
+        """Write everything that `load` needs to go on bit for bit. OSError, on all ranks, if it cannot be written."""
+        checkpoint.save(self, folder)
+
+    def load(self, folder: Path) -> None:
+        """Continue from what `save` wrote, in this or any other layout."""
+        checkpoint.load(self, folder)
+
+    def offload(self) -> None:
+        """Move weights, gradients and optimizer state from the GPU to the host; nothing to do on a CPU."""
+        self._memory.offload()
+
+    def onload(self, *, weights_only: bool = False) -> None:
+        """Undo `offload`, if need be; `weights_only` is enough for log-probabilities and weight syncs."""
+        self._memory.onload(weights_only)
 
     def _step(
         self,
@@ -334,10 +353,10 @@ class Policy:
     @contextlib.contextmanager
     def _reference_weights(self) -> Iterator[None]:
         """The model with the reference's weights in place of its own."""
-        assert self._reference is not None, "this policy was made without a reference"
+        assert self.reference is not None, "this policy was made without a reference"
         own = {name: shard.data for name, shard in self.named_shards().items()}
         for name, shard in self.named_shards().items():
-            shard.data = self._reference[name].to(self.device)
+            shard.data = self.reference[name].to(self.device)
         try:
             yield
         finally:

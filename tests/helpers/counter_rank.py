@@ -1,8 +1,9 @@
 """A rank that counts instead of training: the launch protocol without models.
 
-`python -m tests.helpers.counter_rank RUN STAGE` adds 1 on all ranks per step, and saves its counter as training does.
-RUN/behaviour.json says what goes wrong, where and when: {"steps", "step_seconds", "rank", "step", "action"}, with
-action "fail", "kill", "hang", "freeze", "crash" or "check"; "once": true for the first attempt only.
+`python -m tests.helpers.counter_rank RUN STAGE` adds 1 per step, in step with all ranks, and saves its counter as
+training does. RUN/behaviour.json says what goes wrong, where and when: {"steps", "step_seconds", "rank", "step",
+"action"}, with action "fail", "kill", "hang", "crash" or "check"; "once": true for the first attempt only;
+"gloo": true for torch.distributed in place of plain sockets, which start faster.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from multiprocessing.connection import Client, Connection, Listener
 
 from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.launch.environment import prepare_rank
@@ -20,51 +23,79 @@ from tango_hpc.run.files import write_atomically
 from tango_hpc.run.interrupt import StopSignal, run_guarded
 from tango_hpc.run.summary import update_summary
 
+RANK_COMMAND = (sys.executable, "-m", "tests.helpers.counter_rank")
+
 
 def count(directory: RunDirectory, stage: str, stop: StopSignal) -> None:
     """Counts to behaviour["steps"], in step with all other ranks."""
-    import torch
-    import torch.distributed as dist
-
-    from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
-
     behaviour = json.loads((directory.path / "behaviour.json").read_text())
-    info = init_distributed(60)
-    saved = directory.checkpoints / "counter.json"
-    step = json.loads(saved.read_text())["step"] if saved.exists() else 0
-    first = step
-    if info.rank == 0:
-        update_summary(directory, stage, "running", begins=True)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    any_rank = join_over_gloo() if behaviour.get("gloo") else join_over_sockets(rank, world_size)
+    stop._agree = any_rank
+    saved = sorted((directory.checkpoints / stage).glob("step_*"))
+    step = first = json.loads(saved[-1].read_text())["step"] if saved else 0
+    if rank == 0:
+        update_summary(directory, stage, "running")
+
+    def save() -> None:
+        if rank == 0:
+            (directory.checkpoints / stage).mkdir(exist_ok=True)
+            write_atomically(directory.checkpoints / stage / f"step_{step:06d}", json.dumps({"step": step}))
+        any_rank(False)
+
     while step < behaviour["steps"]:
         if stop.check("rollout"):
-            save(directory, step, info.rank)
-            if info.rank == 0:
+            save()
+            if rank == 0:
                 update_summary(directory, stage, "stopped", steps=step)
             raise StoppedEarly
-        due = info.rank == behaviour.get("rank") and step == behaviour.get("step")
-        if due and not (behaviour.get("once") and first > 0):
+        if (rank, step) == (behaviour.get("rank"), behaviour.get("step")) and not (behaviour.get("once") and first):
             misbehave(behaviour["action"])
         time.sleep(behaviour.get("step_seconds", 0.1))
-        one = torch.ones(1)
-        dist.all_reduce(one)
-        assert int(one) == info.world_size
+        any_rank(False)
         step += 1
-        print(f"rank {info.rank} step {step}", flush=True)
+        print(f"rank {rank} step {step}", flush=True)
         if behaviour.get("save_every") and step % behaviour["save_every"] == 0:
-            save(directory, step, info.rank)
-    save(directory, step, info.rank)
-    if info.rank == 0:
-        update_summary(directory, stage, "done", steps=step)
-    shutdown_distributed()
-
-
-def save(directory: RunDirectory, step: int, rank: int) -> None:
-    """Rank 0 writes the counter; all wait for it."""
-    import torch.distributed as dist
-
+            save()
+    save()
     if rank == 0:
-        write_atomically(directory.checkpoints / "counter.json", json.dumps({"step": step}))
-    dist.barrier()
+        update_summary(directory, stage, "done", steps=step)
+
+
+def join_over_gloo() -> Callable[[bool], bool]:
+    """The product's own process group and agreement."""
+    from tango_hpc.parallel.collectives import any_rank
+    from tango_hpc.parallel.ranks import init_distributed
+
+    init_distributed(60)
+    return any_rank
+
+
+def join_over_sockets(rank: int, world_size: int) -> Callable[[bool], bool]:
+    """The same through rank 0, without torch."""
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    peers: list[Connection] = []
+    if rank == 0:
+        with Listener(address) as listener:
+            peers = [listener.accept() for _ in range(world_size - 1)]
+    else:
+        while not peers:
+            try:
+                peers = [Client(address)]
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+
+    def any_rank(flag: bool) -> bool:
+        try:
+            if rank == 0:
+                flag = any([flag, *(peer.recv() for peer in peers)])
+            for peer in peers:
+                peer.send(flag)
+            return flag if rank == 0 else peers[0].recv()
+        except EOFError:
+            raise ConnectionResetError("connection closed by peer") from None
+
+    return any_rank
 
 
 def misbehave(action: str) -> None:
@@ -77,10 +108,13 @@ def misbehave(action: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if action == "hang":
         time.sleep(600)
-    if action == "freeze":
-        os.kill(os.getpid(), signal.SIGSTOP)
     if action == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def counted(directory: RunDirectory, stage: str = "train") -> int:
+    """The counter in the newest checkpoint."""
+    return json.loads(max((directory.checkpoints / stage).glob("step_*")).read_text())["step"]
 
 
 def main() -> int:

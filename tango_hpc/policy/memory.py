@@ -1,0 +1,73 @@
+"""A policy's GPU memory, given up while an engine generates and taken back for training."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tango_hpc.policy.model import PolicyModel
+from tango_hpc.policy.optimizer import PolicyOptimizer
+
+
+class DeviceMemory:
+    """Moves whole storages, so that every view into them (buckets, shards, masters) stays valid.
+
+    Weights and optimizer state are kept on the host, gradients are dropped: each update starts by zeroing them.
+    Nothing happens where tensors live on the CPU anyway.
+    """
+
+    def __init__(self, model: PolicyModel, optimizer: PolicyOptimizer | None) -> None:
+        self._model, self._optimizer = model, optimizer
+        # By the storage's address in PyTorch, which lives as long as the tensors that share it.
+        self._host: dict[int, Tensor] = {}
+        self._away: dict[int, int] = {}
+
+    def offload(self) -> None:
+        """Free the GPU of everything that is on it."""
+        weights, state, gradients = self._storages()
+        if not weights:
+            return
+        torch.cuda.synchronize()
+        kept = {storage._cdata for storage in [*weights, *state]}
+        for storage in [*weights, *state, *gradients]:
+            key = storage._cdata
+            if key in self._away:
+                continue
+            if key in kept:
+                if key not in self._host:
+                    self._host[key] = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
+                self._host[key].copy_(_bytes_of(storage))
+            self._away[key] = storage.nbytes()
+            storage.resize_(0)
+        torch.cuda.empty_cache()
+
+    def onload(self, weights_only: bool = False) -> None:
+        """Bring back what `offload` took away; `weights_only` is enough for log-probabilities and weight syncs."""
+        weights, state, gradients = self._storages()
+        for storage in weights if weights_only else [*weights, *state, *gradients]:
+            key = storage._cdata
+            if key in self._away:
+                storage.resize_(self._away.pop(key))
+                if key in self._host:
+                    _bytes_of(storage).copy_(self._host[key], non_blocking=True)
+        if weights:
+            torch.cuda.synchronize()
+
+    def _storages(self) -> tuple[list[torch.UntypedStorage], ...]:
+        """GPU storages of (weights, optimizer state, gradients), each once."""
+        parameters = list(self._model.parameters())
+        state = self._optimizer.tensors() if self._optimizer is not None else []
+        gradients = [parameter.main_grad for parameter in parameters if hasattr(parameter, "main_grad")]
+        seen: set[int] = set()
+        found: tuple[list[torch.UntypedStorage], ...] = ([], [], [])
+        for storages, tensors in zip(found, (parameters, state, gradients), strict=True):
+            for tensor in tensors:
+                storage = tensor.untyped_storage()
+                if tensor.is_cuda and storage._cdata not in seen:
+                    seen.add(storage._cdata)
+                    storages.append(storage)
+        return found
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
