@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tango_hpc.config import Config
 from tango_hpc.policy.policy import Policy
 from tango_hpc.protocol.prompts import stop_token_ids
+from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.reshard.sync import SyncStats, WeightSync
 from tango_hpc.rollout.engine import RolloutEngine
 from tango_hpc.types import Generation, GenerationRequest, SamplingSettings
@@ -80,11 +79,6 @@ class Role:
         self.engine.sleep()
         self.policy.offload()
         return stats
-
-
-def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder; never from a hub."""
-    return AutoTokenizer.from_pretrained(path, local_files_only=True)
 
 
 def request_seeds(seed: int, step: int, phase: str, count: int) -> list[int]:

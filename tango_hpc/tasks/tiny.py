@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tango_hpc.config.schema import TinyModelConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TAGS = (
     "<question>", "<solve>", "<solution>", "<verify>", "<think>", "</think>", "<step>", "</step>", "<answer>", "</answer>",
@@ -15,8 +19,11 @@ TAGS = (
 END, PAD, UNKNOWN = "<eos>", "<pad>", "<unk>"
 
 
-def build_tokenizer(out_dir: Path) -> None:
-    """Write a tokenizer with one token per letter and per tag; text in other characters becomes `<unk>`."""
+def build_tokenizer(out_dir: Path) -> PreTrainedTokenizerBase:
+    """Write a tokenizer with one token per letter and per tag; text in other characters becomes `<unk>`.
+
+    Load it with `protocol.tokenizer.load_tokenizer`.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -31,18 +38,18 @@ def build_tokenizer(out_dir: Path) -> None:
         tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
     )
     wrapped.save_pretrained(out_dir)
+    return wrapped
 
 
 def build_tiny_model(out_dir: Path, sizes: TinyModelConfig, seed: int) -> None:
     """Write a Hugging Face folder with that tokenizer and float32 weights drawn from `seed`, whole or not at all."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     partial = out_dir.with_name(f".{out_dir.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    build_tokenizer(partial)
-    tokenizer = AutoTokenizer.from_pretrained(partial, local_files_only=True)
+    tokenizer = build_tokenizer(partial)
     config = AutoConfig.for_model(
         sizes.family,
         vocab_size=len(tokenizer),

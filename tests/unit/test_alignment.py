@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from tango_hpc.protocol.alignment import response_text, step_end_tokens
 from tango_hpc.protocol.solution import parse_solution
+from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.tasks.tiny import build_tokenizer
 
 TAGS = ["<think>", "</think>", "<step>", "</step>", "<answer>", "</answer>"]
@@ -28,7 +29,7 @@ def tokenizer_of(kind: str, folder: str) -> PreTrainedTokenizerFast:
     """A trained tokenizer of each kind that models come with."""
     if kind == "tiny":
         build_tokenizer(Path(folder))
-        return AutoTokenizer.from_pretrained(folder)
+        return load_tokenizer(Path(folder))
     if kind in ("byte_bpe", "byte_bpe_merged"):
         tokenizer = Tokenizer(models.BPE())
         tokenizer.decoder = decoders.ByteLevel()

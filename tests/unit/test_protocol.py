@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from tango_hpc.protocol import prompts
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.tags import last_box
+from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.protocol.verification import parse_verification
 from tango_hpc.tasks.tiny import build_tokenizer
 
@@ -213,7 +214,7 @@ def test_long_repetitive_text_takes_linear_time(piece):
 def tiny_tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     build_tokenizer(folder)
-    return AutoTokenizer.from_pretrained(folder)
+    return load_tokenizer(folder)
 
 
 @pytest.fixture

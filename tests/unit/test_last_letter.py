@@ -1,0 +1,128 @@
+"""The last-letter task: rows, grading, gold labels, and that the tiny tokenizer spells all of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tango_hpc.config.schema import TinyModelConfig
+from tango_hpc.protocol.solution import parse_solution
+from tango_hpc.protocol.tokenizer import load_tokenizer
+from tango_hpc.protocol.verification import parse_verification
+from tango_hpc.tasks import get_task, last_letter
+from tango_hpc.tasks.tiny import build_tiny_model
+
+SHORT = {"words": (2, 4), "letters": (3, 6)}
+
+
+@pytest.fixture(scope="module")
+def task():
+    return get_task("last_letter")
+
+
+def labels(task, question: str, *steps: str) -> list[int]:
+    text = "<think>" + "".join(f"<step>{step}</step>" for step in steps) + "</think>"
+    return task.label_steps({"question": question}, parse_solution(text).steps)
+
+
+def test_unknown_task_is_named():
+    with pytest.raises(ValueError, match="chess"):
+        get_task("chess")
+
+
+def test_questions(task):
+    rows = last_letter.rl_rows(3, 200, words=(2, 5), letters=(1, 4))
+    assert rows == last_letter.rl_rows(3, 200, words=(2, 5), letters=(1, 4))
+    assert rows != last_letter.rl_rows(4, 200, words=(2, 5), letters=(1, 4))
+    assert {len(row["question"].split()) for row in rows} == {2, 3, 4, 5}
+    assert {len(word) for row in rows for word in row["question"].split()} == {1, 2, 3, 4}
+    assert len({row["id"] for row in rows}) == 200
+    assert all(row["answer"] == "".join(word[-1] for word in row["question"].split()) for row in rows)
+
+
+def test_grading(task):
+    row = {"answer": "te"}
+    answers = ["te", " t e ", "TE", "\\text{te}", "et", "tee", None, "", "{te", "\\boxed{te}"]
+    grades = task.grade_all([(row, answer) for answer in answers])
+    assert grades == [True, True, True, True, False, False, False, False, False, False]
+
+
+def test_labels_of_right_and_wrong_steps(task):
+    assert labels(task, "cat horse", "cat:t->t", "horse:e->te") == [1, 1]
+    assert labels(task, "cat horse", "cat:c->c", "horse:e->ce") == [-1, 1]  # goes on rightly from a wrong step
+    assert labels(task, "cat horse", "cat:t->t", "horse:e->e") == [1, -1]  # forgets the letters so far
+    assert labels(task, "cat horse", "cat:t->t", "house:e->te") == [1, -1]  # another word
+    assert labels(task, "cat horse", "cat:t->t", "horse:e->te", "cat:t->tet") == [1, 1, -1]  # a step too many
+    assert labels(task, "cat horse", "no idea", "horse:e->te") == [-1, 1]  # after nonsense: the true letters so far
+    assert labels(task, "cat horse", "", "->", ":->") == [-1, -1, -1]
+    assert labels(task, "cat horse") == []
+
+
+def test_labels_of_prose_and_of_a_worded_question(task):
+    question = last_letter.worded_question(["cat", "horse"])
+    assert labels(task, question, "The first word is cat: t -> t", "The next is horse : e -> te.") == [1, 1]
+    assert labels(task, question, "t -> t") == [1]  # does not repeat the word
+    assert labels(task, question, "I take t -> t") == [-1]  # names no letter
+
+
+def test_generator_teacher_slips_as_often_as_told(task):
+    rows = last_letter.generator_sft_rows(0, 400, **SHORT, slip=0.5)
+    assert rows == last_letter.generator_sft_rows(0, 400, **SHORT, slip=0.5)
+    all_labels = [label for row in rows for label in task.label_steps(row, parse_solution(row["solution_text"]).steps)]
+    # about 1200 steps; a word that begins as it ends (1 in 26) hides a slip: 0.5 · 25/26 = 0.48 ± 4 · 0.0144
+    assert 0.42 < all_labels.count(-1) / len(all_labels) < 0.54
+    for row in last_letter.generator_sft_rows(1, 50, **SHORT, slip=0.0):
+        solution = parse_solution(row["solution_text"])
+        assert solution.well_formed
+        assert task.grade_all([({"answer": "".join(w[-1] for w in row["question"].split())}, solution.answer)]) == [
+            True
+        ]
+
+
+def test_verifier_teacher_without_slips_is_right(task):
+    rows = last_letter.verifier_sft_rows(0, 200, **SHORT, slip=0.0)
+    verdicts = []
+    for row in rows:
+        steps = parse_solution(row["solution_text"]).steps
+        verification = parse_verification(row["verification_text"], len(steps))
+        gold = task.label_steps(row, steps)
+        assert verification.judgements == gold
+        assert verification.final == int(all(label == 1 for label in gold))
+        assert verification.format_reward == 1.0
+        verdicts.append(verification.final)
+    assert 0.35 < sum(verdicts) / len(verdicts) < 0.65
+
+
+def test_verifier_teacher_is_lenient_and_consistent(task):
+    num_wrong = num_passed = 0
+    for row in last_letter.verifier_sft_rows(1, 400, **SHORT, slip=0.5):
+        steps = parse_solution(row["solution_text"]).steps
+        verification = parse_verification(row["verification_text"], len(steps))
+        assert verification.final == int(all(judgement == 1 for judgement in verification.judgements))
+        for label, judgement in zip(task.label_steps(row, steps), verification.judgements, strict=True):
+            assert label == -1 or judgement == 1
+            num_wrong += label == -1
+            num_passed += label == -1 and judgement == 1
+    assert 0.4 < num_passed / num_wrong < 0.6
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_tiny_model_and_its_tokenizer(family, tmp_path):
+    dims = TinyModelConfig(
+        family=family, hidden_size=32, intermediate_size=48, num_layers=1, num_heads=4, num_kv_heads=2
+    )
+    build_tiny_model(tmp_path / "a", dims, seed=7)
+    build_tiny_model(tmp_path / "b", dims, seed=7)
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+    assert json.loads((tmp_path / "a/config.json").read_text())["model_type"] == family
+    tokenizer = load_tokenizer(tmp_path / "a")
+    row = last_letter.verifier_sft_rows(0, 1, words=(12, 12), letters=(3, 12), slip=0.2)[0]
+    for text in row.values():
+        token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer.decode(token_ids) == text
+        assert tokenizer.unk_token_id not in token_ids
+    # one token per letter and per tag: <think><step>ab:b->b</step></think>
+    assert len(tokenizer("<think><step>ab:b->b</step></think>", add_special_tokens=False)["input_ids"]) == 10
+    assert max(tokenizer.get_vocab().values()) < AutoModelForCausalLM.from_pretrained(tmp_path / "a").config.vocab_size
