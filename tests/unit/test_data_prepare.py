@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tango_hpc.cli import app
-from tango_hpc.data.prepare.pipeline import prepare, read_metadata
+from tango_hpc.data.prepare.metadata import read_metadata
+from tango_hpc.data.prepare.pipeline import prepare
 from tango_hpc.data.prepare.readers import DATA_SETS
 from tango_hpc.data.prepare.rows import SCHEMA, loosely_normalized, normalized
 from tango_hpc.errors import UserError

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -105,11 +104,6 @@ def prepare(
         raise UserError("\n".join([*report.lines(), "no rows are left to write"]))
     out.with_suffix(".report.json").write_text(json.dumps(asdict(report), indent=1, ensure_ascii=False) + "\n")
     return report
-
-
-def read_metadata(row: dict[str, Any]) -> dict[str, Any]:
-    """The metadata of a prepared row; empty for rows of other makers, which need not have that column."""
-    return json.loads(row["metadata"]) if row.get("metadata") else {}
 
 
 def _checked_rows(name: str, data_set: DataSet, files: list[Path], report: Report, held_out: dict[int, str],

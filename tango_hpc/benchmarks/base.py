@@ -1,0 +1,49 @@
+"""What a benchmark is: how its rows are asked, where the answer stands in a response, and how it is graded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tango_hpc.grading.pool import GradeItem
+from tango_hpc.protocol.solution import parse_solution
+from tango_hpc.protocol.tags import last_box
+
+Row = Mapping[str, Any]  # of a prepared Parquet file: id, question, answer, source, metadata
+
+
+def question_alone(row: Row) -> str:
+    """The question as it stands, for sets whose questions say all."""
+    return row["question"]
+
+
+def boxed_answer(response: str) -> str | None:
+    r"""The answer of our own format, or else the last `\boxed{…}` anywhere in the response.
+
+    The second is for models that were never taught the format: their answers count as well. Which responses kept
+    the format is reported beside the accuracy.
+    """
+    return parse_solution(response).answer or last_box(response)
+
+
+def math_item(row: Row, answer: str) -> GradeItem:
+    """Graded as mathematics, without options."""
+    return GradeItem("math", row["answer"], answer)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One evaluation set.
+
+    group: "math" and "out_of_domain" are averaged in the paper's tables; "verifier" asks the verifier, not the
+    generator. statement: what a model is asked for a row. extract: the answer in a response, None where there is
+    none. grade: the item that the grading pool decides.
+    """
+
+    name: str
+    title: str
+    group: Literal["math", "out_of_domain", "verifier"]
+    statement: Callable[[Row], str] = question_alone
+    extract: Callable[[str], str | None] = boxed_answer
+    grade: Callable[[Row, str], GradeItem] = math_item

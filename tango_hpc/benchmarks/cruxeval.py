@@ -1,0 +1,32 @@
+"""CRUXEval (Gu et al. 2024), output prediction: what does a Python function return for an input?
+
+The answer is a Python literal. Its braces need not pair up inside strings, so it is cut at the end of the answer
+element rather than at the brace that closes the box. Nothing is executed.
+"""
+
+import re
+
+from tango_hpc.benchmarks.base import Benchmark, Row, boxed_answer
+from tango_hpc.grading.pool import GradeItem
+
+_ANSWER = re.compile(r"<answer>\s*\\boxed\{(.*)\}\s*</answer>", re.DOTALL)
+
+
+def _statement(row: Row) -> str:
+    function, _, call = row["question"].rpartition("\n\n")
+    return (
+        f"Consider this Python function:\n\n```python\n{function}\n```\n\nWhat does `{call}` return? "
+        "Give the value as a Python literal, strings in quotes, and nothing else in the box."
+    )
+
+
+def _extract(response: str) -> str | None:
+    match = _ANSWER.search(response)
+    return match[1].strip() or None if match else boxed_answer(response)
+
+
+def _grade(row: Row, answer: str) -> GradeItem:
+    return GradeItem("literal", row["answer"], answer)
+
+
+BENCHMARK = Benchmark("cruxeval", "CRUXEval", "out_of_domain", statement=_statement, extract=_extract, grade=_grade)

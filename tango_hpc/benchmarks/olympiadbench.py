@@ -1,0 +1,29 @@
+"""OlympiadBench (He et al. 2024), English open-ended mathematics without images.
+
+Its answers may be several, may have a unit that is asked for and not repeated, and in one case a tolerance.
+"""
+
+from tango_hpc.benchmarks.base import Benchmark, Row
+from tango_hpc.data.prepare.metadata import read_metadata
+from tango_hpc.grading.pool import GradeItem
+
+
+def _statement(row: Row) -> str:
+    metadata = read_metadata(row)
+    notes = []
+    if metadata.get("several"):
+        notes.append("If there are several answers, give all of them in one box, separated by commas.")
+    if metadata.get("unit"):
+        notes.append(f"The answer is asked for in this unit: {metadata['unit'].strip('$')}")
+    return "\n\n".join([row["question"], *notes])
+
+
+def _grade(row: Row, answer: str) -> GradeItem:
+    metadata = read_metadata(row)
+    options: dict[str, object] = {"several": bool(metadata.get("several")), "unit": metadata.get("unit")}
+    if metadata.get("error"):
+        options["tolerance"] = float(metadata["error"])
+    return GradeItem("math", row["answer"], answer, options)
+
+
+BENCHMARK = Benchmark("olympiadbench", "OlympiadBench", "math", statement=_statement, grade=_grade)

@@ -1,0 +1,56 @@
+"""ProcessBench (Zheng et al. 2024): can a verifier find the first wrong step of a solution?
+
+The solutions come with their own steps. Each is put into our format and judged like a generator's; the prediction is
+the first step judged INCORRECT, -1 where every step is judged CORRECT, and none (always wrong) where a judgement
+before the first INCORRECT one is missing. The score of a split is the harmonic mean of the accuracies on wrong and
+on right samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tango_hpc.benchmarks.base import Benchmark, Row
+from tango_hpc.data.prepare.metadata import read_metadata
+from tango_hpc.protocol.tags import last_box
+
+ALL_RIGHT = -1
+
+
+def solution_text(row: Row) -> str:
+    """The sample's solution in our format; its answer is the last box that its steps give."""
+    steps = read_metadata(row)["steps"]
+    answer = last_box("\n".join(steps)) or ""
+    body = "\n".join(f"<step>{step}</step>" for step in steps)
+    return f"<think>\n{body}\n</think>\n<answer>\\boxed{{{answer}}}</answer>"
+
+
+def num_steps(row: Row) -> int:
+    """Steps of the sample's solution."""
+    return len(read_metadata(row)["steps"])
+
+
+def first_wrong_step(judgements: Sequence[int]) -> int | None:
+    """The prediction for step judgements +1, -1 and 0 (missing); None where they do not give one."""
+    for index, judgement in enumerate(judgements):
+        if judgement == -1:
+            return index
+        if judgement == 0:
+            return None
+    return ALL_RIGHT
+
+
+def scores(labels: Sequence[int], predictions: Sequence[int | None]) -> dict[str, float | None]:
+    """Accuracy on wrong and on right samples and their harmonic mean; None where a class is empty."""
+    hits: dict[bool, list[bool]] = {True: [], False: []}
+    for label, prediction in zip(labels, predictions, strict=True):
+        hits[label == ALL_RIGHT].append(prediction == label)
+    on_right, on_wrong = (sum(found) / len(found) if found else None for found in (hits[True], hits[False]))
+    if on_right is None or on_wrong is None:
+        f1 = None
+    else:
+        f1 = 2 * on_right * on_wrong / (on_right + on_wrong) if on_right + on_wrong else 0.0
+    return {"accuracy_on_wrong": on_wrong, "accuracy_on_right": on_right, "f1": f1}
+
+
+BENCHMARK = Benchmark("processbench", "ProcessBench", "verifier")
