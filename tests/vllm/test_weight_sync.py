@@ -65,16 +65,6 @@ def loaded_copies(engine) -> dict[str, list[torch.Tensor]]:
     return {name: [copy.clone() for copy in weights.copies(name)] for name in weights.shapes()}
 
 
-def reload_from(engine, folder: Path) -> None:
-    """vLLM's own way: every full tensor from disk through the engine's loader.
-
-    It leaves the packed copy of a tied output layer as it was (0.32.0, CPU), which is made good here.
-    """
-    engine.llm.llm_engine.model_executor.driver_worker.worker.model_runner.reload_weights(weights_path=str(folder))
-    head = engine.model.lm_head
-    head.quant_method.process_weights_after_loading(head)
-
-
 def differing_tensors(engine, expected: dict[str, list[torch.Tensor]]) -> list[str]:
     installed = loaded_copies(engine)
     assert installed.keys() == expected.keys()
@@ -87,9 +77,23 @@ def differing_tensors(engine, expected: dict[str, list[torch.Tensor]]) -> list[s
 
 
 @torch.no_grad()
-def scale_weights(policy, factor: float) -> None:
+def scale_weights(policy) -> None:
     for shard in policy.named_shards().values():
-        shard.mul_(factor)
+        shard.mul_(1.25)
+
+
+def checkpoints(folder: Path, family: str) -> tuple[Path, Path]:
+    """A tiny checkpoint, and what a policy with scaled weights exports; collective."""
+    start, scaled = folder / family, folder / f"{family}-scaled"
+    if not scaled.exists():
+        if dist.get_rank() == 0:
+            make_tiny_hf(start, family)
+        dist.barrier()
+        policy = make_policy(start, 1, 1)
+        scale_weights(policy)
+        policy.export_hf(scaled)
+    dist.barrier()
+    return start, scaled
 
 
 def matrix_on_ranks(tensors: tuple[int, ...], families: tuple[str, ...]) -> list[str]:
@@ -99,39 +103,29 @@ def matrix_on_ranks(tensors: tuple[int, ...], families: tuple[str, ...]) -> list
     from tango_hpc.reshard.sync import WeightSync
 
     folder, wrong = shared_folder(), []
-    world = dist.get_world_size()
+    layouts = [(t, p) for t, p in TRAINING if dist.get_world_size() % (t * p) == 0]
     for rollout_tensor in tensors:
         for family in families:
-            model_dir = folder / family
-            if dist.get_rank() == 0 and not model_dir.exists():
-                make_tiny_hf(model_dir, family)
-            dist.barrier()
-            engine = make_engine(model_dir, rollout_tensor, load_weights=False)
-            expected_engine = make_engine(model_dir, rollout_tensor, load_weights=True)
-            expected_at_first = loaded_copies(expected_engine)
-            for tensor, pipeline in TRAINING:
-                if world % (tensor * pipeline):
-                    continue
-                policy = make_policy(model_dir, tensor, pipeline)
+            start, scaled = checkpoints(folder, family)
+            loader = make_engine(scaled, rollout_tensor, load_weights=True)
+            expected = loaded_copies(loader)
+            loader.close()
+            engine = make_engine(start, rollout_tensor, load_weights=False)
+            for tensor, pipeline in layouts:
+                case = f"{family} {tensor}x{pipeline} to {rollout_tensor}"
+                policy = make_policy(start, tensor, pipeline)
                 sync = WeightSync(policy, engine, TINY_BUCKET)
-                for number in range(2):
-                    case = f"{family} {tensor}x{pipeline} to {rollout_tensor}, sync {number}"
-                    if number:
-                        scale_weights(policy, 1.25)
-                    stats = sync.sync()
-                    if number:
-                        exported = folder / case.replace(" ", "-")
-                        policy.export_hf(exported)
-                        dist.barrier()
-                        reload_from(expected_engine, exported)
-                    expected = loaded_copies(expected_engine) if number else expected_at_first
-                    wrong += [f"{case}: {name}" for name in differing_tensors(engine, expected)]
-                    if stats.bytes_sent != stats.bytes_minimum:
-                        wrong.append(f"{case}: sent {stats.bytes_sent}, minimum {stats.bytes_minimum}")
-                    if any(total.peak_extra_bytes > 2 * TINY_BUCKET.bucket_mb * 2**20 for total in sync.totals):
-                        wrong.append(f"{case}: more than two buckets")
+                sync.sync()
+                if not differing_tensors(engine, expected):
+                    wrong.append(f"{case}: holds the second weights after the first sync")
+                scale_weights(policy)
+                stats = sync.sync()
+                wrong += [f"{case}: {name}" for name in differing_tensors(engine, expected)]
+                if stats.bytes_sent != stats.bytes_minimum:
+                    wrong.append(f"{case}: sent {stats.bytes_sent}, minimum {stats.bytes_minimum}")
+                if any(total.peak_extra_bytes > 2 * TINY_BUCKET.bucket_mb * 2**20 for total in sync.totals):
+                    wrong.append(f"{case}: more than two buckets")
             engine.close()
-            expected_engine.close()
         destroy_model_parallel()
     return wrong
 
