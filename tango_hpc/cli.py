@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from tango_hpc.errors import StoppedEarly, UserError
+from tango_hpc.launch.commands import add_commands
 
 app = typer.Typer(
     name="tango",
@@ -106,6 +107,9 @@ def data(
         limit=limit,
     )
     typer.echo("\n".join([*report.lines(), f"written to {out}"]))
+
+
+add_commands(app)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from importlib import import_module
 from tango_hpc.config import Config, load_config
 from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.launch.environment import prepare_rank
+from tango_hpc.launch.staging import with_staged_weights
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.interrupt import StopSignal, run_guarded
 
@@ -29,7 +30,7 @@ STAGES = {
 
 def run_stage(directory: RunDirectory, stage: str, stop: StopSignal) -> None:
     """Join the other ranks and run `stage` to its end; a user's mistake found here becomes `CheckFailed`."""
-    config = load_config(directory.config)
+    config = with_staged_weights(load_config(directory.config))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what a job needs was on the shared disk before it started
     if config.launch.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -109,7 +109,7 @@ def validate_tree(tree: dict[str, Any], origin: str) -> Config:
         try:
             config = Config.model_validate(resolved)
         except ValidationError as error:
-            mistakes = [_explain(item) for item in error.errors()]
+            mistakes = [explain_mistake(item) for item in error.errors()]
     if config is not None:
         mistakes = find_conflicts(config)
     if mistakes or config is None:
@@ -147,11 +147,12 @@ def _resolve(node: Any, root: dict[str, Any], path: tuple[str, ...], mistakes: l
     return _REFERENCE.sub(look_up, node)
 
 
-def _explain(item: Any) -> str:
+def explain_mistake(item: Any, model: type[BaseModel] = Config) -> str:
+    """One of pydantic's errors about a `model` as a line that starts with the key's path."""
     path = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         *parents, unknown = item["loc"]
-        names = _field_names(parents)
+        names = _field_names(parents, model)
         close = difflib.get_close_matches(str(unknown), names, n=1)
         hint = f"did you mean {close[0]}?" if close else f"valid names here: {', '.join(names)}"
         return f"{path}: unknown key; {hint}"
@@ -160,8 +161,7 @@ def _explain(item: Any) -> str:
     return f"{path}: {item['msg'][0].lower()}{item['msg'][1:]} (got {item['input']!r})"
 
 
-def _field_names(parents: list[str | int]) -> list[str]:
-    model: Any = Config
+def _field_names(parents: list[str | int], model: Any) -> list[str]:
     for name in parents:
         model = _section_type(model.model_fields[str(name)].annotation) if str(name) in model.model_fields else None
         if model is None:

@@ -37,7 +37,7 @@ def run_foreground(stage: str, config_file: Path, overrides: Sequence[str], *, r
         _become_rank(stage, config, resume=resume)
     directory = prepare_run(stage, config, resume=resume)
     if "SLURM_JOB_ID" in os.environ and not sys.stdin.isatty():
-        take_snapshot(directory)
+        take_snapshot(directory.snapshot)
         _become_job(directory, stage)
     return run_attempt(directory, stage, config, Console())
 

@@ -1,0 +1,159 @@
+"""The commands that start runs elsewhere and look after them: submit, sweep, status, logs, cancel, stop, doctor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tango_hpc.errors import UserError
+
+STAGES = ("sft", "train", "eval", "teacher")
+
+Cluster = Annotated[
+    Literal["slurm", "local", "debug"],
+    typer.Option(help="slurm; local: in the background here; debug: in this process."),
+]
+ProfileName = Annotated[
+    str | None, typer.Option("--profile", help="Cluster profile: a name in slurm/profiles or your own, or a YAML file.")
+]
+RunOrFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or a folder of them.")]
+
+
+def submit(
+    stage: Annotated[str, typer.Argument(metavar="STAGE", help=f"One of {', '.join(STAGES)}.")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; shipped ones are in configs/.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace those of CONFIG.")
+    ] = None,
+    profile: ProfileName = None,
+    cluster: Cluster = "slurm",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the sbatch script; submit nothing.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run that run.dir holds.")] = False,
+) -> None:
+    """Submit a stage as a batch job that saves, requeues itself and continues when its time runs out.
+
+    Example: `tango submit train configs/quickstart.yaml run.dir=$SCRATCH/run --profile generic`
+    """
+    from tango_hpc.config import load_config
+    from tango_hpc.launch import submit as submission
+    from tango_hpc.launch.profiles import load_profile
+
+    if stage not in STAGES:
+        raise UserError(f"there is no stage {stage!r}; stages are {', '.join(STAGES)}")
+    settings, chosen = load_config(config, overrides or []), load_profile(profile)
+    if dry_run:
+        typer.echo(submission.script(stage, settings, chosen))
+        return
+    job = submission.submit(stage, settings, profile=chosen, cluster=cluster, resume=resume)
+    typer.echo(f"Submitted as {'job' if cluster == 'slurm' else 'process'} {job.job_id}: {settings.run.dir}")
+    typer.echo(f"Watch it with: tango status {settings.run.dir}  or  tango logs {settings.run.dir} --follow")
+    if cluster == "debug":
+        job.result()
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="What varies, and where it goes.")],
+    profile: ProfileName = None,
+    cluster: Cluster = "slurm",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells; submit nothing.")] = False,
+    resubmit: Annotated[bool, typer.Option("--resubmit", help="Only the cells that failed or are unfinished.")] = False,
+    results: Annotated[
+        bool, typer.Option("--results", help="Show the results so far; write Parquet and HTML.")
+    ] = False,
+) -> None:
+    """Run a grid or a list of settings as one job array, each cell in its own run directory.
+
+    Example: `tango sweep configs/sweeps/alpha.yaml --profile generic`, later `tango sweep … --results`
+    """
+    from rich.console import Console
+
+    from tango_hpc.launch import sweep as sweeping
+    from tango_hpc.launch.sweep_results import show_results
+
+    plan = sweeping.load_sweep(file)
+    console = Console()
+    if dry_run:
+        sweeping.list_cells(plan, console)
+    elif results:
+        show_results(plan, console)
+    else:
+        sweeping.submit_sweep(plan, console, profile=profile, cluster=cluster, resubmit=resubmit)
+
+
+def status(
+    run: RunOrFolder, as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False
+) -> None:
+    """Say what became of a run, or of every run below a folder; also after the job has left the queue.
+
+    Example: `tango status runs`
+    """
+    from rich.console import Console
+
+    from tango_hpc.launch.status import show_status
+
+    show_status(run, Console(), as_json=as_json)
+
+
+def logs(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    rank: Annotated[int | None, typer.Option(help="Only this rank's log.")] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Last lines of each log.")] = 30,
+) -> None:
+    """Show why a run failed, its attempts, and the ends of its logs.
+
+    Example: `tango logs runs/mine --follow`
+    """
+    from rich.console import Console
+
+    from tango_hpc.launch.status import show_logs
+
+    show_logs(run, Console(), rank=rank, lines=lines, follow=follow)
+
+
+def cancel(run: RunOrFolder) -> None:
+    """End a run's job now. It still saves if the cluster leaves it the time.
+
+    Example: `tango cancel runs/mine`
+    """
+    from rich.console import Console
+
+    from tango_hpc.launch.status import cancel as end
+
+    end(run, Console())
+
+
+def stop(run: RunOrFolder) -> None:
+    """Have a run save at its next safe point and end; `--resume` continues it.
+
+    Example: `tango stop runs/mine`
+    """
+    from rich.console import Console
+
+    from tango_hpc.launch.status import stop as ask
+
+    ask(run, Console())
+
+
+def doctor(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="Check this config's files too.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...")] = None,
+    profile: ProfileName = None,
+) -> None:
+    """Check this machine, or the allocation that this runs in, and say what is wrong and how to mend it.
+
+    Example: `salloc --nodes=2 tango doctor configs/quickstart.yaml`
+    """
+    from rich.console import Console
+
+    from tango_hpc.launch.doctor import examine
+
+    raise typer.Exit(examine(config, overrides or [], profile, Console()))
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Adds these commands to `app`."""
+    for command in (submit, sweep, status, logs, cancel, stop, doctor):
+        app.command()(command)

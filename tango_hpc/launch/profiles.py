@@ -1,0 +1,185 @@
+"""Cluster profiles: what one Slurm cluster wants of every job, in a YAML file of its own. Unknown keys are refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+import tango_hpc
+from tango_hpc.config.load import explain_mistake
+from tango_hpc.config.schema import Positive, Section
+from tango_hpc.errors import UserError
+
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_MEMORY = re.compile(r"\d+[KMGT]?")
+
+
+class Apptainer(Section):
+    """Runs the ranks in a container; the supervisor stays outside, next to Slurm's commands."""
+
+    image: Path = Field(description="The .sif file, on storage that compute nodes see.")
+    python: str = Field("python", description="Python inside the image; it needs this package's dependencies.")
+    options: list[str] = Field(default_factory=list, description="For apptainer exec, e.g. --nv, --bind=/scratch.")
+
+
+class Profile(Section):
+    """One cluster. What is left out is not asked for. Strings may hold environment variables of the job: $SCRATCH."""
+
+    account: str | None = Field(None, description="Whom the hours are charged to.")
+    partition: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    constraint: str | None = Field(None, description="Node features, e.g. a100|h100.")
+    exclude: str | None = Field(None, description="Nodes not to use, e.g. n[3,7].")
+    time: str = Field("24:00:00", description="Wall-clock limit of one attempt: minutes, h:m:s, or d-h:m:s.")
+    memory: str | None = Field(None, description="Memory of each node, e.g. 480G; 0 asks for all of it.")
+    exclusive: bool = Field(False, description="Whole nodes only.")
+    cpus_per_rank: Positive | None = Field(None, description="Default: launch.threads_per_rank.")
+    gpu_request: Literal["gpus-per-node", "gres"] = Field("gpus-per-node", description="The option for GPUs.")
+    gpu_type: str | None = Field(None, description="e.g. a100: asks for --gpus-per-node=a100:4.")
+    requeue: bool = Field(True, description="Let the job requeue itself; else it ends saying how to resume.")
+    mail_user: str | None = None
+    mail_type: str | None = Field(None, description="e.g. END,FAIL.")
+    sbatch: dict[str, str | int | bool] = Field(
+        default_factory=dict, description="Any other sbatch option by its long name; true for one without a value."
+    )
+
+    modules: list[str] = Field(default_factory=list, description="Loaded in this order.")
+    venv: Path | None = Field(None, description="Virtual environment to activate.")
+    conda: str | None = Field(None, description="Conda environment, by name or path.")
+    setup: list[str] = Field(default_factory=list, description="Shell commands before the run; one that fails ends it.")
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of supervisor and ranks.")
+    apptainer: Apptainer | None = None
+
+    cache_dir: str | None = Field(None, description="For the caches of vLLM, Triton, torch: not the home directory.")
+    stage_weights_to: str | None = Field(
+        None, description="Node-local folder to which model weights are copied before the start, e.g. $SLURM_TMPDIR."
+    )
+    socket_interface: str | None = Field(None, description="Network interface of NCCL's and Gloo's sockets, e.g. ib0.")
+    infiniband_devices: str | None = Field(None, description="NCCL_IB_HCA, e.g. mlx5_0,mlx5_1.")
+
+    @field_validator("time")
+    @classmethod
+    def _check_time(cls, value: str) -> str:
+        time_limit_minutes(value)
+        return value
+
+    @field_validator("time", mode="before")
+    @classmethod
+    def _quote_time(cls, value: object) -> object:
+        if isinstance(value, int) and not isinstance(value, bool):
+            raise ValueError("put the time in quotes, YAML reads 1:00:00 as a number of seconds")
+        return value
+
+    @field_validator("memory")
+    @classmethod
+    def _check_memory(cls, value: str | None) -> str | None:
+        if value is not None and not _MEMORY.fullmatch(value):
+            raise ValueError("must be a number with K, M, G or T, e.g. 480G")
+        return value
+
+
+def time_limit_minutes(text: str) -> int:
+    """Slurm's time formats (minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s) as whole minutes, rounded up."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError("must be minutes, hours:minutes:seconds or days-hours:minutes:seconds")
+    days, *rest = match.groups()
+    parts = [int(part) for part in rest if part is not None]
+    if days is not None:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    if total == 0:
+        raise ValueError("must be more than nothing")
+    return -(-total // 60)
+
+
+def profile_folders(env: Mapping[str, str] = os.environ) -> list[Path]:
+    """Where profiles are looked for: the user's own before the examples."""
+    config_home = Path(env.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    shipped = Path(tango_hpc.__file__).resolve().parents[1] / "slurm" / "profiles"
+    return [config_home / "tango_hpc" / "profiles", shipped, Path("slurm/profiles").absolute()]
+
+
+def load_profile(name: str | None) -> Profile:
+    """The profile of that name, or in that file; without one, Slurm's defaults. Raises UserError with all mistakes."""
+    if name is None:
+        return Profile()
+    file = _find(name)
+    try:
+        tree = yaml.safe_load(file.read_text())
+    except (yaml.YAMLError, OSError) as error:
+        raise UserError(f"cannot read the profile {file}: {error}") from None
+    try:
+        return Profile.model_validate({} if tree is None else tree)
+    except ValidationError as error:
+        lines = "\n".join(f"  - {explain_mistake(item, Profile)}" for item in error.errors())
+        raise UserError(f"the profile {file} has mistakes:\n{lines}") from None
+
+
+def _find(name: str) -> Path:
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        if Path(name).is_file():
+            return Path(name)
+        raise UserError(f"no profile file {name}")
+    folders = [folder for folder in profile_folders() if folder.is_dir()]
+    for folder in folders:
+        if (folder / f"{name}.yaml").is_file():
+            return folder / f"{name}.yaml"
+    names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    raise UserError(
+        f"no profile named {name!r}; there are: {', '.join(names) or 'none'}. "
+        f"Your own go to {profile_folders()[0]}/NAME.yaml"
+    )
+
+
+def setup_lines(profile: Profile) -> list[str]:
+    """The shell lines that make a job's environment; one that fails ends the job, named."""
+    steps = [f"module load {shlex.quote(module)}" for module in profile.modules]
+    if profile.venv is not None:
+        steps.append(f"source {_with_variables(str(profile.venv) + '/bin/activate')}")
+    if profile.conda is not None:
+        steps.append('eval "$(conda shell.bash hook)"')
+        steps.append(f"conda activate {_with_variables(profile.conda)}")
+    steps += profile.setup
+    lines = [f"{step} || {{ echo {shlex.quote(f'tango: failed: {step}')}; exit 78; }}" for step in steps]
+    return lines + [f"export {name}={_with_variables(value)}" for name, value in job_variables(profile).items()]
+
+
+def job_variables(profile: Profile) -> dict[str, str]:
+    """Environment variables that the profile asks for, by name."""
+    variables: dict[str, str] = {"HF_HUB_OFFLINE": "1"}
+    if profile.cache_dir is not None:
+        names = {
+            "XDG_CACHE_HOME": "", "HF_HOME": "/huggingface", "VLLM_CACHE_ROOT": "/vllm", "TRITON_CACHE_DIR": "/triton",
+            "TORCHINDUCTOR_CACHE_DIR": "/inductor", "MPLCONFIGDIR": "/matplotlib",
+        }  # fmt: skip
+        variables |= {name: profile.cache_dir + below for name, below in names.items()}
+    if profile.socket_interface is not None:
+        variables |= dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), profile.socket_interface)
+    if profile.infiniband_devices is not None:
+        variables["NCCL_IB_HCA"] = profile.infiniband_devices
+    if profile.stage_weights_to is not None:
+        variables["TANGO_STAGE_WEIGHTS_TO"] = profile.stage_weights_to
+    if profile.apptainer is not None:
+        box = profile.apptainer
+        words = ["apptainer", "exec", *box.options, str(box.image), box.python, "-P", "-m", "tango_hpc.rank"]
+        variables["TANGO_RANK_COMMAND"] = shlex.join(words)
+    return variables | profile.env
+
+
+def _with_variables(text: str) -> str:
+    """`text` quoted for bash, with $NAME and ${NAME} still replaced by the job's variables."""
+    escaped = re.sub(r'(["\\`])', r"\\\1", text)
+    return '"' + re.sub(r"\$(?!\{?\w)", r"\\$", escaped) + '"'

@@ -1,0 +1,90 @@
+"""Model folders copied to node-local scratch, where reading them does not load the shared file system.
+
+The supervisor runs this module once per node before the ranks start; the ranks then read the copies. The folder is
+named by TANGO_STAGE_WEIGHTS_TO (in a profile: stage_weights_to).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tango_hpc.config import Config, load_config
+from tango_hpc.errors import UserError
+from tango_hpc.run.directory import RunDirectory
+
+VARIABLE = "TANGO_STAGE_WEIGHTS_TO"
+
+
+def stage_weights(config: Config, folder: Path) -> list[Path]:
+    """Copies every model folder that the run reads to `folder` on this node; returns the copies."""
+    copies = []
+    for source in sorted({path for _, path in _model_paths(config.model_dump())}):
+        copy = staged_path(source, folder)
+        copies.append(copy)
+        if copy.is_dir():
+            continue
+        needed = sum(file.stat().st_size for file in source.rglob("*") if file.is_file())
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            raise UserError(
+                f"{folder} on {socket.gethostname()} has {free / 2**30:.1f} GB free, {source} takes "
+                f"{needed / 2**30:.1f} GB; leave out stage_weights_to, or name a larger folder"
+            )
+        partial = copy.with_name(f".{copy.name}.{os.getpid()}")
+        shutil.copytree(source, partial)
+        try:
+            partial.rename(copy)
+        except OSError:  # another job on this node was quicker
+            shutil.rmtree(partial)
+    return copies
+
+
+def with_staged_weights(config: Config, env: Mapping[str, str] = os.environ) -> Config:
+    """`config` with its model folders replaced by their copies on this node, where there are any."""
+    if not env.get(VARIABLE):
+        return config
+    tree = config.model_dump()
+    for section, path in _model_paths(tree):
+        copy = staged_path(path, Path(env[VARIABLE]))
+        if copy.is_dir():
+            section["path"] = copy
+    return Config.model_validate(tree)
+
+
+def staged_path(source: Path, folder: Path) -> Path:
+    """Where the copy of a model folder lies; another place when the original changes."""
+    weights = max((file.stat().st_mtime_ns for file in source.glob("*.safetensors")), default=0)
+    mark = hashlib.sha256(f"{source.absolute()}:{weights}".encode()).hexdigest()[:12]
+    return folder / f"{source.name}-{mark}"
+
+
+def _model_paths(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Path]]:
+    """The `model` and `init` sections of a config's tree whose folder exists, each with that folder."""
+    for key, value in tree.items():
+        if not isinstance(value, dict):
+            continue
+        if key in ("model", "init") and Path(value["path"]).is_dir():
+            yield value, Path(value["path"])
+        yield from _model_paths(value)
+
+
+def main() -> int:
+    """`python -m tango_hpc.launch.staging RUN_DIR`, once per node."""
+    try:
+        stage_weights(load_config(RunDirectory.open(sys.argv[1]).config), Path(os.environ[VARIABLE]))
+    except UserError as error:
+        print(f"tango: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,272 @@
+"""`tango status`, `logs`, `cancel` and `stop`: from the run directory first, then from Slurm, whose memory is short."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
+from tango_hpc.launch import slurm
+from tango_hpc.launch.attempts import Attempt, AttemptLog
+from tango_hpc.launch.submit import known_jobs, submitted_jobs
+from tango_hpc.launch.watch import read_failures
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.summary import read_summary
+
+WAITING_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD")
+FOLLOW_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What is known of one run. `state`: new, waiting, running, stopped, failed, lost or done."""
+
+    run: str
+    stage: str
+    state: str
+    detail: str = ""
+    step: int | None = None
+    total_steps: int | None = None
+    attempts: int = 0
+    job: str | None = None
+    job_state: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen by itself."""
+        return self.state not in ("waiting", "running")
+
+
+def find_runs(path: Path) -> list[RunDirectory]:
+    """The run at `path`, or all runs below it. Raises UserError where there is none."""
+    if (path / "config.yaml").is_file():
+        return [RunDirectory(path)]
+    found = sorted(file.parent for file in path.glob("**/config.yaml") if (file.parent / "control").is_dir())
+    if not found:
+        raise UserError(f"{path} is no run directory and holds none; give the run.dir of a run, or a folder of runs")
+    return [RunDirectory(folder) for folder in found]
+
+
+def states(directories: list[RunDirectory]) -> list[RunState]:
+    """The state of each run, with one question to Slurm for all of them."""
+    jobs = [job for directory in directories for job in known_jobs(directory)[-1:]]
+    queue = slurm.queue(jobs)
+    return [run_state(directory, queue) for directory in directories]
+
+
+def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> RunState:
+    """The state of one run; `queue` is what Slurm says of its last job, if it still knows it."""
+    attempts = AttemptLog(directory).read()
+    job = next(iter(known_jobs(directory)[-1:]), None)
+    submitted = submitted_jobs(directory)
+    last = attempts[-1] if attempts else None
+    # What was submitted after the last attempt has not started yet.
+    newer = submitted[-1] if submitted and (last is None or submitted[-1]["submitted"] > last.started) else None
+    stage = (
+        newer["stage"] if newer else last.stage if last else next(iter(read_summary(directory).get("stages", {})), "")
+    )
+    job_state, reason = queue.get(job, (None, "")) if job else (None, "")
+    if job_state is not None and job_state not in slurm.ALIVE_STATES:
+        known_end, job_state_alive = job_state, False
+    else:
+        known_end, job_state_alive = None, job_state is not None
+    progress = json.loads(directory.progress.read_text()) if directory.progress.is_file() else {}
+    state, detail = _judge(
+        directory, stage, last, newer, job, job_state if job_state_alive else None, reason, known_end
+    )
+    current = progress if progress.get("stage") == stage else {}
+    return RunState(
+        run=str(directory.path),
+        stage=stage,
+        state=state,
+        detail=detail
+        or (f"{current.get('role') or ''} {current.get('phase', '')}".strip() if state == "running" else ""),
+        step=current.get("step"),
+        total_steps=current.get("total_steps"),
+        attempts=len(attempts),
+        job=job,
+        job_state=job_state,
+    )
+
+
+def _judge(
+    directory: RunDirectory,
+    stage: str,
+    last: Attempt | None,
+    newer: dict[str, Any] | None,
+    job: str | None,
+    job_state: str | None,
+    reason: str,
+    known_end: str | None,
+) -> tuple[str, str]:
+    """State and detail. `job_state` is that of a job that still lives, `known_end` of one that does not."""
+    if job_state in WAITING_STATES:
+        return "waiting", f"{reason}" if last is None or newer else f"{reason}; continues from {last.saved_after}"
+    if job_state is not None:
+        return "running", ""
+    if newer is None and last is not None and last.ended is not None:
+        if last.code == 0:
+            return "done", ""
+        if last.code == StoppedEarly.exit_code:
+            return "stopped", last.reason
+        return "failed", last.reason
+    if newer is None and last is not None and last.job is None and _holder_alive(directory):
+        return "running", ""
+    if newer is None and last is None:
+        status = read_summary(directory).get("stages", {}).get(stage, {}).get("status")
+        return ("done", "") if status == "done" else ("new", "")
+    if newer is not None and newer["cluster"] != "slurm":
+        return ("running", "starting") if _process_alive(int(newer["job"])) else ("failed", "ended before it started")
+    ended = known_end or (slurm.accounting(job) if job else None)
+    what = "before it started" if newer is not None else "without a word"
+    return "lost" if newer is None else "failed", f"{ended or 'the job'} ended {what}".replace("ended ended", "ended")
+
+
+def _holder(directory: RunDirectory) -> dict[str, Any]:
+    lock = directory.control / "lock"
+    return json.loads(lock.read_text()) if lock.exists() else {}
+
+
+def _holder_alive(directory: RunDirectory) -> bool:
+    holder = _holder(directory)
+    return holder.get("host") == socket.gethostname() and _process_alive(holder["pid"])
+
+
+def _process_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def show_status(path: Path, console: Console, *, as_json: bool) -> None:
+    """Prints a table of the run or of all runs below a folder, or a list of JSON objects."""
+    found = states(find_runs(path))
+    if as_json:
+        print(json.dumps([asdict(state) for state in found], indent=2))
+        return
+    table = Table(box=None, padding=(0, 2), show_edge=False)
+    for title in ("run", "stage", "state", "step", "attempts", "job", ""):
+        table.add_column(title, overflow="fold")
+    colours = {
+        "done": "green",
+        "running": "cyan",
+        "failed": "red",
+        "lost": "red",
+        "waiting": "yellow",
+        "stopped": "yellow",
+    }
+    for state in found:
+        steps = "" if state.step is None else f"{state.step}/{state.total_steps}"
+        job = "" if state.job is None else f"{state.job} {state.job_state or ''}".strip()
+        colour = colours.get(state.state, "default")
+        table.add_row(
+            state.run, state.stage, f"[{colour}]{state.state}[/]", steps, str(state.attempts), job, state.detail
+        )
+    console.print(table)
+
+
+def show_logs(path: Path, console: Console, *, rank: int | None, lines: int, follow: bool) -> None:
+    """Prints why the run failed, if it did, then the last lines of its logs; `follow` goes on until the run is over.
+
+    Without `rank`: the supervisor's log and that of rank 0.
+    """
+    directory = RunDirectory.open(path)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    failures = read_failures(directory)
+    attempts = AttemptLog(directory).read()
+    if failures:
+        say(failures[0].text() + "\n")
+        for failure in failures[1:]:
+            say(failure.title())
+    elif attempts and attempts[-1].code not in (None, 0) and attempts[-1].reason:
+        say(attempts[-1].reason + "\n")
+    for attempt in attempts:
+        say(describe(attempt))
+    files = _log_files(directory, rank)
+    places: dict[Path, int] = {}
+    for file in files:
+        text = file.read_text(errors="replace")
+        places[file] = file.stat().st_size
+        say(f"\n==> {file} <==")
+        say("\n".join(text.splitlines()[-lines:]))
+    while follow:
+        over = states([directory])[0].is_over
+        for file in _log_files(directory, rank):
+            with file.open("rb") as stream:
+                stream.seek(places.get(file, 0))
+                new = stream.read()
+            places[file] = places.get(file, 0) + len(new)
+            if new:
+                say(new.decode(errors="replace").rstrip("\n"))
+        if over:
+            say(describe(AttemptLog(directory).read()[-1]) if AttemptLog(directory).read() else "nothing runs here")
+            return
+        time.sleep(FOLLOW_SECONDS)
+
+
+def describe(attempt: Attempt) -> str:
+    """One attempt in a line."""
+    start = datetime.fromtimestamp(attempt.started).strftime("%Y-%m-%d %H:%M:%S")
+    where = f"job {attempt.job} on {attempt.host}" if attempt.job else attempt.host
+    ends = {0: "done", StoppedEarly.exit_code: "stopped", CheckFailed.exit_code: "failed a check"}
+    if attempt.ended is None:
+        end = "not ended"
+    else:
+        end = f"{ends.get(attempt.code or 0, 'failed')} after {attempt.ended - attempt.started:.0f} s"
+    why = f": {attempt.reason}" if attempt.reason else ""
+    return f"attempt {attempt.number}, {attempt.stage}, {start}, {where}: {end}{why}"
+
+
+def _log_files(directory: RunDirectory, rank: int | None) -> Iterator[Path]:
+    if rank is not None:
+        if not directory.rank_log(rank).exists():
+            raise UserError(f"rank {rank} has left no log in {directory.logs}")
+        return iter([directory.rank_log(rank)])
+    jobs = sorted((directory.logs / "submitit").glob("*_log.out"), key=lambda file: file.stat().st_mtime)
+    files = [*jobs[-1:], directory.logs / "srun.log", directory.rank_log(0)]
+    return (file for file in files if file.exists() and file.stat().st_size > 0)
+
+
+def cancel(path: Path, console: Console) -> None:
+    """Ends the run, or all runs below a folder: Slurm's jobs by scancel, others by SIGTERM. They save if there is time."""
+    for directory in find_runs(path):
+        ended = []
+        for job in known_jobs(directory):
+            found = slurm.show_job(job) if slurm.is_available() else None
+            if found is not None and found.is_alive:
+                slurm.run_command("scancel", job)
+                ended.append(f"job {job}")
+        if not ended and _holder_alive(directory):
+            pid = _holder(directory)["pid"]
+            os.kill(pid, signal.SIGTERM)
+            ended.append(f"process {pid}")
+        message = f"cancelled {', '.join(ended)}" if ended else "nothing runs or waits"
+        console.print(f"{directory.path}: {message}", markup=False, highlight=False, soft_wrap=True)
+
+
+def stop(path: Path, console: Console) -> None:
+    """Has the run, or all runs below a folder, save at the next safe point and end for good; waiting jobs are cancelled."""
+    directories = find_runs(path)
+    for directory, state in zip(directories, states(directories), strict=True):
+        if state.state == "waiting" and state.job is not None:
+            slurm.run_command("scancel", state.job)
+            message = f"job {state.job} was waiting and is cancelled"
+        elif state.state == "running":
+            directory.stop_file.write_text(f"tango stop by {getpass.getuser()}\n")
+            message = "saves at its next safe point and ends"
+        else:
+            message = f"nothing to stop: {state.state}"
+        console.print(f"{directory.path}: {message}", markup=False, highlight=False, soft_wrap=True)

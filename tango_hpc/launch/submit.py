@@ -1,0 +1,203 @@
+"""`tango submit`: a stage as a batch job, through submitit. Nothing is submitted that a compute node could not start."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from tango_hpc.config import Config, load_config
+from tango_hpc.errors import UserError
+from tango_hpc.launch import slurm
+from tango_hpc.launch.attempts import AttemptLog
+from tango_hpc.launch.job import run_job
+from tango_hpc.launch.prepare import prepare_run
+from tango_hpc.launch.profiles import Profile, job_variables, load_profile, setup_lines, time_limit_minutes
+from tango_hpc.launch.snapshot import take_snapshot
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.files import write_atomically
+
+Cluster = Literal["slurm", "local", "debug"]
+
+
+def submit(
+    stage: str,
+    config: str | Path | Config,
+    *overrides: str,
+    profile: str | Profile | None = None,
+    cluster: Cluster = "slurm",
+    resume: bool = False,
+) -> Any:
+    """Submits `stage` and returns submitit's job; its `result()` is the run's summary.
+
+    `config` is a YAML file, which `overrides` ("key.path=value") change, or a ready `Config`. `profile` names a
+    cluster profile. Cluster "local" runs it in the background of this machine, "debug" in this process.
+
+        job = tango_hpc.submit("train", "configs/quickstart.yaml", "seed=1", profile="mycluster")
+    """
+    settings = config if isinstance(config, Config) else load_config(Path(config), overrides)
+    chosen = profile if isinstance(profile, Profile) else load_profile(profile)
+    check_cluster(cluster)
+    if "%" in str(settings.run.dir):
+        raise UserError(f"run.dir {settings.run.dir} holds a %, which Slurm replaces in names of log files")
+    check_nobody_runs(RunDirectory(settings.run.dir))
+    directory = prepare_run(stage, settings, resume=resume)
+    directory.stop_file.unlink(missing_ok=True)
+    take_snapshot(directory.snapshot)
+    folder = directory.logs / "submitit"
+    with _visible_to_background(chosen, directory.snapshot):
+        made = executor(settings, chosen, folder, job_name(stage, directory), cluster, directory.snapshot)
+        job = made.submit(run_job, str(directory.path), stage)
+    remember_job(directory, stage, cluster, job.job_id)
+    return job
+
+
+def script(stage: str, config: Config, profile: Profile) -> str:
+    """The sbatch script that `submit` hands to Slurm."""
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    directory = RunDirectory(config.run.dir)
+    folder = directory.logs / "submitit"
+    parameters = slurm_parameters(config, profile, job_name(stage, directory), directory.snapshot)
+    command = f"{batch_python(profile)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
+    return _make_sbatch_string(command=command, folder=folder, **parameters)
+
+
+def executor(config: Config, profile: Profile, folder: Path, name: str, cluster: Cluster, snapshot: Path) -> Any:
+    """submitit's executor with all that the profile and the config ask for."""
+    import submitit
+
+    if cluster == "slurm":
+        made = submitit.SlurmExecutor(folder, python=batch_python(profile))
+        made.update_parameters(**slurm_parameters(config, profile, name, snapshot))
+        return made
+    # setsid: it must outlive the terminal.
+    python = f"setsid {shlex.quote(sys.executable)} -P" if cluster == "local" else None
+    options = {"local_python": python} if python else {}
+    made = submitit.AutoExecutor(folder, cluster=cluster, **options)
+    num_gpus = config.launch.tasks_per_node if config.launch.device == "cuda" else 0
+    made.update_parameters(
+        name=name, timeout_min=time_limit_minutes(profile.time), gpus_per_node=num_gpus, stderr_to_stdout=True
+    )
+    return made
+
+
+def batch_python(profile: Profile) -> str:
+    """The Python of the supervisor, for bash.
+
+    exec: it becomes the batch process, which Slurm's signals reach. -P: the package of the snapshot, not one that the
+    working directory may hold.
+    """
+    in_environment = profile.venv is not None or profile.conda is not None
+    return f"exec {'python' if in_environment else shlex.quote(sys.executable)} -P"
+
+
+def slurm_parameters(config: Config, profile: Profile, name: str, snapshot: Path) -> dict[str, Any]:
+    """What submitit's Slurm executor is given."""
+    setup = [
+        "trap '' USR2  # a near time limit may be announced before Python listens",
+        *setup_lines(profile),
+        f'export PYTHONPATH={shlex.quote(str(snapshot))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+    ]
+    return {
+        "job_name": name,
+        "nodes": config.launch.nodes,
+        "time": time_limit_minutes(profile.time),
+        "use_srun": False,  # the supervisor starts srun itself, once it listens for signals
+        "stderr_to_stdout": True,
+        "wckey": None,
+        "setup": setup,
+        "additional_parameters": sbatch_options(config, profile),
+    }
+
+
+def sbatch_options(config: Config, profile: Profile) -> dict[str, str | int | bool]:
+    """sbatch's options by their long names; `True` for those without a value."""
+    launch = config.launch
+    options: dict[str, str | int | bool | None] = {
+        "ntasks-per-node": launch.tasks_per_node,
+        "cpus-per-task": profile.cpus_per_rank or launch.threads_per_rank,
+        "chdir": os.getcwd(),
+        # B: to the supervisor only. Slurm may send it up to a minute early.
+        "signal": f"B:USR2@{int(launch.grace_seconds) + 30}",
+        "account": profile.account,
+        "partition": profile.partition,
+        "qos": profile.qos,
+        "reservation": profile.reservation,
+        "constraint": profile.constraint,
+        "exclude": profile.exclude,
+        "mem": profile.memory,
+        "exclusive": profile.exclusive or None,
+        "mail-user": profile.mail_user,
+        "mail-type": profile.mail_type,
+        "requeue" if profile.requeue else "no-requeue": True,
+    }
+    if launch.device == "cuda":
+        # By node, not by task: isolating each task's GPU would break copies between the GPUs of a node.
+        count = f"{profile.gpu_type}:{launch.tasks_per_node}" if profile.gpu_type else launch.tasks_per_node
+        options[profile.gpu_request] = f"gpu:{count}" if profile.gpu_request == "gres" else count
+    return {key: value for key, value in (options | profile.sbatch).items() if value is not None and value is not False}
+
+
+@contextmanager
+def _visible_to_background(profile: Profile, snapshot: Path) -> Iterator[None]:
+    """The job's variables in this process's environment, which a local background job inherits."""
+    path = os.pathsep.join(filter(None, [str(snapshot), os.environ.get("PYTHONPATH")]))
+    before = dict(os.environ)
+    os.environ.update(job_variables(profile) | {"PYTHONPATH": path})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """Raises UserError where the cluster's commands are missing."""
+    if cluster == "slurm" and not slurm.is_available():
+        raise UserError(
+            "sbatch was not found: this machine cannot submit to Slurm. Go to a login node (or `module load slurm`), "
+            "or use --cluster local to run in the background here"
+        )
+
+
+def check_nobody_runs(directory: RunDirectory) -> None:
+    """Raises UserError where a job of this run waits or runs."""
+    for job in known_jobs(directory):
+        found = slurm.show_job(job) if slurm.is_available() else None
+        if found is not None and found.is_alive:
+            raise UserError(
+                f"job {job} of {directory.path} is {found.state}; `tango cancel {shlex.quote(str(directory.path))}` ends it"
+            )
+
+
+def job_name(stage: str, directory: RunDirectory) -> str:
+    """What squeue shows."""
+    return f"{stage}-{directory.path.name}"
+
+
+def remember_job(directory: RunDirectory, stage: str, cluster: str, job: str) -> None:
+    """Adds a submitted job to RUN/control/jobs.json."""
+    file = directory.control / "jobs.json"
+    jobs = json.loads(file.read_text()) if file.exists() else []
+    jobs.append({"job": job, "stage": stage, "cluster": cluster, "submitted": time.time()})
+    write_atomically(file, json.dumps(jobs, indent=2) + "\n")
+
+
+def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
+    """The jobs that were submitted for this run, the oldest first: job, stage, cluster, submitted."""
+    file = directory.control / "jobs.json"
+    return json.loads(file.read_text()) if file.exists() else []
+
+
+def known_jobs(directory: RunDirectory) -> list[str]:
+    """Slurm's ids of this run's jobs, submitted or noted by an attempt, the oldest first."""
+    submitted = [entry["job"] for entry in submitted_jobs(directory) if entry["cluster"] == "slurm"]
+    started = [attempt.job for attempt in AttemptLog(directory).read() if attempt.job is not None]
+    return list(dict.fromkeys([*submitted, *started]))
