@@ -43,7 +43,7 @@ def measure(name: str, rows: list[dict[str, Any]], pool: GradingPool) -> Accepta
     answers = [benchmark.extract(reference_response(row)) for row in rows]
     given = [(row, answer) for row, answer in zip(rows, answers, strict=True) if answer is not None]
     verdicts = iter(pool.grade([benchmark.grade(row, answer) for row, answer in given]))
-    failures = []
+    failures: list[tuple[str, str, str | None, str]] = []
     for row, answer in zip(rows, answers, strict=True):
         if answer is None:
             failures.append((row["id"], row["answer"], None, "no answer is read from the response"))

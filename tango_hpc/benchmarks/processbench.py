@@ -40,17 +40,4 @@ def first_wrong_step(judgements: Sequence[int]) -> int | None:
     return ALL_RIGHT
 
 
-def scores(labels: Sequence[int], predictions: Sequence[int | None]) -> dict[str, float | None]:
-    """Accuracy on wrong and on right samples and their harmonic mean; None where a class is empty."""
-    hits: dict[bool, list[bool]] = {True: [], False: []}
-    for label, prediction in zip(labels, predictions, strict=True):
-        hits[label == ALL_RIGHT].append(prediction == label)
-    on_right, on_wrong = (sum(found) / len(found) if found else None for found in (hits[True], hits[False]))
-    if on_right is None or on_wrong is None:
-        f1 = None
-    else:
-        f1 = 2 * on_right * on_wrong / (on_right + on_wrong) if on_right + on_wrong else 0.0
-    return {"accuracy_on_wrong": on_wrong, "accuracy_on_right": on_right, "f1": f1}
-
-
 BENCHMARK = Benchmark("processbench", "ProcessBench", "verifier")

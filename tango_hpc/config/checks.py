@@ -72,6 +72,10 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield "algorithm.alpha_end: an exponential decay never reaches 0; give a small number such as 1e-3"
     if config.launch.device == "cpu" and config.rollout.kv_cache_gb is None:
         yield "rollout.kv_cache_gb: required with launch.device cpu, e.g. 0.5"
+    if "processbench" in config.eval.benchmarks and config.verifier is None:
+        yield "eval.benchmarks: processbench asks the verifier, and there is none"
+    if config.teacher is not None and config.teacher.shard >= config.teacher.num_shards:
+        yield f"teacher.shard: {config.teacher.shard} is not below num_shards {config.teacher.num_shards} (they count from 0)"
     synthetic = config.task.last_letter
     if config.task.name != "last_letter" and synthetic is not None:
         yield f"task.last_letter: given, but task.name is {config.task.name}"

@@ -61,6 +61,8 @@ def _type(annotation: Any, field: FieldInfo) -> str:
         text = f"[{section.__name__}](#{_anchor(section)})"
     elif typing.get_origin(annotation) is typing.Literal:
         text = ", ".join(f"`{option}`" for option in typing.get_args(annotation))
+    elif typing.get_origin(annotation) is tuple and Ellipsis in options:
+        text = f"list of {', '.join(f'`{option}`' for option in typing.get_args(options[0]))}"
     elif typing.get_origin(annotation) is tuple:
         text = "[low, high]"
     else:

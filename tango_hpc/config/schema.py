@@ -185,6 +185,70 @@ class SftConfig(Section):
     verifier: SftRoleConfig | None = None
 
 
+BenchmarkName = Literal[
+    "math500",
+    "aime24",
+    "aime25",
+    "amc23",
+    "olympiadbench",
+    "gsm8k",
+    "boardgameqa",
+    "cruxeval",
+    "strategyqa",
+    "tablebench",
+    "processbench",
+    "task",
+]
+
+
+class EvalConfig(Section):
+    """`tango eval`: benchmarks, decoding, and which weights. Greedy pass@1 is always measured."""
+
+    benchmarks: tuple[BenchmarkName, ...] = Field(
+        (
+            "math500",
+            "aime24",
+            "aime25",
+            "amc23",
+            "olympiadbench",
+            "boardgameqa",
+            "cruxeval",
+            "strategyqa",
+            "tablebench",
+        ),
+        description="Which sets, in this order; processbench asks the verifier, task the questions of data.eval.",
+    )
+    data: Path = Field(Path("data/eval"), description="Folder of the prepared files NAME.parquet.")
+    max_questions: Positive | None = Field(None, description="Only the first so many questions of each set.")
+    checkpoints_of: Path | None = Field(
+        None,
+        description="Run whose checkpoints are evaluated; null: this run's own if it has any, else the models as they are.",
+    )
+    checkpoints: Literal["last", "all"] = Field("last", description="Which checkpoints of that run.")
+    use_verifier: bool = Field(True, description="Judge all answers with the verifier, if there is one.")
+    samples: Count = Field(0, description="Samples per question: pass@k, majority vote, best of n by the verifier.")
+    temperature: PositiveFloat = Field(1.0, description="Of the samples.")
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(1.0, description="Of the samples.")
+    verifier_samples: Positive = Field(
+        1, description="Verifications of each sample: 1 is greedy, more are sampled and averaged."
+    )
+
+
+class TeacherConfig(Section):
+    """`tango teacher`: the model of `generator` writes solutions to fine-tune on; those that are right are kept."""
+
+    questions: Path = Field(description="Prepared questions: columns id, question, answer, source.")
+    output: Path = Field(description="Folder: train.parquet, test.parquet, and parts/ while it is being made.")
+    temperature: NonNegative = 0.1
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    samples: Positive = Field(1, description="Attempts at each question; the first that is right is kept.")
+    test_rows: Count = Field(500, description="Solutions set apart in test.parquet.")
+    chunk_questions: Positive = Field(1024, description="Questions between two saves.")
+    max_questions: Positive | None = Field(None, description="Only the first so many questions.")
+    num_shards: Positive = Field(1, description="Jobs that share the questions, as the tasks of an array.")
+    shard: Count = Field(0, description="Which of them this is, from 0.")
+
+
 class RolloutConfig(Section):
     """vLLM, which both roles share. Data parallelism of rollouts is world size / tensor."""
 
@@ -245,6 +309,8 @@ class Config(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     train: TrainConfig = TrainConfig()
     sft: SftConfig = SftConfig()
+    eval: EvalConfig = EvalConfig()
+    teacher: TeacherConfig | None = None
     rollout: RolloutConfig = RolloutConfig()
     reshard: ReshardConfig = ReshardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -12,6 +12,7 @@ from tango_hpc.config import Config
 from tango_hpc.config.schema import SftRoleConfig
 from tango_hpc.data.tables import QUESTION_COLUMNS, SFT_COLUMNS, check_table, write_rows
 from tango_hpc.errors import UserError
+from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_columns, evaluated_file, evaluated_roles
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -47,6 +48,18 @@ def check_inputs(config: Config, stage: str) -> None:
             )
             if role.model.reference_path is not None:
                 note(check_model_folder, role.model.reference_path)
+    elif stage == "eval":
+        note(evaluated_checkpoints, config)
+        for name in config.eval.benchmarks:
+            note(check_table, evaluated_file(config, name), evaluated_columns(name))
+        for name in evaluated_roles(config):
+            note(check_model_folder, config.roles[name].model.path)
+    elif stage == "teacher":
+        if config.teacher is None:
+            problems.append("the config has no teacher section; it names the questions and the folder to write")
+        else:
+            note(check_table, config.teacher.questions, QUESTION_COLUMNS)
+        note(check_model_folder, config.generator.model.path)
     if problems:
         raise UserError("\n".join(problems))
 

@@ -1,4 +1,4 @@
-"""From generations to what the equations need: solutions read and graded, verifications read. No torch."""
+"""From generations to what the equations need: solutions read and graded, verifications read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tango_hpc.protocol.prompts import verifier_prompt_ids
 from tango_hpc.protocol.solution import Solution, parse_solution
 from tango_hpc.protocol.verification import Verification, parse_verification
 from tango_hpc.stages.role import Role
+from tango_hpc.stages.sharing import on_all_ranks
 from tango_hpc.tasks import Task
 from tango_hpc.types import Generation
 
@@ -47,10 +48,11 @@ def read_solutions(
     prompts_N: Sequence[list[int]],
     generations_N: Sequence[Generation],
 ) -> list[ReadSolution]:
-    """Parse, align and grade each response."""
+    """Parse, align and grade each response. Collective: the ranks share the grading."""
     texts_N = [response_text(one.token_ids, generator.tokenizer) for one in generations_N]
     solutions_N = [parse_solution(text) for text in texts_N]
-    correct_N = task.grade_all(list(zip(questions_N, [one.answer for one in solutions_N], strict=True)))
+    answers_N = list(zip(questions_N, [one.answer for one in solutions_N], strict=True))
+    correct_N = on_all_ranks(task.grade_all, answers_N)
     ends_N = [
         step_end_tokens(generation.token_ids, generator.tokenizer, solution.step_end_chars)
         for generation, solution in zip(generations_N, solutions_N, strict=True)

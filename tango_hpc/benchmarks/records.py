@@ -1,0 +1,159 @@
+"""One row for each answer of an evaluation, in Parquet, and what is computed from a benchmark's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tango_hpc.benchmarks import metrics
+from tango_hpc.benchmarks.metrics import Estimate
+
+GREEDY = -1  # sample index of the greedy answer
+
+
+@dataclass
+class Answer:
+    """A response to one question. `cluster` numbers the different answers to a question, -1 is no answer.
+
+    sample: GREEDY or the index of a sample. verdict: 1, 0, -1 for no verdict, None where nothing was verified.
+    score: the verifier's, in [0, 1]. step_labels: gold labels, where the set has them. For ProcessBench `answer` is
+    the first step judged wrong and `gold` the label.
+    """
+
+    question_id: str
+    question: str
+    gold: str
+    sample: int
+    response: str
+    num_tokens: int
+    finished: bool
+    well_formed: bool
+    answer: str | None
+    correct: bool
+    outcome: str = "graded"
+    cluster: int = -1
+    verification: str | None = None
+    verdict: int | None = None
+    step_judgements: list[int] = field(default_factory=list)
+    step_labels: list[int] = field(default_factory=list)
+    score: float | None = None
+    split: str = ""
+
+
+SCHEMA = pa.schema(
+    [
+        ("question_id", pa.string()), ("question", pa.string()), ("gold", pa.string()), ("sample", pa.int32()),
+        ("response", pa.string()), ("num_tokens", pa.int32()), ("finished", pa.bool_()), ("well_formed", pa.bool_()),
+        ("answer", pa.string()), ("correct", pa.bool_()), ("outcome", pa.string()), ("cluster", pa.int32()),
+        ("verification", pa.string()), ("verdict", pa.int8()), ("step_judgements", pa.list_(pa.int8())),
+        ("step_labels", pa.list_(pa.int8())), ("score", pa.float64()), ("split", pa.string()),
+    ]
+)  # fmt: skip
+assert SCHEMA.names == [one.name for one in fields(Answer)]
+
+
+def write_answers(path: Path, answers: Sequence[Answer]) -> None:
+    """Write whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    pq.write_table(pa.Table.from_pylist([asdict(one) for one in answers], SCHEMA), partial)
+    partial.replace(path)
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """What `write_answers` wrote."""
+    return [Answer(**row) for row in pq.read_table(path).to_pylist()]
+
+
+def generator_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
+    """Every number of a generator benchmark that its answers allow; keys as in the table: `pass@1`, `maj@16`, ..."""
+    greedy = [one for one in answers if one.sample == GREEDY]
+    estimates = {"pass@1": metrics.share([one.correct for one in greedy])}
+    samples_Q_S = _samples(answers)
+    if samples_Q_S:
+        S = len(samples_Q_S[0])
+        correct_Q_S = [[one.correct for one in samples] for samples in samples_Q_S]
+        estimates[f"avg@{S}"] = metrics.mean([sum(correct) / S for correct in correct_Q_S])
+        for k in _powers_of_two(S):
+            estimates[f"pass@{k} of {S}"] = metrics.mean([metrics.pass_at_k(correct, k) for correct in correct_Q_S])
+        votes = [metrics.majority_vote([one.cluster for one in samples]) for samples in samples_Q_S]
+        estimates[f"maj@{S}"] = metrics.share(_picked(correct_Q_S, votes))
+        if all(one.score is not None for samples in samples_Q_S for one in samples):
+            scores_Q_S = [[float(one.score or 0.0) for one in samples] for samples in samples_Q_S]
+            best = [metrics.best_of(scores) for scores in scores_Q_S]
+            estimates[f"best of {S}"] = metrics.share(_picked(correct_Q_S, best))
+            weighted = [
+                metrics.majority_vote([one.cluster for one in samples], scores)
+                for samples, scores in zip(samples_Q_S, scores_Q_S, strict=True)
+            ]
+            estimates[f"weighted vote@{S}"] = metrics.share(_picked(correct_Q_S, weighted))
+    verified = [one for one in answers if one.verdict is not None]
+    if verified:
+        judged = ([one.correct for one in verified], [one.verdict == int(one.correct) for one in verified])
+        f1 = metrics.harmonic_mean_f1(judged)
+        if f1 is not None:
+            estimates["verifier F1"] = f1
+    labelled = [
+        (label, judgement)
+        for one in verified
+        for label, judgement in zip(one.step_labels, one.step_judgements, strict=False)
+    ]
+    if labelled:
+        f1 = metrics.harmonic_mean_f1(([label == 1 for label, _ in labelled], [label == j for label, j in labelled]))
+        if f1 is not None:
+            estimates["verifier step F1"] = f1
+    return estimates
+
+
+def verifier_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
+    """ProcessBench: F1 of each split and their mean, with the two accuracies behind each."""
+    estimates: dict[str, Estimate] = {}
+    sets = []
+    for split in dict.fromkeys(one.split for one in answers):
+        chosen = [one for one in answers if one.split == split]
+        sets.append(([one.gold == "-1" for one in chosen], [one.correct for one in chosen]))
+        if (f1 := metrics.harmonic_mean_f1(sets[-1])) is not None:
+            estimates[f"F1 {split}"] = f1
+        for name, wanted in (("right", True), ("wrong", False)):
+            of_class = [hit for right, hit in zip(*sets[-1], strict=True) if right == wanted]
+            if of_class:
+                estimates[f"accuracy on {name} {split}"] = metrics.share(of_class)
+    if len(sets) > 1 and (f1 := metrics.harmonic_mean_f1(*sets)) is not None:
+        estimates["F1 average"] = f1
+    return estimates
+
+
+def facts(answers: Sequence[Answer]) -> dict[str, Any]:
+    """What else is worth knowing of a benchmark's answers: form, length, cut-off answers, grading that hit a limit."""
+    count = len(answers)
+    limits = [one.outcome for one in answers if one.outcome != "graded"]
+    return {
+        "answers": count,
+        "well_formed": sum(one.well_formed for one in answers) / count,
+        "without_answer": sum(one.answer is None for one in answers) / count,
+        "cut_off": sum(not one.finished for one in answers) / count,
+        "mean_tokens": sum(one.num_tokens for one in answers) / count,
+        "grading_limits": {name: limits.count(name) for name in sorted(set(limits))},
+    }
+
+
+def _samples(answers: Sequence[Answer]) -> list[list[Answer]]:
+    by_question: dict[str, list[Answer]] = {}
+    for one in answers:
+        if one.sample != GREEDY:
+            by_question.setdefault(one.question_id, []).append(one)
+    return [sorted(samples, key=lambda one: one.sample) for samples in by_question.values()]
+
+
+def _picked(correct_Q_S: Sequence[Sequence[bool]], chosen_Q: Sequence[int | None]) -> list[bool]:
+    return [index is not None and correct[index] for correct, index in zip(correct_Q_S, chosen_Q, strict=True)]
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    powers = [2**exponent for exponent in range(limit.bit_length()) if 2**exponent <= limit]
+    return sorted({*powers, limit})

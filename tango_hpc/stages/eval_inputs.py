@@ -1,0 +1,45 @@
+"""What an evaluation reads: which files, which checkpoints, which roles. Imports neither torch nor vLLM."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tango_hpc.config import Config
+from tango_hpc.data.prepare.rows import SCHEMA
+from tango_hpc.data.tables import QUESTION_COLUMNS
+from tango_hpc.errors import UserError
+
+_COMPLETE = re.compile(r"step_\d{6,}")
+
+
+def evaluated_file(config: Config, name: str) -> Path:
+    """The Parquet file of benchmark `name`; the benchmark "task" asks the run's own held-out questions."""
+    return config.data.eval if name == "task" else config.eval.data / f"{name}.parquet"
+
+
+def evaluated_columns(name: str) -> tuple[str, ...]:
+    """The columns that its file must have."""
+    return QUESTION_COLUMNS if name == "task" else tuple(SCHEMA.names)
+
+
+def evaluated_roles(config: Config) -> list[str]:
+    """The models that are loaded: the generator unless only the verifier is asked, the verifier where it is of use."""
+    roles = ["generator"] if set(config.eval.benchmarks) != {"processbench"} else []
+    if config.verifier is not None and (config.eval.use_verifier or "processbench" in config.eval.benchmarks):
+        roles.append("verifier")
+    return roles
+
+
+def evaluated_checkpoints(config: Config) -> list[Path]:
+    """Training checkpoints to evaluate, in order; empty where the models are evaluated as they are.
+
+    Without `eval.checkpoints_of` they are the run's own, if it has any. Raises `UserError` if the run that is named
+    has none.
+    """
+    run = config.eval.checkpoints_of or config.run.dir
+    folder = run / "checkpoints/train"
+    found = sorted(path for path in folder.glob("step_*") if _COMPLETE.fullmatch(path.name))
+    if not found and config.eval.checkpoints_of is not None:
+        raise UserError(f"eval.checkpoints_of: {run} holds no training checkpoints (there are none in {folder})")
+    return found[-1:] if config.eval.checkpoints == "last" else found
