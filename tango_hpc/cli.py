@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 from tango_hpc.errors import StoppedEarly, UserError
-from tango_hpc.launch.commands import add_commands
+from tango_hpc.launch import commands as launch_commands
+from tango_hpc.run import commands as run_commands
 
 app = typer.Typer(
     name="tango",
@@ -54,6 +55,31 @@ def train(config: ConfigFile, overrides: Overrides = None, resume: Resume = Fals
     Example: `tango train configs/quickstart.yaml run.dir=runs/mine train.generator_steps=50`
     """
     _run_here("train", config, overrides, resume)
+
+
+@app.command(name="eval")
+def evaluate(config: ConfigFile, overrides: Overrides = None, resume: Resume = False) -> None:
+    """Ask benchmarks of a model, of a run's checkpoints or of any Hugging Face folder; print the table.
+
+    Example: `tango eval configs/paper/eval.yaml run.dir=runs/eval generator.model.path=models/mine`
+    """
+    from tango_hpc.config.load import read_run_dir
+    from tango_hpc.launch.local import run_foreground
+
+    code = run_foreground("eval", config, overrides or [], resume=resume)
+    table = read_run_dir(config, overrides or []) / "eval/results.md"
+    if code == 0 and table.is_file():
+        typer.echo(f"{table.read_text()}\nanswers to read: {table.with_name('answers.html')}")
+    raise typer.Exit(code)
+
+
+@app.command()
+def teacher(config: ConfigFile, overrides: Overrides = None, resume: Resume = False) -> None:
+    """Write solutions to fine-tune on with a large model; keep those that are right (config section `teacher`).
+
+    Example: `tango teacher configs/paper/teacher.yaml teacher.num_shards=8 teacher.shard=0`
+    """
+    _run_here("teacher", config, overrides, resume)
 
 
 @app.command()
@@ -109,7 +135,8 @@ def data(
     typer.echo("\n".join([*report.lines(), f"written to {out}"]))
 
 
-add_commands(app)
+run_commands.add_commands(app)
+launch_commands.add_commands(app)
 
 
 def main() -> None:

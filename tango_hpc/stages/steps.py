@@ -16,6 +16,7 @@ from tango_hpc.advantages import (
     verifier_advantages_batch,
 )
 from tango_hpc.equations import alpha_schedule
+from tango_hpc.errors import CheckFailed
 from tango_hpc.policy.policy import LossSettings
 from tango_hpc.protocol.prompts import generator_prompt_ids
 from tango_hpc.protocol.verification import Verification
@@ -117,6 +118,11 @@ def verifier_step(run: Tango) -> StepResult:
         group_ids_N = [f"{run.step + 1}-{index // M}" for index in range(len(judged_N))]
         # A solution that is too long for the verifier's context was not judged, and teaches nothing.
         members = [i for i, one in enumerate(judged_N) if one.prompt_ids]
+        if not members:
+            raise CheckFailed(
+                f"none of the {len(solutions)} solutions of step {run.step + 1} fits verifier.max_prompt_tokens = "
+                f"{run.verifier.settings.max_prompt_tokens}; raise it, or lower generator.max_response_tokens"
+            )
         correct = [judged_N[i].solution.correct for i in members]
         counts = num_right_and_wrong_solutions([group_ids_N[i] for i in members], correct)
         weights = run.class_weights.weights(*counts)

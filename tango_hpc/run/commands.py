@@ -1,0 +1,65 @@
+"""The commands that read what a run has written: report, rollouts, score."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]
+
+
+def report(run: RunDir) -> None:
+    """Write RUN/report.html: curves, results and a few judged rollouts in one file. Works on unfinished runs too.
+
+    Example: `tango report runs/quickstart`
+    """
+    from tango_hpc.run.directory import RunDirectory
+    from tango_hpc.run.report import write_report
+
+    directory = RunDirectory.open(run)
+    write_report(directory)
+    typer.echo(directory.report)
+
+
+def rollouts(
+    run: RunDir,
+    step: Annotated[int | None, typer.Option(help="Optimizer step; default: the last one that was dumped.")] = None,
+    role: Annotated[str | None, typer.Option(help="generator or verifier; default: both.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Questions to show.")] = 5,
+) -> None:
+    """Read rollouts in the terminal: question, steps, judgements in colour, rewards and advantages.
+
+    Example: `tango rollouts runs/quickstart --step 20`
+    """
+    from tango_hpc.run.directory import RunDirectory
+    from tango_hpc.run.reading import show_rollouts
+
+    show_rollouts(RunDirectory.open(run), step=step, role=role, limit=limit)
+
+
+def score(
+    dump: Annotated[Path, typer.Argument(metavar="DUMP.parquet", help="A file of a run's rollouts folder.")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Whose algorithm and task are used.")],
+    out: Annotated[Path, typer.Option("--out", help="Parquet file to write, with the dump's columns.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...")] = None,
+) -> None:
+    """Compute rewards and advantages of dumped rollouts again from their texts: no model, no GPU.
+
+    Example: `tango score runs/quickstart/rollouts/generator_step_000020.parquet configs/quickstart.yaml --out new.parquet`
+    """
+    from tango_hpc.config import load_config
+    from tango_hpc.run.score import score_dump
+
+    result = score_dump(dump, load_config(config, overrides or []), out)
+    typer.echo(
+        f"{result.num_rows} rows, {result.num_reread} read differently now; largest change of a reward "
+        f"{result.max_reward_change:.3g}, of an advantage {result.max_advantage_change:.3g}\n{out}"
+    )
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Make them commands of `tango`."""
+    for command in (report, rollouts, score):
+        app.command()(command)
