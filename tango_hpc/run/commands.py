@@ -26,8 +26,8 @@ def report(run: RunDir) -> None:
 def rollouts(
     run: RunDir,
     step: Annotated[int | None, typer.Option(help="Optimizer step; default: the last one that was dumped.")] = None,
-    role: Annotated[str | None, typer.Option(help="generator or verifier; default: both.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Questions to show.")] = 5,
+    role: Annotated[str, typer.Option(help="generator or verifier.")] = "generator",
+    limit: Annotated[int, typer.Option(min=1, help="Responses to show.")] = 4,
 ) -> None:
     """Read rollouts in the terminal: question, steps, judgements in colour, rewards and advantages.
 

@@ -142,7 +142,7 @@ class Tango:
         last = self.step == len(self.schedule)
         num_done = self.schedule[: self.step].count(role)
         dump_every = self.config.train.dump_every
-        if dump_every and (num_done % dump_every == 0 or last) and self.stop.rank == 0:
+        if dump_every and (num_done % dump_every == 0 or num_done == 1 or last) and self.stop.rank == 0:
             write_rollouts(self.directory.rollout_file(role, self.step), result.dump_rows(self.step))
         self.journal.step_done(row)
         eval_every, save_every = self.config.train.eval_every, self.config.checkpoint.every_steps
