@@ -1,0 +1,58 @@
+"""A whole Tango run that takes seconds: two ranks, both roles, everything real but small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tango_hpc.config import Config, config_to_yaml, load_config
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.stages.preflight import synthesise_data
+from tango_hpc.tasks.tiny import build_tiny_model
+
+ROOT = Path(__file__).parents[2]
+
+SMALL = (
+    "sft.generator.steps=4",
+    "sft.verifier.steps=4",
+    "sft.generator.batch_size=8",
+    "sft.verifier.batch_size=8",
+    "sft.generator.eval_rows=8",
+    "sft.verifier.eval_rows=8",
+    "task.last_letter.sft_rows=64",
+    "task.last_letter.train_questions=64",
+    "task.last_letter.eval_questions=8",
+    "data.eval_questions=8",
+    "sft.generator.init.build.hidden_size=64",
+    "sft.generator.init.build.intermediate_size=96",
+    "sft.generator.init.build.num_heads=2",
+    "sft.generator.init.build.num_layers=2",
+    "generator.max_response_tokens=24",
+    "verifier.max_prompt_tokens=120",
+    "verifier.max_response_tokens=24",
+    "train.questions_per_step=4",
+    "train.rollouts_per_question=2",
+    "train.verifier_warmup_steps=1",
+    "train.generator_steps=4",
+    "train.eval_every=2",
+    "train.dump_every=1",
+    "checkpoint.every_steps=0",
+    "rollout.kv_cache_gb=0.1",
+    "rollout.max_num_seqs=16",
+)
+
+
+def small_config(run_dir: Path, *overrides: str) -> Config:
+    """The quick start, cut down; `overrides` come last."""
+    return load_config(ROOT / "configs/quickstart.yaml", [f"run.dir={run_dir}", *SMALL, *overrides])
+
+
+def prepare_small_run(run_dir: Path, *overrides: str) -> tuple[Config, RunDirectory]:
+    """A run directory with data and untrained models, ready for its `train` stage."""
+    config = small_config(run_dir, *overrides)
+    directory, _ = RunDirectory.create(run_dir, config_to_yaml(config), resume=False, stage="train")
+    synthesise_data(config)
+    sizes = config.sft.generator.init.build if config.sft.generator else None
+    assert sizes is not None
+    for seed, role in enumerate(config.roles.values()):
+        build_tiny_model(role.model.path, sizes, seed=seed)
+    return config, directory
