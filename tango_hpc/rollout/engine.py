@@ -11,7 +11,7 @@ import gc
 import os
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -157,6 +157,19 @@ class RolloutEngine:
     def reset_prefix_cache(self) -> None:
         """Forget cached prefixes; they belong to the weights that made them."""
         assert self.llm.reset_prefix_cache(), "the prefix cache is in use outside of generate()"
+
+    def reload(self, weights: Path | Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load full Hugging Face tensors, from a folder or as they come, through vLLM's own loader."""
+        runner = self.llm.llm_engine.model_executor.driver_worker.worker.model_runner
+        if isinstance(weights, Path):
+            runner.reload_weights(weights_path=str(weights))
+        else:
+            runner.reload_weights(weights_iterator=weights)
+        head = self.model.lm_head
+        if self.device.type == "cpu":
+            # vLLM 0.32.0 leaves the packed copy of a tied output layer as it was.
+            head.quant_method.process_weights_after_loading(head)
+        self.reset_prefix_cache()
 
     def sleep(self) -> None:
         """Free the GPU: weights go to host memory, the KV cache is dropped. On a CPU there is nothing to free."""

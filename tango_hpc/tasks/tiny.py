@@ -17,6 +17,8 @@ TAGS = (
     "\\boxed{CORRECT}", "\\boxed{INCORRECT}", "\\boxed{", "}", "->", ":", ",", " ",
 )  # fmt: skip
 END, PAD, UNKNOWN = "<eos>", "<pad>", "<unk>"
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+VOCABULARY_SIZE = 3 + len(TAGS) + len(LETTERS)
 
 
 def build_tokenizer(out_dir: Path) -> PreTrainedTokenizerBase:
@@ -27,8 +29,7 @@ def build_tokenizer(out_dir: Path) -> PreTrainedTokenizerBase:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    vocabulary = {token: i for i, token in enumerate([PAD, END, UNKNOWN, *TAGS, *letters])}
+    vocabulary = {token: i for i, token in enumerate([PAD, END, UNKNOWN, *TAGS, *LETTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     longest_first = sorted(TAGS, key=len, reverse=True)
     escaped = ["".join(f"\\{c}" if not c.isalnum() else c for c in tag) for tag in longest_first]

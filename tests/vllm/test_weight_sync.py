@@ -13,10 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tango_hpc.config.schema import ParallelConfig, ReshardConfig
+from tango_hpc.config.schema import ReshardConfig
 from tango_hpc.parallel.collectives import broadcast_object
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import make_tiny_hf
+from tests.helpers.vllm_engines import make_engine, make_policy
 
 FAMILIES = ("qwen2", "qwen3", "llama")
 TRAINING = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
@@ -26,36 +27,6 @@ TINY_BUCKET = ReshardConfig(bucket_mb=0.004, verify="always", timeout_seconds=30
 def shared_folder() -> Path:
     """One folder for all ranks; the helper that starts them removes nothing, the test run's tmp does."""
     return Path(broadcast_object(tempfile.mkdtemp(prefix="weight-sync-")))
-
-
-def make_engine(model_dir: Path, tensor: int, load_weights: bool, dtype: str = "float32"):
-    from tango_hpc.rollout.engine import RolloutEngine
-
-    return RolloutEngine(
-        model_dir,
-        tensor=tensor,
-        dtype=dtype,
-        max_model_len=128,
-        max_num_seqs=8,
-        max_batched_tokens=256,
-        device="cpu",
-        load_weights=load_weights,
-        kv_cache_gb=0.02,
-    )
-
-
-def make_policy(model_dir: Path, tensor: int, pipeline: int, dtype: str = "float32"):
-    from tango_hpc.policy.policy import Policy
-
-    return Policy(
-        model_dir,
-        parallel=ParallelConfig(tensor=tensor, pipeline=pipeline),
-        optimizer=None,
-        dtype=dtype,
-        micro_batch_tokens=256,
-        with_reference=False,
-        total_steps=1,
-    )
 
 
 def loaded_copies(engine) -> dict[str, list[torch.Tensor]]:

@@ -1,0 +1,39 @@
+"""Small engines and policies for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def make_engine(model_dir: Path, tensor: int, load_weights: bool, dtype: str = "float32") -> Any:
+    """A `RolloutEngine` with room for a few short sequences."""
+    from tango_hpc.rollout.engine import RolloutEngine
+
+    return RolloutEngine(
+        model_dir,
+        tensor=tensor,
+        dtype=dtype,
+        max_model_len=128,
+        max_num_seqs=8,
+        max_batched_tokens=256,
+        device="cpu",
+        load_weights=load_weights,
+        kv_cache_gb=0.02,
+    )
+
+
+def make_policy(model_dir: Path, tensor: int, pipeline: int, dtype: str = "float32") -> Any:
+    """A frozen `Policy`."""
+    from tango_hpc.config.schema import ParallelConfig
+    from tango_hpc.policy.policy import Policy
+
+    return Policy(
+        model_dir,
+        parallel=ParallelConfig(tensor=tensor, pipeline=pipeline),
+        optimizer=None,
+        dtype=dtype,
+        micro_batch_tokens=256,
+        with_reference=False,
+        total_steps=1,
+    )

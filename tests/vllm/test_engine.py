@@ -1,0 +1,135 @@
+"""The engine in process: its log-probabilities, its reproducibility, and requests spread over rollout groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tango_hpc.rollout.spread import spread_requests
+from tango_hpc.types import Generation, GenerationRequest, SamplingSettings
+from tests.helpers.ranks import run_ranks
+from tests.helpers.tiny import make_tiny_hf
+from tests.helpers.vllm_engines import make_engine
+
+SAMPLED = SamplingSettings(temperature=0.7, top_p=1.0, max_tokens=24, stop_token_ids=(3, 5))
+GREEDY = SamplingSettings(temperature=0.0, top_p=1.0, max_tokens=16)
+
+
+def requests() -> list[GenerationRequest]:
+    """Four prompts of different lengths, three samples each, and a request that repeats the first one."""
+    prompts = [[(7 * i + 3 * j) % 100 + 6 for j in range(3 + 5 * i)] for i in range(4)]
+    asked = [GenerationRequest(prompt, 100 * i + k) for i, prompt in enumerate(prompts) for k in range(3)]
+    return [*asked, asked[0]]
+
+
+def generate_on_ranks(model_dir: str, tensor: int) -> dict[str, list[Generation]]:
+    """Two engines in one process; what they generate at one sampling setting, again, and greedily."""
+    engine = make_engine(Path(model_dir), tensor, load_weights=True)
+    second = make_engine(Path(model_dir), tensor, load_weights=True)
+    return {
+        "sampled": engine.generate(requests(), SAMPLED),
+        "greedy": engine.generate(requests(), GREEDY),
+        "again": engine.generate(requests(), SAMPLED),
+        "other engine": second.generate(requests(), SAMPLED),
+        "reordered": engine.generate(requests()[::-1], SAMPLED)[::-1],
+        "one request": engine.generate(requests()[:1], SAMPLED),
+    }
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_hf(tmp_path_factory.mktemp("engine") / "model", "qwen2")
+
+
+@pytest.fixture(scope="module")
+def alone(model_dir: Path) -> dict[str, list[Generation]]:
+    return run_ranks(generate_on_ranks, 1, str(model_dir), 1)[0]
+
+
+def test_logprobs_are_those_of_transformers(model_dir: Path, alone: dict[str, list[Generation]]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    for kind, temperature in (("sampled", 0.7), ("greedy", 1.0)):
+        gaps = []
+        for request, generation in zip(requests(), alone[kind], strict=True):
+            tokens = torch.tensor([request.prompt_ids + generation.token_ids])
+            with torch.no_grad():
+                logprobs = (model(tokens).logits[0] / temperature).log_softmax(-1)
+            first = len(request.prompt_ids)
+            expected = [logprobs[first - 1 + i, token].item() for i, token in enumerate(generation.token_ids)]
+            gaps += [abs(a - b) for a, b in zip(expected, generation.logprobs, strict=True)]
+            if kind == "greedy":
+                assert generation.token_ids == logprobs[first - 1 : -1].argmax(-1).tolist()
+        assert sum(gaps) / len(gaps) < 1e-5
+
+
+def test_responses_end_at_a_stop_token_or_at_the_limit(alone: dict[str, list[Generation]]) -> None:
+    reasons = set()
+    for generation in alone["sampled"]:
+        stops = [token in SAMPLED.stop_token_ids for token in generation.token_ids]
+        assert not any(stops[:-1])
+        assert generation.finish_reason == ("stop" if stops[-1] else "length")
+        assert stops[-1] or len(stops) == SAMPLED.max_tokens
+        reasons.add(generation.finish_reason)
+    assert reasons == {"stop", "length"}
+
+
+def test_a_request_decides_its_own_tokens(alone: dict[str, list[Generation]]) -> None:
+    tokens = [generation.token_ids for generation in alone["sampled"]]
+    assert tokens[0] == tokens[-1]  # the same prompt and seed
+    assert tokens[0] != tokens[1]  # the same prompt, another seed
+    assert alone["again"] == alone["sampled"]
+    assert alone["other engine"] == alone["sampled"]
+    assert [g.token_ids for g in alone["reordered"]] == tokens
+    assert [g.token_ids for g in alone["one request"]] == tokens[:1]
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_ranks_agree_with_one_process(model_dir: Path, alone: dict[str, list[Generation]], tensor: int) -> None:
+    """Data parallel (TP=1) and tensor parallel (TP=2), in fresh processes; also fewer requests than groups."""
+    first, second = run_ranks(generate_on_ranks, 2, str(model_dir), tensor)
+    assert first == second
+    for kind, generations in first.items():
+        assert [g.token_ids for g in generations] == [g.token_ids for g in alone[kind]]
+        for a, b in zip(generations, alone[kind], strict=True):
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+
+
+def two_jobs_at_once(model_dir: str, folder: str) -> list[Generation]:
+    """Waits for the other job's engine, so that both hold shared memory at the same time."""
+    import time
+
+    engine = make_engine(Path(model_dir), 2, load_weights=True)
+    Path(folder, f"ready-{dist.get_rank()}-{id(engine)}").touch()
+    while len(list(Path(folder).glob("ready-*"))) < 4:
+        time.sleep(0.01)
+    return engine.generate(requests(), SAMPLED)
+
+
+def test_two_jobs_on_one_host_do_not_meet(model_dir: Path, alone: dict[str, list[Generation]], tmp_path: Path) -> None:
+    """vLLM's own name for the shared memory of tensor parallelism is one for all jobs of an external launcher."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(run_ranks, two_jobs_at_once, 2, str(model_dir), str(tmp_path)) for _ in range(2)]
+        for job in jobs:
+            for generations in job.result():
+                assert [g.token_ids for g in generations] == [g.token_ids for g in alone["sampled"]]
+
+
+def test_requests_are_spread_evenly_and_prompts_stay_together() -> None:
+    asked = [GenerationRequest([i] * 10, seed) for i in range(8) for seed in range(5)]
+    groups = spread_requests(asked, 4, max_tokens=100)
+    assert sorted(index for group in groups for index in group) == list(range(40))
+    assert [len(group) for group in groups] == [10] * 4
+    for group in groups:
+        assert len({tuple(asked[index].prompt_ids) for index in group}) == 2
+
+
+def test_one_prompt_for_all_is_split() -> None:
+    groups = spread_requests([GenerationRequest([1, 2], seed) for seed in range(10)], 4, max_tokens=100)
+    assert sorted(map(len, groups)) == [1, 3, 3, 3]
