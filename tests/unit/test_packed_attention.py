@@ -1,0 +1,65 @@
+"""Packed attention against textbook attention, one sequence and one head at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from tango_hpc.policy.attention import PackedCoreAttention, PackedSequences
+
+FREQUENCIES = torch.tensor([1.0, 0.1, 0.01, 0.001])
+
+
+def textbook(query_TD: Tensor, key_TD: Tensor, value_TD: Tensor) -> Tensor:
+    """Causal attention of one head, with rotation by complex numbers."""
+
+    def rotated(x_TD: Tensor) -> Tensor:
+        pairs = torch.complex(*x_TD.chunk(2, dim=-1))
+        turns = torch.outer(torch.arange(len(x_TD), dtype=torch.float64), FREQUENCIES.double())
+        pairs = pairs * torch.polar(torch.ones_like(turns), turns)
+        return torch.cat([pairs.real, pairs.imag], dim=-1)
+
+    scores = rotated(query_TD) @ rotated(key_TD).t() / math.sqrt(query_TD.shape[-1])
+    scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    return scores.softmax(-1) @ value_TD
+
+
+@pytest.mark.parametrize("lengths", [[5], [9, 9, 9], [40, 31, 30, 12, 3, 1], [7] + [2] * 20 + [1]])
+def test_matches_each_sequence_alone(lengths: list[int]) -> None:
+    torch.manual_seed(0)
+    num_tokens, heads, groups, dim = sum(lengths), 4, 2, 8
+    query, key, value = (
+        torch.randn(num_tokens, n, dim, dtype=torch.float64, requires_grad=True) for n in (heads, groups, groups)
+    )
+    packed = PackedSequences.of_lengths(lengths, FREQUENCIES, torch.float64, torch.device("cpu"))
+    packed.cos_TD, packed.sin_TD = _exact_angles(lengths)
+    output = PackedCoreAttention()(query, key, value, packed_seq_params=packed)
+    expected, start = torch.empty_like(output), 0
+    for length in lengths:
+        part = slice(start, start + length)
+        for head in range(heads):
+            group = head // (heads // groups)
+            expected[part, head] = textbook(query[part, head], key[part, group], value[part, group])
+        start += length
+    torch.testing.assert_close(output, expected)
+    weights = torch.randn_like(output)
+    inputs = (query, key, value)
+    torch.testing.assert_close(
+        torch.autograd.grad((output * weights).sum(), inputs), torch.autograd.grad((expected * weights).sum(), inputs)
+    )
+
+
+def test_angles_restart_with_each_sequence() -> None:
+    packed = PackedSequences.of_lengths([3, 2], FREQUENCIES, torch.float32, torch.device("cpu"))
+    torch.testing.assert_close(packed.cos_TD[:, 0], torch.tensor([0.0, 1.0, 2.0, 0.0, 1.0]).cos())
+    assert packed.cu_seqlens_q.tolist() == [0, 3, 5]
+
+
+def _exact_angles(lengths: list[int]) -> tuple[Tensor, Tensor]:
+    """The angles in float64, so that the comparison is not limited by the product's float32 table."""
+    positions = torch.cat([torch.arange(length, dtype=torch.float64) for length in lengths])
+    angles = torch.outer(positions, FREQUENCIES.double()).repeat(1, 2)
+    return angles.cos(), angles.sin()
