@@ -79,7 +79,7 @@ def generator_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
         S = len(samples_Q_S[0])
         correct_Q_S = [[one.correct for one in samples] for samples in samples_Q_S]
         estimates[f"avg@{S}"] = metrics.mean([sum(correct) / S for correct in correct_Q_S])
-        for k in _powers_of_two(S):
+        for k in _powers_of_two(S)[1:]:  # the first is avg@S
             estimates[f"pass@{k} of {S}"] = metrics.mean([metrics.pass_at_k(correct, k) for correct in correct_Q_S])
         votes = [metrics.majority_vote([one.cluster for one in samples]) for samples in samples_Q_S]
         estimates[f"maj@{S}"] = metrics.share(_picked(correct_Q_S, votes))

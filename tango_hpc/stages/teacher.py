@@ -1,0 +1,202 @@
+"""`tango teacher`: a large model writes solutions in steps; those that keep the form and are right are fine-tuned on.
+
+OUTPUT/
+  parts/SHARD_of_SHARDS/000000.parquet   one file for each chunk of questions, written whole
+  train.parquet test.parquet             question, solution_text, question_id; made when the last chunk of all is there
+  report.json                            how many questions were asked, and what became of the attempts
+  settings.json                          what decides the content of the parts; other settings need another folder
+
+Several jobs share the questions by `shard` and `num_shards`; each goes on after the chunks that are there. The one
+that finishes last puts everything together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch.distributed as dist
+
+from tango_hpc.config import Config
+from tango_hpc.config.schema import TeacherConfig
+from tango_hpc.data.prepare.rows import SCHEMA
+from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows
+from tango_hpc.errors import CheckFailed, StoppedEarly
+from tango_hpc.protocol.alignment import response_text
+from tango_hpc.protocol.prompts import generator_prompt_ids
+from tango_hpc.protocol.solution import parse_solution
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.files import write_atomically
+from tango_hpc.run.interrupt import StopSignal
+from tango_hpc.stages.journal import Journal
+from tango_hpc.stages.role import Role, request_seeds
+from tango_hpc.stages.sharing import on_all_ranks
+from tango_hpc.tasks import get_task
+
+STAGE = "teacher"
+OUTCOMES = ("right", "wrong", "malformed", "cut_off", "too_long_to_ask")
+_PART = pa.schema(
+    [("question_id", pa.string()), ("question", pa.string()), ("solution_text", pa.string()), ("outcome", pa.string())]
+)
+
+
+def run(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
+    """Write the solutions of this shard. Raises `StoppedEarly` between chunks when told to stop."""
+    settings = config.teacher
+    assert settings is not None, "checked before the ranks start"
+    if dist.get_rank() == 0:
+        _claim(config, settings)
+    chunks = question_chunks(settings)
+    todo = [index for index in range(len(chunks)) if not _part(settings, index).is_file()]
+    journal = Journal(directory, STAGE, stop, len(chunks), len(chunks) - len(todo))
+    if todo:
+        stop.enter("loading the teacher")
+        teacher = Teacher(config)
+    for index in todo:
+        if stop.check(f"chunk {index + 1} of {len(chunks)}"):
+            journal.ended("stopped")
+            raise StoppedEarly(f"stopped after {index} of {len(chunks)} chunks")
+        journal.phase(f"chunk {index + 1} of {len(chunks)}")
+        rows = teacher.solve(chunks[index], index)
+        if dist.get_rank() == 0:
+            _write(_part(settings, index), rows, _PART)
+        dist.barrier()
+    if dist.get_rank() == 0 and all_parts(settings) is not None:
+        journal.results({f"teacher.{name}": float(count) for name, count in merge(settings).items()})
+    journal.ended("done")
+
+
+def question_chunks(settings: TeacherConfig) -> list[list[dict[str, Any]]]:
+    """This shard's questions in chunks: every num_shards-th question, so that shards are alike."""
+    names = pq.read_schema(settings.questions).names
+    columns = tuple(SCHEMA.names) if "metadata" in names else QUESTION_COLUMNS
+    rows = read_rows(settings.questions, columns, limit=settings.max_questions)[settings.shard :: settings.num_shards]
+    size = settings.chunk_questions
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+class Teacher:
+    """The model of `generator`, asked for solutions at the teacher's sampling settings."""
+
+    def __init__(self, config: Config) -> None:
+        assert config.teacher is not None
+        self.settings, self.seed = config.teacher, config.seed
+        self.task = get_task(config.task.name)
+        greedy = self.settings.temperature == 0
+        frozen = {"trainable": False, "top_p": self.settings.top_p}
+        role = config.generator.model_copy(
+            update=frozen if greedy else {**frozen, "temperature": self.settings.temperature}
+        )
+        self.role = Role("generator", config.model_copy(update={"generator": role}), total_steps=0)
+        self._greedy = greedy
+
+    def solve(self, questions: Sequence[dict[str, Any]], chunk: int) -> list[dict[str, Any]]:
+        """One row for each question: the first attempt that keeps the form and is right, or what came of the last."""
+        prompts = [generator_prompt_ids(one["question"], self.role.tokenizer) for one in questions]
+        rows = [
+            {"question_id": one["id"], "question": one["question"], "solution_text": None, "outcome": "too_long_to_ask"}
+            for one in questions
+        ]
+        open_ones = [i for i, prompt in enumerate(prompts) if len(prompt) <= self.role.settings.max_prompt_tokens]
+        for attempt in range(self.settings.samples):
+            if not open_ones:
+                break
+            seeds = request_seeds(self.seed, chunk, f"shard {self.settings.shard} attempt {attempt}", len(questions))
+            generations = self.role.generate(
+                [prompts[i] for i in open_ones], [seeds[i] for i in open_ones], greedy=self._greedy
+            )
+            texts = [response_text(one.token_ids, self.role.tokenizer) for one in generations]
+            solutions = [parse_solution(text) for text in texts]
+            answers = [(questions[i], one.answer) for i, one in zip(open_ones, solutions, strict=True)]
+            correct = on_all_ranks(self.task.grade_all, answers)
+            for i, generation, text, solution, right in zip(
+                open_ones, generations, texts, solutions, correct, strict=True
+            ):
+                if generation.finish_reason != "stop":
+                    rows[i]["outcome"] = "cut_off"
+                elif not solution.well_formed:
+                    rows[i]["outcome"] = "malformed"
+                elif not right:
+                    rows[i]["outcome"] = "wrong"
+                else:
+                    rows[i].update(outcome="right", solution_text=text.strip())
+            open_ones = [i for i in open_ones if rows[i]["outcome"] != "right"]
+        return rows
+
+
+def _claim(config: Config, settings: TeacherConfig) -> None:
+    """Note in the folder what its parts are made with; refuse a folder whose parts were made otherwise."""
+    made_with = settings.model_dump(mode="json", exclude={"output", "shard", "test_rows"})
+    made_with |= {"model": str(config.generator.model.path), "seed": config.seed}
+    file = settings.output / "settings.json"
+    if not file.is_file():
+        settings.output.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(made_with, indent=1) + "\n")
+        return
+    before = json.loads(file.read_text())
+    changed = [key for key in sorted(made_with.keys() | before.keys()) if made_with.get(key) != before.get(key)]
+    if changed:
+        difference = ", ".join(f"{key} {before.get(key)!r} -> {made_with.get(key)!r}" for key in changed)
+        raise CheckFailed(
+            f"{settings.output} holds solutions made with other settings ({difference}); set teacher.output to another folder"
+        )
+
+
+def all_parts(settings: TeacherConfig) -> list[Path] | None:
+    """The files of all chunks of all shards, in order; None while one is missing."""
+    parts: list[Path] = []
+    for shard in range(settings.num_shards):
+        of_shard = settings.model_copy(update={"shard": shard})
+        count = len(question_chunks(of_shard))
+        parts += [_part(of_shard, index) for index in range(count)]
+    return parts if all(path.is_file() for path in parts) else None
+
+
+def merge(settings: TeacherConfig) -> dict[str, int]:
+    """Put the right solutions into train.parquet and test.parquet; how many there were of each outcome.
+
+    Which ones are for testing depends on the question's id alone, so all shards and repetitions agree.
+    """
+    parts = all_parts(settings)
+    assert parts is not None, "a chunk is missing"
+    rows = [row for path in parts for row in pq.read_table(path).to_pylist()]
+    counts = Counter(row["outcome"] for row in rows)
+    kept = [
+        {k: row[k] for k in ("question", "solution_text", "question_id")} for row in rows if row["outcome"] == "right"
+    ]
+    if not kept:
+        raise CheckFailed(
+            f"none of the {len(rows)} questions got a right solution in our format ({dict(counts)}): is this model "
+            "able to keep the format? Look at the outcomes in parts/, raise generator.max_response_tokens or "
+            "teacher.samples, or take a larger model"
+        )
+    kept.sort(key=lambda row: hashlib.blake2b(row["question_id"].encode(), digest_size=8).digest())
+    num_test = min(settings.test_rows, len(kept) // 2)
+    schema = pa.schema([("question", pa.string()), ("solution_text", pa.string()), ("question_id", pa.string())])
+    _write(settings.output / "test.parquet", kept[:num_test], schema)
+    _write(settings.output / "train.parquet", kept[num_test:], schema)
+    report = {
+        "questions": len(rows),
+        **{name: counts.get(name, 0) for name in OUTCOMES},
+        "train": len(kept) - num_test,
+        "test": num_test,
+    }
+    write_atomically(settings.output / "report.json", json.dumps(report, indent=1) + "\n")
+    return report
+
+
+def _part(settings: TeacherConfig, index: int) -> Path:
+    return settings.output / f"parts/{settings.shard:04d}_of_{settings.num_shards:04d}/{index:06d}.parquet"
+
+
+def _write(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    pq.write_table(pa.Table.from_pylist(rows, schema), partial)
+    partial.replace(path)
