@@ -43,18 +43,18 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield f"rollout.tensor: {config.rollout.tensor} does not divide the {world} ranks (nodes * tasks_per_node)"
     for role_name in ("generator", "verifier"):
         sft = getattr(config.sft, role_name)
-        role = config.roles.get(role_name)
+        tuned = config.roles.get(role_name)
         if sft is None:
             continue
-        if role is None:
+        if tuned is None:
             yield f"sft.{role_name}: given, but there is no {role_name}"
             continue
-        data_size = world // (role.parallel.tensor * role.parallel.pipeline)
+        data_size = world // (tuned.parallel.tensor * tuned.parallel.pipeline)
         if data_size and sft.batch_size % data_size:
             yield f"sft.{role_name}.batch_size: {sft.batch_size} is not divisible by {data_size} data-parallel ranks"
         if sft.init.path == sft.output:
             yield f"sft.{role_name}.output: is sft.{role_name}.init.path; the starting weights would be lost"
-        yield from _model_conflicts(f"sft.{role_name}.init", sft.init, role.parallel, config.rollout.tensor)
+        yield from _model_conflicts(f"sft.{role_name}.init", sft.init, tuned.parallel, config.rollout.tensor)
     train = config.train
     if config.verifier is None and train.verifier_warmup_steps:
         yield "train.verifier_warmup_steps: must be 0 without a verifier"

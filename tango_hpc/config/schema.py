@@ -123,7 +123,9 @@ class TrainConfig(Section):
     eval_every: Count = Field(
         20, description="Greedy evaluation every so many generator steps, and at the end; 0: first and last only."
     )
-    dump_every: Count = Field(10, description="Write the rollouts of a role's first, every so many-th and last step to Parquet; 0: never.")
+    dump_every: Count = Field(
+        10, description="Write the rollouts of a role's first, every so many-th and last step to Parquet; 0: never."
+    )
     max_logprob_gap: PositiveFloat | None = Field(
         0.5,
         description="Fail when the mean gap of engine and trainer log-probabilities exceeds this; null never fails.",

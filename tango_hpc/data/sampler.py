@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ class QuestionSampler:
         self._epoch, self._position, self.num_dropped = 0, 0, 0
         self._order = self._shuffled()
 
-    def _shuffled(self) -> Sequence[int]:
+    def _shuffled(self) -> np.ndarray[Any, np.dtype[Any]]:
         return np.random.default_rng((self._seed, self._epoch)).permutation(self._num_questions)
 
     def draw(self, count: int) -> list[int]:

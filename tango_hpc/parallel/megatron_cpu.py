@@ -72,10 +72,10 @@ def _install() -> None:
     """Give Megatron-core's modules their own `torch`, once per process."""
     stand_in = _TorchOnCpu()
     for name in _MODULES:
-        module = importlib.import_module(f"megatron.core.{name}")
+        module: Any = importlib.import_module(f"megatron.core.{name}")
         assert module.torch is torch, f"megatron.core.{name} was patched before"
         module.torch = stand_in
-    random = importlib.import_module("megatron.core.tensor_parallel.random")
+    random: Any = importlib.import_module("megatron.core.tensor_parallel.random")
     random._get_cuda_rng_state = lambda *_args, **_kwargs: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_args, **_kwargs: torch.set_rng_state(state)
 

@@ -34,8 +34,8 @@ class PackedSequences(PackedSeqParams):
     which padding repeats a sequence's last token; `unpad` then finds the T tokens in the flattened blocks.
     """
 
-    cos_TD: Tensor = field(default=None)  # type: ignore[assignment]
-    sin_TD: Tensor = field(default=None)  # type: ignore[assignment]
+    cos_TD: Tensor = field(default=None)
+    sin_TD: Tensor = field(default=None)
     blocks: list[Tensor] = field(default_factory=list)
     unpad_T: Tensor | None = None
 

@@ -92,7 +92,7 @@ class _Writer(filesystem_async.FileSystemWriterAsync):
     def get_save_function_and_args(self) -> tuple[Callable[..., None] | None, Callable[..., Any] | None, list[Any]]:
         if not self.write_buckets:
             return None, None, []
-        self.results_queue = queue.Queue()
+        self.results_queue: queue.Queue[Any] = queue.Queue()
         return self._write, lambda: self.preload_tensors(self.write_buckets, False), [0, self.write_buckets, None]
 
     def _write(self, _rank: int, buckets: list[Any], _queue: None) -> None:

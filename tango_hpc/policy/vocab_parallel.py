@@ -45,7 +45,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):
     """See `vocab_parallel_logprobs`; targets are relative to this rank's first row."""
 
     @staticmethod
-    def forward(ctx, hidden_TK, weight_VK, targets_T, group, num_rows, scale, chunk):  # type: ignore[no-untyped-def]
+    def forward(ctx, hidden_TK, weight_VK, targets_T, group, num_rows, scale, chunk):
         ctx.full_shape = weight_VK.shape
         weight_VK = weight_VK.detach()[:num_rows]
         num_tokens = hidden_TK.shape[0]
@@ -79,7 +79,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):
         return target_RT.sum(dim=0) - normaliser_T, entropy_T
 
     @staticmethod
-    def backward(ctx, grad_T, _grad_entropy):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad_T, _grad_entropy):
         hidden_TK, weight_VK, targets_T, normaliser_T = ctx.saved_tensors
         num_rows = weight_VK.shape[0]
         grad_hidden = torch.zeros_like(hidden_TK)

@@ -40,14 +40,11 @@ def check_inputs(config: Config, stage: str) -> None:
         for path in (config.data.train, config.data.eval):
             if not (synthetic and not path.exists()):
                 note(check_table, path, QUESTION_COLUMNS)
-        for name, role in config.roles.items():
-            note(
-                check_model_folder,
-                role.model.path,
-                "; `tango sft CONFIG` writes it" if getattr(config.sft, name) else "",
-            )
-            if role.model.reference_path is not None:
-                note(check_model_folder, role.model.reference_path)
+        for name, trained in config.roles.items():
+            hint = "; `tango sft CONFIG` writes it" if getattr(config.sft, name) else ""
+            note(check_model_folder, trained.model.path, hint)
+            if trained.model.reference_path is not None:
+                note(check_model_folder, trained.model.reference_path)
     elif stage == "eval":
         note(evaluated_checkpoints, config)
         for name in config.eval.benchmarks:

@@ -11,13 +11,13 @@ from tango_hpc.tasks import last_letter
 
 def make_last_letter(out: Path, *, kind: str, rows: int, words: str, letters: str, slip: float, seed: int) -> int:
     """Write `rows` rows of `kind` to `out`; `words` and `letters` are ranges such as "2-6". Returns the row count."""
-    ranges = {"words": _range("--words", words), "letters": _range("--letters", letters)}
+    between, long = _range("--words", words), _range("--letters", letters)
     if kind == "questions":
-        made = last_letter.rl_rows(seed, rows, **ranges)
+        made = last_letter.rl_rows(seed, rows, words=between, letters=long)
     elif kind == "generator_sft":
-        made = last_letter.generator_sft_rows(seed, rows, **ranges, slip=slip)
+        made = last_letter.generator_sft_rows(seed, rows, words=between, letters=long, slip=slip)
     elif kind == "verifier_sft":
-        made = last_letter.verifier_sft_rows(seed, rows, **ranges, slip=slip)
+        made = last_letter.verifier_sft_rows(seed, rows, words=between, letters=long, slip=slip)
     else:
         raise UserError(f"--kind {kind!r}: choose questions, generator_sft or verifier_sft")
     write_rows(out, made)
