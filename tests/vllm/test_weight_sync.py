@@ -7,7 +7,9 @@ policy exports. Both engines are read through the kernels that they compute with
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,3 +107,90 @@ def matrix_on_ranks(tensors: tuple[int, ...], families: tuple[str, ...]) -> list
 def test_every_layout_is_bit_exact(world_size: int, tensors: tuple[int, ...]) -> None:
     for wrong in run_ranks(matrix_on_ranks, world_size, tensors, FAMILIES, timeout=280):
         assert wrong == []
+
+
+class Tampered:
+    """A policy whose shards one rank reports wrongly."""
+
+    def __init__(self, policy: Any, tamper: Callable[[dict[str, torch.Tensor]], None]) -> None:
+        self.shape, self.groups, self._policy, self._tamper = policy.shape, policy.groups, policy, tamper
+
+    def named_shards(self) -> dict[str, torch.Tensor]:
+        shards = self._policy.named_shards()
+        if dist.get_rank() == 1:
+            self._tamper(shards)
+        return shards
+
+
+def wrong_inputs_on_ranks(model_dir: str) -> dict[str, Any]:
+    """What is raised on construction, and what verification finds; bf16 engines and a gap of log-probabilities."""
+    from tango_hpc.errors import CheckFailed
+    from tango_hpc.reshard.sync import WeightSync
+    from tango_hpc.types import GenerationRequest, SamplingSettings, TrainSequence
+
+    found: dict[str, Any] = {}
+    policy, engine = make_policy(Path(model_dir), 2, 1), make_engine(Path(model_dir), 1, load_weights=False)
+
+    def lose(shards: dict[str, torch.Tensor]) -> None:
+        del shards["decoder.layers.1.mlp.linear_fc1.weight"]
+
+    def cut(shards: dict[str, torch.Tensor]) -> None:
+        shards["decoder.final_layernorm.weight"] = shards["decoder.final_layernorm.weight"][:-1]
+
+    for name, tamper in (("missing", lose), ("shape", cut)):
+        try:
+            WeightSync(Tampered(policy, tamper), engine, TINY_BUCKET)
+        except CheckFailed as error:
+            found[name] = str(error)
+
+    sync = WeightSync(policy, engine, TINY_BUCKET)
+    sync.sync()
+    requests = [GenerationRequest([5, 6, 7, 8 + i], seed=i) for i in range(4)]
+    generations = engine.generate(requests, SamplingSettings(1.0, 1.0, 12))
+    sequences = [TrainSequence(r.prompt_ids, g.token_ids) for r, g in zip(requests, generations, strict=True)]
+    gaps = [
+        abs(a - b)
+        for trainer, g in zip(policy.logprobs(sequences), generations, strict=True)
+        for a, b in zip(trainer.tolist(), g.logprobs, strict=True)
+    ]
+    found["gap"] = sum(gaps) / len(gaps)
+    with torch.no_grad():
+        policy.named_shards()["decoder.layers.0.mlp.linear_fc2.weight"][0, 0] += 1e-3
+        if dist.get_rank() == 1:
+            engine.model.model.norm.weight[3] *= 1.001
+    found["differ"] = sync.find_mismatches()
+    halved = make_engine(Path(model_dir), 1, load_weights=False, dtype="bfloat16")
+    WeightSync(policy, halved, TINY_BUCKET).sync()
+    expected = policy.named_shards()["decoder.final_layernorm.weight"].bfloat16()
+    found["bfloat16"] = torch.equal(halved.model.model.norm.weight, expected)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    model_dir = make_tiny_hf(tmp_path_factory.mktemp("wrong") / "model", "qwen2", hidden_size=128)
+    return run_ranks(wrong_inputs_on_ranks, 2, str(model_dir))
+
+
+def test_a_missing_or_misshapen_tensor_is_named_on_every_rank(found: list[dict[str, Any]]) -> None:
+    for result in found:
+        assert "rank 1: trainer has no tensor decoder.layers.1.mlp.linear_fc1.weight" in result["missing"]
+        assert (
+            "rank 1: trainer tensor decoder.final_layernorm.weight has shape (127,) instead of (128,)"
+            in (result["shape"])
+        )
+
+
+def test_verification_names_rank_and_tensor(found: list[dict[str, Any]]) -> None:
+    """An element of the trainer's that was not synced, on both engines; a weight that one engine changed."""
+    down = "model.layers.0.mlp.down_proj.weight"
+    for result in found:
+        assert result["differ"] == [f"rank 0: {down}", f"rank 1: {down}", "rank 1: model.norm.weight"]
+
+
+def test_engine_and_trainer_agree_on_logprobs_after_a_sync(found: list[dict[str, Any]]) -> None:
+    assert all(result["gap"] < 1e-5 for result in found)
+
+
+def test_an_engine_of_lower_precision_gets_rounded_weights(found: list[dict[str, Any]]) -> None:
+    assert all(result["bfloat16"] for result in found)
