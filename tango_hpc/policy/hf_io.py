@@ -20,7 +20,7 @@ from tango_hpc.parallel.groups import PolicyGroups
 from tango_hpc.reshard.shapes import Box, LocalParam, ModelShape, hf_tensors, megatron_layout
 
 # Files of a model folder that go along with exported weights.
-_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5")
+_WEIGHT_FILES = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5")
 # A safetensors file of an export is closed when it has grown past this.
 SHARD_BYTES = 4 * 2**30
 # Tensors that some checkpoints carry and no model needs.
@@ -116,13 +116,9 @@ def export_weights(
     Rank 0 writes; it never holds more than one file's tensors. Every rank must call this.
     """
     rank = dist.get_rank(groups.world)
-    writer = _ShardWriter(out_dir, shard_bytes) if rank == 0 else None
+    writer = ShardWriter(out_dir, shard_bytes) if rank == 0 else None
     if writer is not None:
-        out_dir.mkdir(parents=True, exist_ok=True)
-        for path in model_dir.iterdir():
-            if path.is_file() and not any(path.match(pattern) for pattern in _WEIGHT_FILES):
-                shutil.copyfile(path, out_dir / path.name)
-        _write_dtype(out_dir / "config.json", next(iter(params.values())).dtype)
+        copy_side_files(model_dir, out_dir, next(iter(params.values())).dtype)
     for name, tensor in gather_tensors(shape, groups, params):
         if writer is not None:
             assert tensor is not None
@@ -132,8 +128,13 @@ def export_weights(
     dist.barrier(groups.world)
 
 
-def _write_dtype(config_path: Path, dtype: torch.dtype) -> None:
-    """Make `config.json` name the type that the weights are written in."""
+def copy_side_files(model_dir: Path, out_dir: Path, dtype: torch.dtype) -> None:
+    """Copy all but the weights (config, tokenizer, chat template); `config.json` then names `dtype`."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    for path in model_dir.iterdir():
+        if path.is_file() and not any(path.match(pattern) for pattern in _WEIGHT_FILES):
+            shutil.copyfile(path, out_dir / path.name)
+    config_path = out_dir / "config.json"
     config = json.loads(config_path.read_text())
     key = "dtype" if "dtype" in config else "torch_dtype"
     config[key] = str(dtype).removeprefix("torch.")
@@ -186,7 +187,7 @@ def _slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in box)
 
 
-class _ShardWriter:
+class ShardWriter:
     """Collects tensors into files of about `shard_bytes`, named as Hugging Face does."""
 
     def __init__(self, out_dir: Path, shard_bytes: int) -> None:

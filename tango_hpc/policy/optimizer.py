@@ -88,6 +88,8 @@ class PolicyOptimizer:
         for inner in self.optimizer.chained_optimizers:
             for group in inner.param_groups:
                 group["lr"] = rate
+                # Vectors (norms and biases) have a multiplier of 0, which Megatron-core leaves to its scheduler.
+                group["weight_decay"] = self.config.weight_decay * group["wd_mult"]
             clip_grad_by_total_norm_fp32(inner.get_parameters(), self.config.clip_grad_norm, grad_norm)
         self.optimizer.step_with_ready_grads()
         return True, grad_norm

@@ -1,9 +1,9 @@
 """A rank that counts instead of training: the launch protocol without models.
 
 `python -m tests.helpers.counter_rank RUN STAGE` adds 1 per step, in step with all ranks, and saves its counter as
-training does. RUN/behaviour.json says what goes wrong, where and when: {"steps", "step_seconds", "rank", "step",
+training does. RUN.behaviour.json says what goes wrong, where and when: {"steps", "step_seconds", "rank", "step",
 "action"}, with action "fail", "kill", "hang", "crash" or "check"; "once": true for the first attempt only;
-"gloo": true for torch.distributed in place of plain sockets, which start faster.
+"saves": false for checkpoints that never come; "gloo": true for torch.distributed in place of plain sockets, which start faster.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, Listener
 
+import tango_hpc
 from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.launch.environment import prepare_rank
 from tango_hpc.run.directory import RunDirectory
@@ -23,12 +24,12 @@ from tango_hpc.run.files import write_atomically
 from tango_hpc.run.interrupt import StopSignal, run_guarded
 from tango_hpc.run.summary import update_summary
 
-RANK_COMMAND = (sys.executable, "-m", "tests.helpers.counter_rank")
+RANK_COMMAND = (sys.executable, "-P", "-m", "tests.helpers.counter_rank")
 
 
 def count(directory: RunDirectory, stage: str, stop: StopSignal) -> None:
     """Counts to behaviour["steps"], in step with all other ranks."""
-    behaviour = json.loads((directory.path / "behaviour.json").read_text())
+    behaviour = json.loads(directory.path.with_name(f"{directory.path.name}.behaviour.json").read_text())
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     any_rank = join_over_gloo() if behaviour.get("gloo") else join_over_sockets(rank, world_size)
     stop._agree = any_rank
@@ -38,11 +39,12 @@ def count(directory: RunDirectory, stage: str, stop: StopSignal) -> None:
         update_summary(directory, stage, "running")
 
     def save() -> None:
-        if rank == 0:
+        if rank == 0 and behaviour.get("saves", True):
             (directory.checkpoints / stage).mkdir(exist_ok=True)
             write_atomically(directory.checkpoints / stage / f"step_{step:06d}", json.dumps({"step": step}))
         any_rank(False)
 
+    print(f"rank {rank} of {world_size} runs {tango_hpc.__file__}", flush=True)
     while step < behaviour["steps"]:
         if stop.check("rollout"):
             save()

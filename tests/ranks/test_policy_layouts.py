@@ -1,0 +1,223 @@
+"""A policy computes the same in every layout, and the same as transformers and plain autograd.
+
+Four ranks run all layouts of all families once; the tests compare what they brought back.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from tango_hpc.config.schema import OptimizerConfig, ParallelConfig
+from tango_hpc.types import TrainSequence
+from tests.helpers.ranks import run_ranks
+from tests.helpers.sequences import random_sequences
+from tests.helpers.tiny import make_tiny_hf
+
+# tensor x pipeline; what is left of the four ranks is data parallel. 4x1 shares key/value heads between ranks.
+LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)]
+FAMILIES = ["qwen2", "qwen3", "llama"]
+VOCAB = 107
+# A large epsilon makes the step nearly proportional to the gradient, so that a wrong gradient shows and rounding of
+# gradients that are zero in theory (key biases) does not. Clipping takes effect.
+OPTIMIZER = OptimizerConfig(learning_rate=1e-2, epsilon=1e-3, clip_grad_norm=0.5, weight_decay=0.1)
+LOSS = {"clip_low": 0.2, "clip_high": 0.3, "kl_coef": 0.1, "importance_cap": 1.5, "temperature": 0.8}
+TEMPERATURE = 0.8
+
+
+def batch() -> list[TrainSequence]:
+    return random_sequences(9, VOCAB)
+
+
+def every_next_token() -> list[TrainSequence]:
+    """One prompt continued by each token: its log-probabilities are the whole log-softmax."""
+    return [TrainSequence([5, 17, 3, 99, 42], [token]) for token in range(VOCAB)]
+
+
+def run_all(folder: Path) -> dict[str, dict[str, Any]]:
+    """On each rank: all families and layouts."""
+    from tango_hpc.policy.hf_io import export_weights
+    from tango_hpc.policy.policy import LossSettings, Policy
+
+    results = {}
+    for family in FAMILIES:
+        for tensor, pipeline in LAYOUTS:
+            layout = f"{family}-{tensor}x{pipeline}"
+            policy = Policy(
+                folder / family,
+                parallel=ParallelConfig(tensor=tensor, pipeline=pipeline),
+                optimizer=OPTIMIZER,
+                dtype="float32",
+                micro_batch_tokens=70,
+                with_reference=True,
+                reference_dir=folder / f"{family}-reference",
+                total_steps=10,
+            )
+            export_weights(
+                folder / f"{layout}-untouched",
+                policy.shape,
+                policy.groups,
+                policy.named_shards(),
+                model_dir=policy.model_dir,
+                shard_bytes=60_000,
+            )
+            sequences = batch()
+            reference = policy.logprobs(sequences, reference=True, temperature=TEMPERATURE)
+            for sequence, logprobs in zip(sequences, reference, strict=True):
+                sequence.reference_logprobs = logprobs.tolist()
+            results[layout] = {
+                "logprobs": policy.logprobs(sequences, temperature=TEMPERATURE),
+                "entropy": policy.logprobs(sequences, temperature=TEMPERATURE, entropy=True),
+                "reference": reference,
+                "distribution": np.concatenate(policy.logprobs(every_next_token())),
+                "sft_loss": policy.evaluate_sft(sequences),
+                "stats": asdict(policy.update(sequences, LossSettings(**LOSS))),
+            }
+            policy.export_hf(folder / f"{layout}-updated")
+    return results
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("layouts")
+    for family in FAMILIES:
+        make_tiny_hf(folder / family, family)
+        make_tiny_hf(folder / f"{family}-reference", family, seed=1)
+        (folder / family / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def on_ranks(folder: Path) -> list[dict[str, dict[str, Any]]]:
+    return run_ranks(run_all, 4, folder, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[str, dict[str, Any]]:
+    return {family: by_transformers(folder, family) for family in FAMILIES}
+
+
+def by_transformers(folder: Path, family: str) -> dict[str, Any]:
+    """The same numbers from transformers' model in float64, one sequence at a time, and PyTorch's own AdamW."""
+    model = AutoModelForCausalLM.from_pretrained(folder / family, dtype=torch.float64)
+    frozen = AutoModelForCausalLM.from_pretrained(folder / f"{family}-reference", dtype=torch.float64)
+    sequences = batch()
+
+    def distributions(which: torch.nn.Module, sequence: TrainSequence, temperature: float) -> Tensor:
+        ids = torch.tensor([sequence.prompt_ids + sequence.response_ids])
+        logits = which(ids).logits[0, len(sequence.prompt_ids) - 1 : -1]
+        return (logits / temperature).log_softmax(-1)
+
+    def of_response(logprobs: Tensor, sequence: TrainSequence) -> Tensor:
+        return logprobs.gather(-1, torch.tensor(sequence.response_ids)[:, None])[:, 0]
+
+    result: dict[str, Any] = {"logprobs": [], "entropy": [], "reference": []}
+    result["distribution"] = (
+        distributions(model, TrainSequence(every_next_token()[0].prompt_ids, [0]), 1.0)[0].detach().numpy()
+    )
+    plain = torch.cat([of_response(distributions(model, s, 1.0), s) for s in sequences])
+    result["sft_loss"] = -plain.mean().item()
+    loss, kl, gaps = torch.zeros((), dtype=torch.float64), [], []
+    for sequence in sequences:
+        spread = distributions(model, sequence, TEMPERATURE)
+        logprobs = of_response(spread, sequence)
+        reference = of_response(distributions(frozen, sequence, TEMPERATURE), sequence).detach()
+        result["logprobs"].append(logprobs.detach().numpy())
+        result["entropy"].append(-(spread.exp() * spread).sum(-1).detach().numpy())
+        result["reference"].append(reference.numpy())
+        # Eq. 1 at the old policy: the ratio is 1, nothing is clipped, and its gradient is that of log-probability.
+        gap = logprobs.detach() - torch.tensor(sequence.rollout_logprobs)
+        weight = gap.exp().clamp(max=LOSS["importance_cap"])
+        ratio = (logprobs - logprobs.detach()).exp()
+        difference = reference - logprobs
+        penalty = difference.exp() - difference - 1
+        terms = weight * ratio * torch.tensor(sequence.advantages) - LOSS["kl_coef"] * penalty
+        loss = loss - terms.mean() / len(sequences)
+        kl.append(penalty.detach())
+        gaps.append(gap.abs())
+    parameters = list(model.parameters())
+    loss.backward()
+    matrices = [p for p in parameters if p.dim() > 1]
+    vectors = [p for p in parameters if p.dim() == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
+        lr=OPTIMIZER.learning_rate,
+        betas=(OPTIMIZER.beta1, OPTIMIZER.beta2),
+        eps=OPTIMIZER.epsilon,
+        weight_decay=OPTIMIZER.weight_decay,
+    )
+    result["grad_norm"] = torch.nn.utils.clip_grad_norm_(parameters, OPTIMIZER.clip_grad_norm).item()
+    optimizer.step()
+    result |= {"loss": loss.item(), "kl": torch.cat(kl).mean().item(), "gaps": torch.cat(gaps).numpy()}
+    result["weights"] = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return result
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(family, f"{family}-{tensor}x{pipeline}", id=f"{family}-{tensor}x{pipeline}")
+        for family in FAMILIES
+        for tensor, pipeline in LAYOUTS
+    ]
+
+
+@pytest.mark.parametrize(("family", "layout"), cases())
+def test_forward_matches_transformers(family: str, layout: str, on_ranks: Any, expected: Any) -> None:
+    mine, theirs = on_ranks[0][layout], expected[family]
+    np.testing.assert_allclose(mine["distribution"], theirs["distribution"], atol=2e-5)
+    for name in ("logprobs", "entropy", "reference"):
+        np.testing.assert_allclose(np.concatenate(mine[name]), np.concatenate(theirs[name]), atol=2e-5)
+    assert mine["sft_loss"] == pytest.approx(theirs["sft_loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize(("family", "layout"), cases())
+def test_one_step_matches_autograd(family: str, layout: str, on_ranks: Any, expected: Any, folder: Path) -> None:
+    stats, theirs = on_ranks[0][layout]["stats"], expected[family]
+    assert stats["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+    assert stats["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+    assert stats["kl"] == pytest.approx(theirs["kl"], abs=1e-5)
+    assert stats["entropy"] == pytest.approx(np.concatenate(theirs["entropy"]).mean(), abs=1e-5)
+    assert stats["logprob_gap_mean"] == pytest.approx(theirs["gaps"].mean(), abs=1e-5)
+    assert stats["logprob_gap_max"] == pytest.approx(theirs["gaps"].max(), abs=1e-5)
+    assert stats["clip_share"] == 0 and not stats["skipped"]
+    assert stats["num_responses"] == len(batch())
+    assert stats["num_tokens"] == sum(len(sequence.response_ids) for sequence in batch())
+    updated = load_file(folder / f"{layout}-updated" / "model.safetensors")
+    assert updated.keys() == {name for name in theirs["weights"] if name in updated}
+    for name, tensor in updated.items():
+        torch.testing.assert_close(tensor.double(), theirs["weights"][name], atol=1e-5, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize(("family", "layout"), cases())
+def test_export_gives_back_what_was_imported(family: str, layout: str, on_ranks: Any, folder: Path) -> None:
+    out = folder / f"{layout}-untouched"
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert sorted({*index["weight_map"].values()}) == sorted(path.name for path in out.glob("*.safetensors"))
+    exported: dict[str, Tensor] = {}
+    for path in out.glob("*.safetensors"):
+        exported |= load_file(path)
+    original = load_file(folder / family / "model.safetensors")
+    assert exported.keys() == original.keys() == index["weight_map"].keys()
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in original.values())
+    for name, tensor in original.items():
+        assert torch.equal(exported[name], tensor), name
+    assert (out / "tokenizer.json").exists()
+    assert json.loads((out / "config.json").read_text())["torch_dtype"] == "float32"
+
+
+def test_all_ranks_get_the_same_results(on_ranks: Any) -> None:
+    for other in on_ranks[1:]:
+        for layout, result in on_ranks[0].items():
+            assert result["stats"] == other[layout]["stats"]
+            for name in ("logprobs", "entropy", "reference"):
+                for mine, theirs in zip(result[name], other[layout][name], strict=True):
+                    assert np.array_equal(mine, theirs)
