@@ -87,6 +87,9 @@ class RolloutEngine:
             arguments["kv_cache_memory_bytes"] = int(kv_cache_gb * 2**30)
         from vllm import LLM
 
+        # vLLM collects garbage six times per engine, half a second each over all that is imported. It freezes the
+        # heap afterwards anyway.
+        gc.freeze()
         self.llm = LLM(
             model=str(model_dir),
             skip_tokenizer_init=True,

@@ -80,9 +80,7 @@ def matrix_on_ranks(tensors: tuple[int, ...], families: tuple[str, ...]) -> list
     for rollout_tensor in tensors:
         for family in families:
             start, scaled = checkpoints(folder, family)
-            loader = make_engine(scaled, rollout_tensor, load_weights=True)
-            expected = loaded_copies(loader)
-            loader.close()
+            expected = loaded_copies(make_engine(scaled, rollout_tensor, load_weights=True))
             engine = make_engine(start, rollout_tensor, load_weights=False)
             for tensor, pipeline in layouts:
                 case = f"{family} {tensor}x{pipeline} to {rollout_tensor}"
@@ -98,7 +96,6 @@ def matrix_on_ranks(tensors: tuple[int, ...], families: tuple[str, ...]) -> list
                     wrong.append(f"{case}: sent {stats.bytes_sent}, minimum {stats.bytes_minimum}")
                 if any(total.peak_extra_bytes > 2 * TINY_BUCKET.bucket_mb * 2**20 for total in sync.totals):
                     wrong.append(f"{case}: more than two buckets")
-            engine.close()
         destroy_model_parallel()
     return wrong
 
