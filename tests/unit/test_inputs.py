@@ -1,0 +1,82 @@
+"""Files that a user gives: each thing that can be wrong with them has its own message, all problems at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tango_hpc.data.tables import QUESTION_COLUMNS, check_table, read_rows, write_rows
+from tango_hpc.errors import UserError
+from tango_hpc.stages.preflight import check_inputs, check_model_folder, synthesise_data
+from tests.helpers.runs import small_config
+
+ROW = {"id": "1", "question": "ab cd", "answer": "bd", "source": "test"}
+
+
+def parquet(path: Path, columns: dict[str, list[object]]) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_each_problem_with_a_table_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no data set at .*missing.parquet"):
+        check_table(tmp_path / "missing.parquet", QUESTION_COLUMNS)
+    (tmp_path / "text.parquet").write_text("not parquet")
+    with pytest.raises(UserError, match="cannot read .*text.parquet as Parquet"):
+        check_table(tmp_path / "text.parquet", QUESTION_COLUMNS)
+    lacking = parquet(tmp_path / "lacking.parquet", {"id": ["1"], "question": ["x"], "source": ["s"]})
+    with pytest.raises(UserError, match="lacks the column answer; it has id, question, source"):
+        check_table(lacking, QUESTION_COLUMNS)
+    empty = parquet(tmp_path / "empty.parquet", {name: pa.array([], pa.string()) for name in QUESTION_COLUMNS})
+    with pytest.raises(UserError, match="has no rows"):
+        check_table(empty, QUESTION_COLUMNS)
+    holes = parquet(tmp_path / "holes.parquet", {**{n: ["a", "b"] for n in QUESTION_COLUMNS}, "answer": ["x", None]})
+    with pytest.raises(UserError, match="column answer is empty in row 1"):
+        read_rows(holes, QUESTION_COLUMNS)
+
+
+def test_rows_survive_writing_and_a_limit_takes_the_first(tmp_path: Path) -> None:
+    write_rows(tmp_path / "new" / "rows.parquet", [ROW, {**ROW, "id": "2"}])
+    assert read_rows(tmp_path / "new" / "rows.parquet", QUESTION_COLUMNS) == [ROW, {**ROW, "id": "2"}]
+    assert read_rows(tmp_path / "new" / "rows.parquet", QUESTION_COLUMNS, limit=1) == [ROW]
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["rows.parquet"]
+
+
+def test_a_model_folder_without_its_parts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no model folder at .*nowhere; hint"):
+        check_model_folder(tmp_path / "nowhere", "; hint")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}'
+    )
+    (tmp_path / "x-1.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"lacks x-2\.safetensors, tokenizer\.json"):
+        check_model_folder(tmp_path)
+
+
+def test_all_problems_of_a_stage_come_in_one_message(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", "task.last_letter=null", f"data.train={tmp_path}/t.parquet")
+    with pytest.raises(UserError) as caught:
+        check_inputs(config, "train")
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 4
+    assert "t.parquet" in lines[0] and "eval.parquet" in lines[1]
+    assert all("`tango sft CONFIG` writes it" in line for line in lines[2:])
+
+
+def test_synthesised_files_depend_on_the_seed_alone_and_existing_ones_are_kept(tmp_path: Path) -> None:
+    first, second = small_config(tmp_path / "a"), small_config(tmp_path / "b")
+    synthesise_data(first)
+    synthesise_data(second)
+    assert first.data.train.read_bytes() == second.data.train.read_bytes()
+    third = small_config(tmp_path / "c", "seed=1")
+    synthesise_data(third)
+    questions = {row["question"] for row in read_rows(third.data.train, QUESTION_COLUMNS)}
+    assert questions.isdisjoint(row["question"] for row in read_rows(first.data.train, QUESTION_COLUMNS))
+    write_rows(first.data.train, [ROW])
+    synthesise_data(first)
+    assert read_rows(first.data.train, QUESTION_COLUMNS) == [ROW]
+    check_inputs(first, "sft")
