@@ -121,8 +121,14 @@ def deadline(job: str | None, env: Mapping[str, str] = os.environ) -> float | No
 
 
 def requeue(job: str, console: Console) -> bool:
-    """Puts this very job back into the queue, unless it is being cancelled or was not submitted with --requeue."""
+    """Puts this very job back into the queue, unless it is being cancelled or was not submitted with --requeue.
+
+    True if it is there, by this or by somebody else's doing.
+    """
     found = slurm.show_job(job)
+    if found is not None and found.state in ("PENDING", "REQUEUED"):
+        say(console, f"Slurm has requeued job {job}; it continues from the last checkpoint.")
+        return True
     if found is None or found.state != "RUNNING":
         say(console, f"Not requeued: job {job} is {found.state if found else 'unknown'}.")
         return False

@@ -31,7 +31,10 @@ FOLLOW_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class RunState:
-    """What is known of one run. `state`: new, waiting, running, stopped, failed, lost or done."""
+    """What is known of one run.
+
+    `state` is new, waiting, running, stopped (saved, resumable), failed, lost (ended without a word) or done.
+    """
 
     run: str
     stage: str
@@ -69,30 +72,33 @@ def states(directories: list[RunDirectory]) -> list[RunState]:
 def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> RunState:
     """The state of one run; `queue` is what Slurm says of its last job, if it still knows it."""
     attempts = AttemptLog(directory).read()
-    job = next(iter(known_jobs(directory)[-1:]), None)
-    submitted = submitted_jobs(directory)
     last = attempts[-1] if attempts else None
-    # What was submitted after the last attempt has not started yet.
-    newer = submitted[-1] if submitted and (last is None or submitted[-1]["submitted"] > last.started) else None
-    stage = (
-        newer["stage"] if newer else last.stage if last else next(iter(read_summary(directory).get("stages", {})), "")
-    )
+    jobs, submitted = known_jobs(directory), submitted_jobs(directory)
+    job = jobs[-1] if jobs else None
     job_state, reason = queue.get(job, (None, "")) if job else (None, "")
-    if job_state is not None and job_state not in slurm.ALIVE_STATES:
-        known_end, job_state_alive = job_state, False
+    # What was submitted after the last attempt has not started yet.
+    unstarted = submitted[-1] if submitted and (last is None or submitted[-1]["submitted"] > last.started) else None
+    stage = _stage(directory, last, unstarted)
+    if job_state in WAITING_STATES:
+        continues = f"; continues from {last.saved_after}" if last and not unstarted and last.saved_after else ""
+        state, detail = "waiting", reason + continues
+    elif job_state in slurm.ALIVE_STATES:
+        state, detail = "running", ""
+    elif unstarted is not None:
+        state, detail = _before_its_start(unstarted, job_state)
+    elif last is not None:
+        state, detail = _after_its_start(directory, last, job_state)
     else:
-        known_end, job_state_alive = None, job_state is not None
+        state, detail = "new", ""
     progress = json.loads(directory.progress.read_text()) if directory.progress.is_file() else {}
-    state, detail = _judge(
-        directory, stage, last, newer, job, job_state if job_state_alive else None, reason, known_end
-    )
     current = progress if progress.get("stage") == stage else {}
+    if state == "running":
+        detail = f"{current.get('role') or ''} {current.get('phase', '')}".strip()
     return RunState(
         run=str(directory.path),
         stage=stage,
         state=state,
-        detail=detail
-        or (f"{current.get('role') or ''} {current.get('phase', '')}".strip() if state == "running" else ""),
+        detail=detail,
         step=current.get("step"),
         total_steps=current.get("total_steps"),
         attempts=len(attempts),
@@ -101,37 +107,30 @@ def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> Run
     )
 
 
-def _judge(
-    directory: RunDirectory,
-    stage: str,
-    last: Attempt | None,
-    newer: dict[str, Any] | None,
-    job: str | None,
-    job_state: str | None,
-    reason: str,
-    known_end: str | None,
-) -> tuple[str, str]:
-    """State and detail. `job_state` is that of a job that still lives, `known_end` of one that does not."""
-    if job_state in WAITING_STATES:
-        return "waiting", f"{reason}" if last is None or newer else f"{reason}; continues from {last.saved_after}"
-    if job_state is not None:
+def _stage(directory: RunDirectory, last: Attempt | None, unstarted: dict[str, Any] | None) -> str:
+    if unstarted is not None:
+        return unstarted["stage"]
+    return last.stage if last is not None else next(iter(read_summary(directory).get("stages", {})), "")
+
+
+def _before_its_start(submitted: dict[str, Any], job_state: str | None) -> tuple[str, str]:
+    """State and detail of a job that is not in the queue and has left no attempt."""
+    if submitted["cluster"] != "slurm":
+        alive = _process_alive(int(submitted["job"]))
+        return ("running", "") if alive else ("failed", "its process ended before the run started")
+    ended = job_state or slurm.accounting(submitted["job"]) or "no longer in the queue"
+    return "failed", f"job {submitted['job']} ended before the run started: {ended}"
+
+
+def _after_its_start(directory: RunDirectory, last: Attempt, job_state: str | None) -> tuple[str, str]:
+    """State and detail of a run whose last attempt is not in the queue (any more, or never was)."""
+    if last.ended is not None:
+        states_by_code = {0: "done", StoppedEarly.exit_code: "stopped"}
+        return states_by_code.get(last.code or 0, "failed"), last.reason
+    if last.job is None and _holder_alive(directory):
         return "running", ""
-    if newer is None and last is not None and last.ended is not None:
-        if last.code == 0:
-            return "done", ""
-        if last.code == StoppedEarly.exit_code:
-            return "stopped", last.reason
-        return "failed", last.reason
-    if newer is None and last is not None and last.job is None and _holder_alive(directory):
-        return "running", ""
-    if newer is None and last is None:
-        status = read_summary(directory).get("stages", {}).get(stage, {}).get("status")
-        return ("done", "") if status == "done" else ("new", "")
-    if newer is not None and newer["cluster"] != "slurm":
-        return ("running", "starting") if _process_alive(int(newer["job"])) else ("failed", "ended before it started")
-    ended = known_end or (slurm.accounting(job) if job else None)
-    what = "before it started" if newer is not None else "without a word"
-    return "lost" if newer is None else "failed", f"{ended or 'the job'} ended {what}".replace("ended ended", "ended")
+    ended = job_state or (slurm.accounting(last.job) if last.job else None)
+    return "lost", f"ended without a word{f': {ended}' if ended else ''}; --resume continues from the last checkpoint"
 
 
 def _holder(directory: RunDirectory) -> dict[str, Any]:
@@ -185,14 +184,9 @@ def show_logs(path: Path, console: Console, *, rank: int | None, lines: int, fol
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    failures = read_failures(directory)
     attempts = AttemptLog(directory).read()
-    if failures:
-        say(failures[0].text() + "\n")
-        for failure in failures[1:]:
-            say(failure.title())
-    elif attempts and attempts[-1].code not in (None, 0) and attempts[-1].reason:
-        say(attempts[-1].reason + "\n")
+    for text in _why(directory, attempts):
+        say(text)
     for attempt in attempts:
         say(describe(attempt))
     files = _log_files(directory, rank)
@@ -215,6 +209,19 @@ def show_logs(path: Path, console: Console, *, rank: int | None, lines: int, fol
             say(describe(AttemptLog(directory).read()[-1]) if AttemptLog(directory).read() else "nothing runs here")
             return
         time.sleep(FOLLOW_SECONDS)
+
+
+def _why(directory: RunDirectory, attempts: list[Attempt]) -> Iterator[str]:
+    """The cause of a failure with its traceback, then what else broke."""
+    reason = attempts[-1].reason if attempts and attempts[-1].code not in (None, 0) else ""
+    failures = sorted(read_failures(directory), key=lambda failure: failure.title() != reason)
+    if failures and reason not in ("", failures[0].title()):
+        yield f"{reason}\n"  # the cause left no words of its own: it was killed, or it hung
+    elif failures:
+        yield f"{failures.pop(0).text()}\n"
+    elif reason:
+        yield f"{reason}\n"
+    yield from (failure.title() for failure in failures)
 
 
 def describe(attempt: Attempt) -> str:

@@ -55,7 +55,14 @@ def submit(
         made = executor(settings, chosen, folder, job_name(stage, directory), cluster, directory.snapshot)
         job = made.submit(run_job, str(directory.path), stage)
     remember_job(directory, stage, cluster, job.job_id)
-    return job
+    return followed(job, folder, directory) if cluster == "slurm" else job
+
+
+def followed(job: Any, folder: Path, directory: RunDirectory) -> Any:
+    """submitit's job with a state that does not need accounting."""
+    from tango_hpc.launch.handle import RunJob
+
+    return RunJob(folder, job.job_id, directory.path)
 
 
 def script(stage: str, config: Config, profile: Profile) -> str:
@@ -107,7 +114,6 @@ def slurm_parameters(config: Config, profile: Profile, name: str, snapshot: Path
     ]
     return {
         "job_name": name,
-        "nodes": config.launch.nodes,
         "time": time_limit_minutes(profile.time),
         "use_srun": False,  # the supervisor starts srun itself, once it listens for signals
         "stderr_to_stdout": True,
@@ -121,6 +127,8 @@ def sbatch_options(config: Config, profile: Profile) -> dict[str, str | int | bo
     """sbatch's options by their long names; `True` for those without a value."""
     launch = config.launch
     options: dict[str, str | int | bool | None] = {
+        # Here and not as submitit's own parameters: to submitit the supervisor is the only task.
+        "nodes": launch.nodes,
         "ntasks-per-node": launch.tasks_per_node,
         "cpus-per-task": profile.cpus_per_rank or launch.threads_per_rank,
         "chdir": os.getcwd(),

@@ -37,7 +37,7 @@ from tango_hpc.launch.prepare import prepare_run
 from tango_hpc.launch.profiles import load_profile
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.launch.status import RunState, states
-from tango_hpc.launch.submit import Cluster, check_cluster, executor, remember_job
+from tango_hpc.launch.submit import Cluster, check_cluster, executor, followed, remember_job
 from tango_hpc.run.directory import RunDirectory
 
 Value = bool | int | float | str | None
@@ -174,6 +174,7 @@ def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster
     jobs = made.map_array(run_job, [str(cell.directory.path) for cell in cells], [stage] * len(cells))
     for cell, job in zip(cells, jobs, strict=True):
         remember_job(cell.directory, stage, cluster, job.job_id)
+    jobs = [followed(job, home / "logs", cell.directory) for cell, job in zip(cells, jobs, strict=True)]
     console.print(
         f"Submitted {len(cells)} cells as job array {jobs[0].job_id.partition('_')[0]}. "
         f"Watch them with: tango status {shlex.quote(str(sweep.settings.dir))}",

@@ -121,9 +121,13 @@ def _read_beat(file: Path) -> dict[str, Any] | None:
         return None
 
 
+# Until its first safe point a rank imports libraries and loads models, from storage that may be slow.
+STARTUP_SECONDS = 600.0
+
+
 @dataclass
 class Watchdog:
-    """Finds a hang: no rank has advanced for `timeout_seconds`, or one's heartbeat has stopped for that long.
+    """Finds a hang: a rank has not advanced for `timeout_seconds`, or its heartbeat has stopped for that long.
 
     Only the order of changes that this process sees counts, never the clocks of other nodes.
     """
@@ -148,7 +152,7 @@ class Watchdog:
         waits = {
             rank: now - since
             for rank, (_, since) in self._seen.items()
-            if not beats[rank].get("ended") and now - since > self.timeout_seconds
+            if not beats[rank].get("ended") and now - since > self._limit(beats[rank])
         }
         if not waits:
             return None
@@ -169,6 +173,9 @@ class Watchdog:
             phase=beat.get("phase", "starting"),
             traceback=beat.get("stack", "") + (f"Also without progress: {others}" if others else ""),
         )
+
+    def _limit(self, beat: dict[str, Any]) -> float:
+        return self.timeout_seconds if beat.get("reached_safe_point") else max(self.timeout_seconds, STARTUP_SECONDS)
 
     def _blame(self, waits: dict[int, float], beats: dict[int, dict[str, Any]]) -> int:
         """Of the ranks that wait, the one that does not wait for its peers; then the one that got least far."""

@@ -45,6 +45,7 @@ class StopSignal:
         self.directory = directory
         self.rank = rank
         self.stopping = False
+        self._reached_safe_point = False
         self._agree = agree
         self._received: str | None = None
         self._phase = "starting"
@@ -88,6 +89,7 @@ class StopSignal:
 
         Once it was True it stays True.
         """
+        self._reached_safe_point = True
         self.enter(phase)
         if not self.stopping:
             asked = self._received is not None or (self.rank == 0 and self.directory.stop_file.exists())
@@ -121,6 +123,7 @@ class StopSignal:
             "pid": os.getpid(),
             "phase": self._phase,
             "progress": self._progress,
+            "reached_safe_point": self._reached_safe_point,
             "stalled_seconds": round(stalled_seconds, 1),
             "time": time.time(),
         }
@@ -184,7 +187,8 @@ def _write_failure(directory: RunDirectory, rank: int, phase: str, error: BaseEx
 
 def _because_of_peer(error: BaseException) -> bool:
     """Whether the failure is an echo: a collective broke because another rank had gone."""
-    if type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError"):
+    names = ("DistBackendError", "DistNetworkError", "DistStoreError")
+    if isinstance(error, ConnectionError) or type(error).__name__ in names:
         return True
     words = ("connection closed by peer", "connection reset by peer", "broken pipe", "timed out waiting", "gloo")
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)

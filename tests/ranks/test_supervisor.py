@@ -21,8 +21,8 @@ from tango_hpc.config.load import validate_tree
 from tango_hpc.launch.starters import LocalStarter
 from tango_hpc.launch.supervisor import Supervisor
 from tango_hpc.run.directory import RunDirectory
+from tests.helpers.counter_rank import RANK_COMMAND, counted
 
-COMMAND = (sys.executable, "-m", "tests.helpers.counter_rank")
 ROOT = Path(__file__).parents[2]
 
 
@@ -34,24 +34,20 @@ def make_run(path: Path, launch: dict[str, Any] | None = None, **behaviour: Any)
         "task": {"name": "last_letter"},
         "data": {"train": "train.parquet", "eval": "eval.parquet"},
         "generator": role,
-        "train": {"verifier_warmup_steps": 0, "verifier_steps_per_cycle": 0, "questions_per_step": 2},
+        "train": {"verifier_warmup_steps": 0, "verifier_steps_per_cycle": 0, "questions_per_step": 4},
         "rollout": {"kv_cache_gb": 0.1},
         "launch": {"device": "cpu", "dtype": "float32", "tasks_per_node": 2, "grace_seconds": 20} | (launch or {}),
     }
     config = validate_tree(tree, "test")
     directory, _ = RunDirectory.create(path, config_to_yaml(config), resume=path.exists())
-    (path / "behaviour.json").write_text(json.dumps({"steps": 5, "step_seconds": 0.02} | behaviour))
+    path.with_name(f"{path.name}.behaviour.json").write_text(json.dumps({"steps": 5, "step_seconds": 0.02} | behaviour))
     console = Console(file=io.StringIO(), width=200)
-    return Supervisor(directory, config, LocalStarter(directory, "train", config, COMMAND), console)
+    return Supervisor(directory, config, LocalStarter(directory, "train", config, RANK_COMMAND), console)
 
 
 def output(supervisor: Supervisor) -> str:
     assert isinstance(supervisor.console.file, io.StringIO)
     return supervisor.console.file.getvalue()
-
-
-def counter(supervisor: Supervisor) -> int:
-    return json.loads((supervisor.directory.checkpoints / "counter.json").read_text())["step"]
 
 
 def wait_for(what: Any, timeout: float = 90) -> None:
@@ -64,11 +60,11 @@ def wait_for(what: Any, timeout: float = 90) -> None:
 def test_a_run_to_its_end(tmp_path: Path) -> None:
     supervisor = make_run(tmp_path / "a run")
     assert supervisor.run() == 0
-    assert counter(supervisor) == 5
+    assert counted(supervisor.directory) == 5
 
 
 def test_stop_file_saves_and_resumes(tmp_path: Path) -> None:
-    supervisor = make_run(tmp_path / "run", steps=400, step_seconds=0.05)
+    supervisor = make_run(tmp_path / "run", steps=400, step_seconds=0.05, gloo=True)
 
     def ask() -> None:
         wait_for(lambda: "step 3" in supervisor.directory.rank_log(0).read_text())
@@ -79,12 +75,12 @@ def test_stop_file_saves_and_resumes(tmp_path: Path) -> None:
     asker.start()
     assert supervisor.run() == 85
     asker.join()
-    stopped_at = counter(supervisor)
+    stopped_at = counted(supervisor.directory)
     assert 3 <= stopped_at < 400
     supervisor.directory.stop_file.unlink()
     again = make_run(tmp_path / "run", steps=stopped_at + 2)
     assert again.run() == 0
-    assert counter(again) == stopped_at + 2
+    assert counted(again.directory) == stopped_at + 2
     log = supervisor.directory.rank_log(1).read_text()
     assert log.count(f"rank 1 step {stopped_at}\n") == 1 and f"rank 1 step {stopped_at + 1}\n" in log
 
@@ -99,7 +95,7 @@ def test_stop_file_saves_and_resumes(tmp_path: Path) -> None:
     ],
 )
 def test_one_rank_fails(tmp_path: Path, action: str, code: int, told: str) -> None:
-    supervisor = make_run(tmp_path / "run", rank=1, step=2, action=action, step_seconds=0.4)
+    supervisor = make_run(tmp_path / "run", rank=1, step=2, action=action, step_seconds=0.4, gloo=action == "kill")
     started = time.monotonic()
     assert supervisor.run() == code
     assert time.monotonic() - started < 60
@@ -109,8 +105,8 @@ def test_one_rank_fails(tmp_path: Path, action: str, code: int, told: str) -> No
 
 
 def test_a_hang_names_rank_and_phase(tmp_path: Path) -> None:
-    launch = {"hang_timeout_seconds": 20, "grace_seconds": 5}
-    supervisor = make_run(tmp_path / "run", launch, rank=1, step=2, action="hang", step_seconds=0.4)
+    launch = {"hang_timeout_seconds": 9, "grace_seconds": 5}
+    supervisor = make_run(tmp_path / "run", launch, rank=1, step=2, action="hang", step_seconds=0.4, gloo=True)
     assert supervisor.run() == 1
     text = output(supervisor)
     assert text.startswith("rank 1 on ") and "failed in phase 'rollout': hangs: no progress for" in text
@@ -122,13 +118,17 @@ def test_no_safe_point_within_the_grace_time(tmp_path: Path) -> None:
     log = supervisor.directory.rank_log(0)
 
     def ask() -> None:
-        wait_for(lambda: "rollout" in supervisor.directory.heartbeat_file(0).read_text())
+        wait_for(lambda: supervisor.directory.rank_log(0).exists() and ranks_are_in_rollout(supervisor.directory))
         supervisor.directory.stop_file.write_text("tango stop")
 
-    supervisor.directory.heartbeat_file(0).write_text("")
-    threading.Timer(2, ask).start()
+    threading.Timer(1, ask).start()
     assert supervisor.run() == 1, log.read_text()
     assert "no safe point within launch.grace_seconds=1: ended without saving" in output(supervisor)
+
+
+def ranks_are_in_rollout(directory: RunDirectory) -> bool:
+    beats = list(directory.heartbeats.glob("rank_*.json"))
+    return len(beats) == 2 and all("rollout" in beat.read_text() for beat in beats)
 
 
 def start_program(path: Path) -> subprocess.Popen[str]:
@@ -170,7 +170,7 @@ def test_a_signal_saves(tmp_path: Path, number: signal.Signals) -> None:
     assert process.returncode == 85, text
     assert time.monotonic() - started < 60
     assert "saving at the next safe point" in text
-    assert json.loads((tmp_path / "run/checkpoints/counter.json").read_text())["step"] >= 2
+    assert counted(RunDirectory(tmp_path / "run")) >= 2
 
 
 def test_a_killed_supervisor_leaves_no_orphans(tmp_path: Path) -> None:

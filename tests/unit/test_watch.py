@@ -23,7 +23,8 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def beat(directory: RunDirectory, rank: int, progress: int, phase: str = "rollout", **more: Any) -> None:
-    values = {"rank": rank, "host": f"n{rank}", "pid": 10 + rank, "phase": phase, "progress": progress} | more
+    values = {"rank": rank, "host": f"n{rank}", "pid": 10 + rank, "phase": phase, "progress": progress}
+    values |= {"reached_safe_point": True} | more
     directory.heartbeat_file(rank).write_text(json.dumps(values))
 
 
@@ -45,8 +46,11 @@ def test_a_rank_that_never_starts_is_named(directory: RunDirectory) -> None:
     dog = Watchdog(directory, 2, timeout_seconds=10)
     beat(directory, 0, 1)
     assert dog.look(now=0) is None
-    beat(directory, 0, 2)
-    found = dog.look(now=11)
+    for second in range(0, 600, 5):
+        beat(directory, 0, second)
+        assert dog.look(now=second) is None
+    beat(directory, 0, 601)
+    found = dog.look(now=601)
     assert found is not None and found.rank == 1 and found.phase == "starting"
 
 

@@ -1,0 +1,52 @@
+"""submitit's job, told the truth: without accounting submitit takes a dead job for one that runs for ever."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from submitit.core.core import InfoWatcher
+from submitit.slurm.slurm import SlurmJob
+
+from tango_hpc.launch.status import RunState, states
+from tango_hpc.run.directory import RunDirectory
+
+CHECK_SECONDS = 5.0
+
+
+class RunJob(SlurmJob[dict]):
+    """A Slurm job of one run. Its state comes from the run directory and the queue; `result()` is the summary."""
+
+    watcher = InfoWatcher()  # asks nobody
+
+    def __init__(self, folder: Path | str, job_id: str, run_dir: Path) -> None:
+        self.directory = RunDirectory(run_dir)
+        self._checked = 0.0
+        self._run_state: RunState | None = None
+        super().__init__(folder, job_id)
+
+    def run_state(self) -> RunState:
+        """What `tango status` shows, at most some seconds old."""
+        if self._run_state is None or time.monotonic() - self._checked > CHECK_SECONDS:
+            self._run_state, self._checked = states([self.directory])[0], time.monotonic()
+        return self._run_state
+
+    @property
+    def state(self) -> str:
+        """One of waiting, running, stopped, failed, lost and done, in capitals."""
+        return self.run_state().state.upper()
+
+    def get_info(self, mode: str = "force") -> dict[str, str]:
+        """State and detail."""
+        state = self.run_state()
+        return {"State": state.state.upper(), "Detail": state.detail}
+
+    def done(self, force_check: bool = False) -> bool:
+        """Whether nothing more will happen by itself; a job that requeued itself is not done."""
+        if force_check:
+            self._run_state = None
+        return self.run_state().is_over
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RunJob, (self.paths.folder, self.job_id, self.directory.path)

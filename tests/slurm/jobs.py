@@ -1,0 +1,141 @@
+"""Runs of counting ranks as Slurm jobs, and what tests ask of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tango_hpc.config import Config
+from tango_hpc.config.load import validate_tree
+from tango_hpc.data.tables import write_rows
+from tango_hpc.launch import slurm
+from tango_hpc.launch.attempts import Attempt, AttemptLog
+from tango_hpc.launch.profiles import Profile
+from tango_hpc.launch.status import RunState, states
+from tango_hpc.launch.submit import submit
+from tango_hpc.run.directory import RunDirectory
+from tests.helpers.counter_rank import RANK_COMMAND
+
+PROFILE = Profile(time="10", env={"TANGO_RANK_COMMAND": shlex.join(RANK_COMMAND)})
+ROOT = Path(__file__).parents[2]
+TANGO = (sys.executable, "-m", "tango_hpc.cli")
+
+
+def counting_config(folder: Path, name: str, launch: dict[str, Any] | None = None, **behaviour: Any) -> Config:
+    """A config whose files are there, in `folder`; its run counts in FOLDER/NAME."""
+    model = folder / "model"
+    model.mkdir(parents=True, exist_ok=True)
+    for file in ("model.safetensors", "tokenizer.json"):
+        (model / file).touch()
+    dimensions = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    limits = {"max_position_embeddings": 128, "num_key_value_heads": 2, "vocab_size": 32}
+    (model / "config.json").write_text(json.dumps({"model_type": "qwen2", **dimensions, **limits}))
+    questions = folder / "questions.parquet"
+    if not questions.exists():
+        write_rows(questions, [{"id": "1", "question": "a?", "answer": "a", "source": "test"}])
+    tree = {
+        "run": {"dir": str(folder / name)},
+        "task": {"name": "last_letter"},
+        "data": {"train": str(questions), "eval": str(questions)},
+        "generator": {"model": {"path": str(model)}, "max_prompt_tokens": 64, "max_response_tokens": 64},
+        "train": {"verifier_warmup_steps": 0, "verifier_steps_per_cycle": 0, "questions_per_step": 4},
+        "rollout": {"kv_cache_gb": 0.1},
+        "launch": {
+            "device": "cpu", "dtype": "float32", "nodes": 2, "tasks_per_node": 1, "grace_seconds": 20,
+            **(launch or {}),
+        },
+    }  # fmt: skip
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(tree))
+    (folder / f"{name}.behaviour.json").write_text(json.dumps({"steps": 5, "step_seconds": 0.1} | behaviour))
+    return validate_tree(tree, "test")
+
+
+class CountingJob:
+    """A submitted run of counting ranks."""
+
+    def __init__(self, folder: Path, name: str, launch: dict[str, Any] | None = None, **behaviour: Any) -> None:
+        self.config = counting_config(folder, name, launch, **behaviour)
+        self.directory = RunDirectory(self.config.run.dir)
+
+    def submit(self, profile: Profile = PROFILE) -> CountingJob:
+        """Puts it into the queue."""
+        self.job = submit("train", self.config, profile=profile)
+        self.job_id: str = self.job.job_id
+        return self
+
+    def state(self) -> RunState:
+        """What `tango status` says."""
+        return states([self.directory])[0]
+
+    def attempts(self) -> list[Attempt]:
+        """What was tried so far."""
+        return AttemptLog(self.directory).read()
+
+    def wait_for_step(self, step: int) -> None:
+        """Until rank 0 has done `step`."""
+        log = self.directory.rank_log(0)
+        wait_until(lambda: log.exists() and f"rank 0 step {step}\n" in log.read_text(), self.explain)
+
+    def wait_for_attempts(self, count: int) -> list[Attempt]:
+        """Until so many attempts have ended."""
+        wait_until(lambda: sum(one.ended is not None for one in self.attempts()) >= count, self.explain)
+        return self.attempts()
+
+    def wait_for_end(self) -> RunState:
+        """Until nothing more happens by itself; a job that waits for its two minutes after a requeue starts at once."""
+
+        def over() -> bool:
+            start_requeued(self.job_id)
+            return self.state().is_over and not self.is_in_queue()
+
+        wait_until(over, self.explain)
+        return self.state()
+
+    def is_in_queue(self) -> bool:
+        """Whether Slurm still has it."""
+        found = slurm.show_job(self.job_id)
+        return found is not None and found.is_alive
+
+    def steps_logged(self, rank: int = 0) -> list[int]:
+        """The steps that `rank` did, over all attempts, in order."""
+        lines = self.directory.rank_log(rank).read_text().splitlines()
+        return [int(line.split()[-1]) for line in lines if line.startswith(f"rank {rank} step")]
+
+    def explain(self) -> str:
+        """All that is known, for a test that waits in vain."""
+        shown = [repr(self.state()), *map(repr, self.attempts())]
+        for file in sorted(self.directory.logs.rglob("*")):
+            if file.is_file() and file.suffix in (".log", ".out"):
+                shown.append(f"== {file.name}\n{file.read_text(errors='replace')[-1500:]}")
+        return "\n".join([*shown, slurm.run_command("squeue", check=False)])
+
+
+def start_requeued(job: str) -> None:
+    """Slurm holds a requeued job back for two minutes; a test does not wait for that."""
+    found = slurm.show_job(job)
+    if found is not None and found.state == "PENDING" and found.reason == "BeginTime":
+        time.sleep(2)  # in the second of the requeue it would fail with "job credential revoked"
+        slurm.run_command("scontrol", "update", f"jobid={job}", "starttime=now", check=False)
+
+
+def wait_until(condition: Callable[[], bool], explain: Callable[[], str] = str, timeout: float = 120) -> None:
+    """Returns when `condition` holds; fails with `explain()` if it does not within `timeout` seconds."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, explain()
+        time.sleep(0.2)
+
+
+def tango(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Runs the `tango` command."""
+    done = subprocess.run([*TANGO, *words], capture_output=True, text=True, timeout=120, check=False)
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done

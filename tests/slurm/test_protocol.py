@@ -1,0 +1,247 @@
+"""How a Slurm job ends, requeues itself and goes on, with counting ranks on two real nodes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tango_hpc.launch import slurm
+from tango_hpc.launch.status import find_runs, states
+from tests.slurm.jobs import PROFILE, ROOT, CountingJob, counting_config, start_requeued, tango, wait_until
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A place with spaces in its path."""
+    made = tmp_path_factory.mktemp("shared") / "my runs"
+    made.mkdir()
+    return made
+
+
+def counted_on_without_a_gap(job: CountingJob, steps: int) -> None:
+    """Every rank did every step once, over however many attempts."""
+    for rank in range(job.config.world_size):
+        assert job.steps_logged(rank) == list(range(1, steps + 1))
+
+
+def test_a_job_to_its_end_and_after(folder: Path) -> None:
+    job = CountingJob(folder, "plain", steps=3).submit()
+    summary = job.job.result()
+    assert (summary["stages"]["train"]["status"], summary["stages"]["train"]["steps"]) == ("done", 3)
+    counted_on_without_a_gap(job, 3)
+    state = job.state()
+    assert (state.state, state.attempts, state.job) == ("done", 1, job.job_id)
+    # The ranks and the supervisor ran the snapshot, not the checkout.
+    assert f"{job.directory.snapshot}/tango_hpc/" in job.directory.rank_log(1).read_text()
+    shown = tango("logs", str(job.directory.path)).stdout
+    assert "attempt 1, train" in shown and "rank 0 step 3" in shown
+    assert '"state": "done"' in tango("status", str(folder), "--json").stdout
+
+
+@pytest.mark.parametrize("how", ["usr2_to_batch", "term_to_ranks", "usr2_to_ranks", "requeue"])
+def test_told_to_go_it_saves_requeues_and_continues(folder: Path, how: str) -> None:
+    job = CountingJob(folder, how, steps=80, step_seconds=0.1).submit()
+    job.wait_for_step(2)
+    words = {
+        "usr2_to_batch": ["scancel", "--batch", "--signal=USR2", job.job_id],
+        "term_to_ranks": ["scancel", "--signal=TERM", job.job_id],
+        "usr2_to_ranks": ["scancel", "--signal=USR2", job.job_id],
+        "requeue": ["scontrol", "requeue", job.job_id],
+    }
+    started = time.monotonic()
+    slurm.run_command(*words[how])
+    first = job.wait_for_attempts(1)[0]
+    saved_seconds = time.monotonic() - started
+    assert first.code == 85 and first.saved_after is not None
+    assert saved_seconds < 25
+    wait_until(lambda: job.state().state == "waiting", job.explain)
+    assert "continues from step_0" in job.state().detail
+    assert job.wait_for_end().state == "done"
+    counted_on_without_a_gap(job, 80)
+    assert [attempt.code for attempt in job.attempts()] == [85, 0]
+    assert job.job.result()["stages"]["train"]["status"] == "done"
+
+
+def test_the_time_limit_itself(folder: Path) -> None:
+    job = CountingJob(folder, "time limit", {"grace_seconds": 10}, steps=4000, step_seconds=0.1)
+    job.submit(PROFILE.model_copy(update={"time": "1"}))
+    first = job.wait_for_attempts(1)[0]
+    assert first.code == 85 and "the time limit is near" in first.reason
+    slurm.run_command("scancel", job.job_id)
+    assert job.wait_for_end().state == "stopped"
+
+
+@pytest.mark.parametrize("command", ["cancel", "stop"])
+def test_cancel_and_stop_save_and_do_not_come_back(folder: Path, command: str) -> None:
+    job = CountingJob(folder, command, steps=4000, step_seconds=0.1).submit()
+    job.wait_for_step(2)
+    tango(command, str(job.directory.path))
+    assert job.wait_for_end().state == "stopped"
+    attempt = job.attempts()[0]
+    assert attempt.code == 85 and attempt.saved_after is not None
+    time.sleep(3)
+    assert not job.is_in_queue()
+
+
+@pytest.mark.parametrize("action", ["kill", "fail"])
+def test_one_rank_ends_the_job_on_every_node(folder: Path, action: str) -> None:
+    job = CountingJob(folder, f"rank {action}", {"tasks_per_node": 2}, rank=3, step=4, action=action).submit()
+    job.wait_for_step(4)
+    started = time.monotonic()
+    state = job.wait_for_end()
+    assert time.monotonic() - started < 60
+    assert state.state == "failed" and state.detail.startswith("rank 3 on ")
+    first_line = tango("logs", str(job.directory.path)).stdout.splitlines()[0]
+    assert first_line.startswith("rank 3 on ") and "in phase 'rollout'" in first_line
+    told = "killed by SIGKILL" if action == "kill" else "ValueError: the loss went for a walk"
+    assert told in first_line
+    left = subprocess.run(["pgrep", "-f", f"counter_rank {job.directory.path}"], capture_output=True, check=False)
+    assert left.stdout == b""
+
+
+def test_a_failure_after_progress_is_tried_again(folder: Path) -> None:
+    job = CountingJob(folder, "retry", steps=8, save_every=2, rank=1, step=5, action="fail", once=True).submit()
+    assert job.wait_for_end().state == "done"
+    assert [attempt.code for attempt in job.attempts()] == [1, 0]
+    assert job.attempts()[1].saved_before == "step_000004"
+
+
+def test_a_wrong_config_is_not_tried_again(folder: Path) -> None:
+    job = CountingJob(folder, "check", steps=8, save_every=2, rank=0, step=5, action="check").submit()
+    state = job.wait_for_end()
+    assert state.state == "failed" and "no column 'question'" in state.detail
+    assert [attempt.code for attempt in job.attempts()] == [78]
+
+
+def test_requeue_stops_without_progress(folder: Path) -> None:
+    launch = {"max_attempts_without_progress": 2}
+    job = CountingJob(folder, "no progress", launch, steps=4000, step_seconds=0.1, saves=False).submit()
+    for number in (1, 2):
+        job.wait_for_step(2)
+        job.directory.rank_log(0).unlink()
+        slurm.run_command("scontrol", "requeue", job.job_id)
+        job.wait_for_attempts(number)
+        wait_until(lambda: job.state().state == "waiting", job.explain)
+        if number == 1:
+            start_requeued(job.job_id)
+    assert job.wait_for_end().state == "stopped"
+    assert len(job.attempts()) == 2
+    log = next((job.directory.logs / "submitit").glob("*.out")).read_text()
+    assert f"2 attempts of job {job.job_id} in a row ended without a new checkpoint" in log
+
+
+def test_a_hang_is_named(folder: Path) -> None:
+    launch = {"hang_timeout_seconds": 9, "grace_seconds": 5}
+    job = CountingJob(folder, "hang", launch, rank=1, step=2, action="hang", gloo=True).submit()
+    state = job.wait_for_end()
+    assert state.state == "failed" and "in phase 'rollout': hangs: no progress for" in state.detail
+    assert state.detail.startswith("rank 1 on ")
+
+
+def test_a_node_goes_down(folder: Path) -> None:
+    job = CountingJob(folder, "node down", steps=60, step_seconds=0.2, save_every=5).submit()
+    job.wait_for_step(6)
+    try:
+        slurm.run_command("scontrol", "update", "nodename=n2", "state=down", "reason=test")
+        wait_until(lambda: slurm.show_job(job.job_id).state in ("PENDING", "COMPLETING"), job.explain)  # type: ignore[union-attr]
+    finally:
+        slurm.run_command("scontrol", "update", "nodename=n2", "state=resume", check=False)
+    assert job.wait_for_end().state == "done"
+    assert job.steps_logged()[-1] == 60
+    assert len(job.attempts()) == 2
+
+
+def test_two_jobs_on_one_node_at_once(folder: Path) -> None:
+    launch = {"nodes": 1, "tasks_per_node": 2}
+    profile = PROFILE.model_copy(update={"sbatch": {"nodelist": "n1"}})
+    jobs = [CountingJob(folder, f"twin {name}", launch, steps=40).submit(profile) for name in "ab"]
+    for job in jobs:
+        job.wait_for_step(2)
+    assert all(job.is_in_queue() for job in jobs)
+    assert [job.wait_for_end().state for job in jobs] == ["done", "done"]
+    for job in jobs:
+        counted_on_without_a_gap(job, 40)
+
+
+def test_plain_sbatch_and_srun(folder: Path) -> None:
+    env = os.environ | {"TANGO_RANK_COMMAND": PROFILE.env["TANGO_RANK_COMMAND"]}
+    env["PATH"] = f"{folder}:{env['PATH']}"
+    command = folder / "tango"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m tango_hpc.cli "$@"\n')
+    command.chmod(0o755)
+    job = CountingJob(folder, "by sbatch", steps=40)
+    words = ["sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", f"--output={folder}/plain-%j.log"]
+    script = [str(ROOT / "slurm" / "train.sbatch"), str(folder / "by sbatch.yaml")]
+    done = subprocess.run([*words, *script], env=env, capture_output=True, text=True, check=True)
+    job.job_id = done.stdout.strip()
+    job.wait_for_step(2)
+    (folder / "by sbatch.yaml").write_text("run: {dir: " + f"'{folder}/by sbatch'" + "}\nnow: wrong\n")
+    slurm.run_command("scancel", "--batch", "--signal=USR2", job.job_id)
+    job.wait_for_attempts(1)
+    assert job.wait_for_end().state == "done"
+    counted_on_without_a_gap(job, 40)
+    assert [attempt.code for attempt in job.attempts()] == [85, 0]
+
+
+def test_inside_a_step_the_command_is_the_rank(folder: Path) -> None:
+    job = CountingJob(folder, "by srun", steps=3)
+    env = os.environ | {"TANGO_RANK_COMMAND": PROFILE.env["TANGO_RANK_COMMAND"]}
+    words = [
+        "srun",
+        "--nodes=2",
+        "--ntasks=2",
+        sys.executable,
+        "-m",
+        "tango_hpc.cli",
+        "train",
+        str(folder / "by srun.yaml"),
+    ]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rank 1 step 3" in done.stdout
+    assert job.state().state == "done"
+    wrong = subprocess.run([*words, "launch.tasks_per_node=2"], env=env, capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2 and "this srun step has 2 tasks" in wrong.stderr
+
+
+def test_what_cannot_be_submitted(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting_config(folder, "refused")
+    file = str(folder / "refused.yaml")
+    blocked = tmp_path / "file"
+    blocked.touch()
+    refused = tango("submit", "train", file, f"run.dir={blocked}/run", check=False)
+    assert refused.returncode == 2 and "cannot write the run directory" in refused.stderr
+    refused = tango("submit", "train", file, f"generator.model.path={tmp_path}/none", check=False)
+    assert refused.returncode == 2 and "no model folder" in refused.stderr
+    (tmp_path / "odd.yaml").write_text("acount: me\ntime: 3\nmemry: 1G\n")
+    refused = tango("submit", "train", file, "--profile", str(tmp_path / "odd.yaml"), check=False)
+    assert refused.returncode == 2
+    assert "acount: unknown key; did you mean account?" in refused.stderr
+    assert "memry: unknown key; did you mean memory?" in refused.stderr
+    (tmp_path / "impossible.yaml").write_text("partition: nowhere\n")
+    refused = tango("submit", "train", file, "--profile", str(tmp_path / "impossible.yaml"), check=False)
+    assert refused.returncode == 2 and "invalid partition" in refused.stderr.lower()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    refused = tango("submit", "train", file, check=False)
+    assert refused.returncode == 2 and "sbatch was not found" in refused.stderr
+    assert not (folder / "refused").exists()
+
+
+def test_a_run_is_submitted_once(folder: Path) -> None:
+    job = CountingJob(folder, "twice", steps=4000).submit()
+    refused = tango("submit", "train", str(folder / "twice.yaml"), "--resume", check=False)
+    assert refused.returncode == 2 and f"job {job.job_id}" in refused.stderr
+    job.wait_for_step(1)
+    refused = tango("train", str(folder / "twice.yaml"), "--resume", "launch.nodes=1", check=False)
+    assert refused.returncode == 2 and f"Slurm job {job.job_id}" in refused.stderr
+    tango("cancel", str(job.directory.path))
+    job.wait_for_end()
+    assert states(find_runs(folder / "twice"))[0].state == "stopped"
