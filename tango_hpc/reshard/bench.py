@@ -63,10 +63,13 @@ def run_bench(config: Config) -> dict[str, Any]:
 def _await(ranks: Sequence[subprocess.Popen]) -> None:
     """Wait for all; the first to fail ends the others."""
     try:
-        while any(rank.poll() is None for rank in ranks):
-            failed = [number for number, rank in enumerate(ranks) if rank.poll() not in (None, 0)]
+        running = True
+        while running:
+            codes = [rank.poll() for rank in ranks]
+            failed = [number for number, code in enumerate(codes) if code not in (None, 0)]
             if failed:
                 raise RuntimeError(f"rank {failed[0]} of the benchmark failed; its error is above")
+            running = None in codes
             time.sleep(0.1)
     finally:
         for rank in ranks:
@@ -96,7 +99,7 @@ def rank_main(folder: Path) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(config.launch.threads_per_rank)
-    from tango_hpc.parallel.collectives import broadcast_object, max_over_ranks
+    from tango_hpc.parallel.collectives import max_over_ranks
     from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
     from tango_hpc.policy.policy import Policy
     from tango_hpc.reshard.gather import FullGather
@@ -122,7 +125,7 @@ def rank_main(folder: Path) -> None:
         max_num_seqs=rollout.max_num_seqs,
         max_batched_tokens=rollout.max_batched_tokens,
         device=config.launch.device,
-        load_weights=False,
+        load_weights=True,  # vLLM reloads from disk only what it has loaded from disk
         kv_cache_gb=rollout.kv_cache_gb,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         enforce_eager=rollout.enforce_eager,
@@ -186,7 +189,7 @@ def rank_main(folder: Path) -> None:
         "device": config.launch.device,
         "rows": rows,
     }
-    if broadcast_object(dist.get_rank()) == dist.get_rank():
+    if dist.get_rank() == 0:
         (folder / "result.json").write_text(json.dumps(result))
     shutdown_distributed()
 
