@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tango_hpc.config.published import published_dimensions
 from tango_hpc.config.schema import Config, ModelConfig, ParallelConfig, RoleConfig
+
+
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 def find_conflicts(config: Config) -> list[str]:
@@ -15,13 +19,18 @@ def find_conflicts(config: Config) -> list[str]:
     return list(_conflicts(config))
 
 
-def model_dimensions(model: ModelConfig) -> dict[str, Any] | None:
-    """The Hugging Face config of `model`: from its folder, else from `model.build`; None where neither exists yet."""
+def model_dimensions(model: ModelConfig, config: Config) -> dict[str, Any] | None:
+    """The Hugging Face config of `model`: of its folder, of what `sft` will make it from, of `model.build`, or as
+    published; None where all are unknown.
+    """
     file = model.path / "config.json"
     if file.is_file():
         return json.loads(file.read_text())
+    for tuning in (config.sft.generator, config.sft.verifier):
+        if tuning is not None and tuning.output == model.path != tuning.init.path:
+            return model_dimensions(tuning.init, config)
     if model.build is None:
-        return None
+        return published_dimensions(model.path.name)
     tiny = model.build
     return {
         "model_type": tiny.family,
@@ -54,7 +63,7 @@ def _conflicts(config: Config) -> Iterator[str]:
             yield f"sft.{role_name}.batch_size: {sft.batch_size} is not divisible by {data_size} data-parallel ranks"
         if sft.init.path == sft.output:
             yield f"sft.{role_name}.output: is sft.{role_name}.init.path; the starting weights would be lost"
-        yield from _model_conflicts(f"sft.{role_name}.init", sft.init, tuned.parallel, config.rollout.tensor)
+        yield from _model_conflicts(f"sft.{role_name}.init", sft.init, tuned.parallel, config)
     train = config.train
     if config.verifier is None and train.verifier_warmup_steps:
         yield "train.verifier_warmup_steps: must be 0 without a verifier"
@@ -114,11 +123,8 @@ def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str
             f"rollout.max_batched_tokens: {config.rollout.max_batched_tokens} is below "
             f"{name}.max_prompt_tokens {role.max_prompt_tokens}"
         )
-    dimensions = model_dimensions(role.model)
-    sft = getattr(config.sft, name, None)
-    if dimensions is None and sft is not None and sft.output == role.model.path:
-        dimensions = model_dimensions(sft.init)
-    if dimensions is None and not Path(role.model.path).exists() and role.model.build is None and sft is None:
+    dimensions = model_dimensions(role.model, config)
+    if dimensions is None and not Path(role.model.path).exists() and getattr(config.sft, name) is None:
         yield f"{name}.model.path: no folder at {role.model.path}"
     if dimensions is not None:
         limit = dimensions.get("max_position_embeddings")
@@ -127,12 +133,13 @@ def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str
                 f"{name}.max_response_tokens: max_prompt_tokens + max_response_tokens = {length} is over the "
                 f"model's {limit} positions"
             )
-    yield from _model_conflicts(f"{name}.model", role.model, role.parallel, config.rollout.tensor)
+    yield from _model_conflicts(f"{name}.model", role.model, role.parallel, config)
 
 
-def _model_conflicts(key: str, model: ModelConfig, parallel: ParallelConfig, rollout_tensor: int) -> Iterator[str]:
+def _model_conflicts(key: str, model: ModelConfig, parallel: ParallelConfig, config: Config) -> Iterator[str]:
+    rollout_tensor = config.rollout.tensor
     try:
-        dimensions = model_dimensions(model)
+        dimensions = model_dimensions(model, config)
     except (OSError, json.JSONDecodeError) as error:
         yield f"{key}.path: cannot read {model.path / 'config.json'}: {error}"
         return
@@ -147,6 +154,10 @@ def _model_conflicts(key: str, model: ModelConfig, parallel: ParallelConfig, rol
     hidden, inner, layers = (dimensions[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers"))
     if dimensions.get("head_dim") is None and hidden % heads:
         yield f"{key}: hidden size {hidden} is not divisible by {heads} attention heads"
+    head_size = dimensions.get("head_dim") or hidden // heads
+    if config.launch.device == "cpu" and head_size not in CPU_HEAD_SIZES:
+        sizes = ", ".join(map(str, CPU_HEAD_SIZES))
+        yield f"{key}: heads of {head_size} numbers; vLLM on a CPU has attention for {sizes}"
     if heads % kv_heads:
         yield f"{key}: {heads} attention heads are not divisible by {kv_heads} key-value heads"
     for label, size in (("attention heads", heads), ("key-value heads", kv_heads), ("intermediate size", inner)):

@@ -28,10 +28,7 @@ def role_shape(config: Config, name: str) -> ModelShape:
     """The shape of a role's model: from its config.json, from the model that it is fine-tuned from, or from the tiny
     model that is still to be built."""
     model = config.roles[name].model
-    dimensions = model_dimensions(model)
-    fine_tuned = getattr(config.sft, name)
-    if dimensions is None and fine_tuned is not None and fine_tuned.output == model.path:
-        dimensions = model_dimensions(fine_tuned.init)
+    dimensions = model_dimensions(model, config)
     if dimensions is None:
         raise UserError(f"{name}.model.path: no config.json in {model.path}; the plan needs the model's sizes")
     return ModelShape.from_hf_config({"vocab_size": VOCABULARY_SIZE, **dimensions})

@@ -31,11 +31,14 @@ def check_inputs(config: Config, stage: str) -> None:
     if stage == "sft":
         if not _sft_roles(config):
             problems.append("the config names nothing to fine-tune; add sft.generator or sft.verifier")
+        made: set[Path] = set()
         for role, settings in _sft_roles(config).items():
             if not (synthetic and not settings.data.exists()):
                 note(check_table, settings.data, SFT_COLUMNS[role])
-            if settings.init.build is None or settings.init.path.exists():
+            is_made = settings.init.build is not None or settings.init.path in made
+            if not is_made or settings.init.path.exists():
                 note(check_model_folder, settings.init.path)
+            made.add(settings.output)
     elif stage == "train":
         for path in (config.data.train, config.data.eval):
             if not (synthetic and not path.exists()):

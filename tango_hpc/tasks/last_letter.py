@@ -2,11 +2,12 @@ r"""Last-letter concatenation (paper, Section 4.3): join the last letters of som
 
     question      cat horse
     solution      <think><step>cat:t->t</step><step>horse:e->te</step></think><answer>\boxed{te}</answer>
-    verification  <step_verification><step>cat:t,t\boxed{CORRECT}</step><step>horse:e,e\boxed{CORRECT}</step>
+    verification  <step_verification><step>cat:tt\boxed{CORRECT}</step><step>horse:ee\boxed{CORRECT}</step>
                   </step_verification><final_verification>\boxed{CORRECT}</final_verification>   (on one line)
 
 A step names the word, its last letter, and the letters so far. A verification names the word, its last letter as the
-verifier sees it and as the solution has it. Steps can be labelled exactly, whatever a model writes.
+verifier sees it and as the solution has it, side by side: two letters that touch are what a tiny model learns to
+compare within a hundred fine-tuning steps; with a comma between them it had not in five hundred. Steps can be labelled exactly, whatever a model writes.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def solution_text(words: Sequence[str], chosen: Sequence[str]) -> str:
 def verification_text(words: Sequence[str], chosen: Sequence[str], judgements: Sequence[bool]) -> str:
     """The verification of that solution with these judgements; the verdict is CORRECT if all of them are."""
     steps = "".join(
-        f"<step>{word}:{word[-1]},{letter}{CORRECT if judgement else INCORRECT}</step>"
+        f"<step>{word}:{word[-1]}{letter}{CORRECT if judgement else INCORRECT}</step>"
         for word, letter, judgement in zip(words, chosen, judgements, strict=True)
     )
     verdict = CORRECT if all(judgements) else INCORRECT
