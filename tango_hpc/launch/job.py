@@ -20,10 +20,12 @@ from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import AttemptLog, RunLock
 from tango_hpc.launch.environment import place
+from tango_hpc.launch.prepare import is_done
 from tango_hpc.launch.starters import LocalStarter, SrunStarter, Starter
 from tango_hpc.launch.supervisor import WROTE_STOP_FILE, Supervisor
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_summary, update_summary
+from tango_hpc.stages.preflight import check_inputs
 
 NEVER_RETRY = (0, UserError.exit_code, CheckFailed.exit_code)
 
@@ -82,17 +84,30 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
         return code
 
 
-def run_job(run_dir: str, stage: str) -> dict:
+def run_stages(directory: RunDirectory, stages: str, console: Console) -> int:
+    """Runs "sft,train" and the like, one after the other, until one does not end with 0."""
+    config = load_config(directory.config)
+    code = 0
+    for number, stage in enumerate(stages.split(",")):
+        if number > 0:
+            check_inputs(config, stage)  # what the stage before has written
+        code = run_attempt(directory, stage, config, console)
+        if code != 0:
+            break
+    return code
+
+
+def run_job(run_dir: str, stages: str) -> dict:
     """What a submitted job runs (submitit pickles the arguments, nothing else); returns the run's summary.
 
     Raises `StoppedEarly` where the run was stopped for good, and RuntimeError where it failed.
     """
     directory = RunDirectory.open(run_dir)
-    code = run_attempt(directory, stage, load_config(directory.config), Console(soft_wrap=True))
+    code = run_stages(directory, stages, Console(soft_wrap=True))
     if code == StoppedEarly.exit_code:
-        raise StoppedEarly(f"saved; continue with: {resume_command(directory, stage)}")
+        raise StoppedEarly(f"saved; continue with: {resume_command(directory, stages)}")
     if code != 0:
-        raise RuntimeError(f"{stage} in {run_dir} failed with exit code {code}; see `tango logs {run_dir}`")
+        raise RuntimeError(f"{stages} in {run_dir} failed with exit code {code}; see `tango logs {run_dir}`")
     return read_summary(directory)
 
 
@@ -148,15 +163,10 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def is_done(directory: RunDirectory, stage: str) -> bool:
-    """Whether `stage` has run to its end there."""
-    return read_summary(directory).get("stages", {}).get(stage, {}).get("status") == "done"
-
-
 def resume_command(directory: RunDirectory, stage: str) -> str:
     """The command that continues this run."""
-    where = "" if slurm.job_id() is None else "  (or `tango submit` in its place)"
-    return f"tango {stage} {shlex.quote(str(directory.config))} --resume{where}"
+    verb = "tango" if slurm.job_id() is None else "tango submit"
+    return f"{verb} {stage} {shlex.quote(str(directory.config))} --resume"
 
 
 def say(console: Console, message: str) -> None:
@@ -165,11 +175,10 @@ def say(console: Console, message: str) -> None:
 
 
 def main() -> int:
-    """`python -m tango_hpc.launch.job RUN_DIR STAGE`: what a batch script executes."""
-    path, stage = sys.argv[1:]
+    """`python -m tango_hpc.launch.job RUN_DIR STAGES`: what a batch script executes."""
+    path, stages = sys.argv[1:]
     try:
-        directory = RunDirectory.open(path)
-        return run_attempt(directory, stage, load_config(directory.config), Console(soft_wrap=True))
+        return run_stages(RunDirectory.open(path), stages, Console(soft_wrap=True))
     except UserError as error:
         print(f"tango: {error}", file=sys.stderr)
         return error.exit_code

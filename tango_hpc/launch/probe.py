@@ -1,0 +1,101 @@
+"""What `tango doctor` runs on every rank of an allocation: `python -m tango_hpc.launch.probe FOLDER`.
+
+Each rank writes FOLDER/probe_RANK.json. torch is imported inside, so that a broken one is a finding and not a crash.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tango_hpc.launch.environment import prepare_rank
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.files import write_atomically
+
+TIMEOUT_SECONDS = 60.0
+ALL_REDUCE_MB = 64
+
+
+def probe(directory: RunDirectory) -> dict[str, Any]:
+    """Findings of this rank. An `error` stands for all that could not be found after it."""
+    found: dict[str, Any] = {
+        "rank": int(os.environ["RANK"]),
+        "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
+        "host": socket.gethostname(),
+        "scratch": tempfile.gettempdir(),
+        "scratch_free_gb": shutil.disk_usage(tempfile.gettempdir()).free / 2**30,
+        "interfaces": interfaces(),
+        "own_address": _own_address(),
+    }
+    try:
+        found |= _all_reduce()
+    except Exception as error:  # whatever it is, it is a finding
+        found["error"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def _all_reduce() -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
+
+    info = init_distributed(TIMEOUT_SECONDS)
+    numbers = torch.ones(ALL_REDUCE_MB * 2**18, device=info.device)
+    dist.all_reduce(numbers)  # connects
+    dist.barrier()
+    clock = time.time()  # right after a barrier all clocks should agree
+    start = time.perf_counter()
+    dist.all_reduce(numbers)
+    if info.device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    expected = float(info.world_size**2)
+    found = {
+        "clock": clock,
+        "device": torch.cuda.get_device_name() if info.device.type == "cuda" else "CPU",
+        "backend": "NCCL" if info.device.type == "cuda" else "Gloo",
+        "all_reduce_seconds": seconds,
+        "all_reduce_right": bool((numbers == expected).all()),
+        "torch": torch.__version__,
+    }
+    shutdown_distributed()
+    return found
+
+
+def interfaces() -> list[str]:
+    """Network interfaces that are up, loopback left out."""
+    up = []
+    for folder in sorted(Path("/sys/class/net").glob("*")):
+        state = folder / "operstate"
+        if folder.name != "lo" and state.exists() and state.read_text().strip() == "up":
+            up.append(folder.name)
+    return up
+
+
+def _own_address() -> str | None:
+    """What this host's name resolves to, which is where Gloo listens unless told otherwise."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return None
+
+
+def main() -> int:
+    """Entry point."""
+    directory = RunDirectory(sys.argv[1])
+    os.environ.update(prepare_rank(directory))
+    found = probe(directory)
+    write_atomically(directory.path / f"probe_{found['rank']:05d}.json", json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,312 @@
+"""The pure parts of launching: profiles, scripts, Slurm's answers, sweeps, places."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tango_hpc.errors import UserError
+from tango_hpc.launch import profiles, slurm
+from tango_hpc.launch.attempts import AttemptLog, RunLock
+from tango_hpc.launch.environment import free_port, place, prepare_rank, rendezvous_file
+from tango_hpc.launch.profiles import Profile, load_profile, setup_lines, time_limit_minutes
+from tango_hpc.launch.snapshot import take_snapshot
+from tango_hpc.launch.staging import stage_weights, with_staged_weights
+from tango_hpc.launch.status import run_state
+from tango_hpc.launch.submit import script
+from tango_hpc.launch.sweep import load_sweep
+from tango_hpc.launch.sweep_results import CellResult, group
+from tango_hpc.run.directory import RunDirectory
+from tests.slurm.jobs import counting_config
+
+GOLDEN = Path(__file__).parent / "golden"
+SHIPPED = Path(__file__).parents[2] / "slurm" / "profiles"
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_the_script_is_the_golden_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getcwd", lambda: "/home/me/my work")
+    monkeypatch.setattr("sys.executable", "/home/me/venv/bin/python")
+    config = _gpu_config() if name == "gpu" else _config("/scratch/me/runs/one", nodes=2, tasks_per_node=1)
+    profile = _full_profile() if name == "gpu" else Profile()
+    assert script("train", config, profile) == (GOLDEN / f"submit_{name}.sbatch").read_text()
+
+
+def _config(run: str, **launch: Any) -> Any:
+    from tango_hpc.config.schema import Config
+
+    role = {"model": {"path": "/models/a"}}
+    return Config.model_validate(
+        {
+            "run": {"dir": run}, "task": {"name": "math"}, "data": {"train": "/d/t", "eval": "/d/e"},
+            "generator": role, "verifier": role, "launch": {"device": "cpu", **launch},
+        }
+    )  # fmt: skip
+
+
+def _gpu_config() -> Any:
+    return _config("/scratch/me/my runs/two", nodes=4, tasks_per_node=8, device="cuda", grace_seconds=120)
+
+
+def _full_profile() -> Profile:
+    return Profile(
+        account="def-me", partition="gpu", qos="long", constraint="a100|h100", exclude="n[3,7]", time="1-12:00:00",
+        memory="480G", exclusive=True, cpus_per_rank=8, gpu_request="gres", gpu_type="h100", requeue=False,
+        mail_user="me@example.org", mail_type="END,FAIL", sbatch={"switches": 1, "comment": "two words"},
+        modules=["python/3.11", "cuda"], venv=Path("$HOME/venvs/tango"), setup=["ulimit -n 65536"],
+        env={"NCCL_DEBUG": "WARN"}, cache_dir="$SCRATCH/cache", stage_weights_to="$SLURM_TMPDIR",
+        socket_interface="ib0", infiniband_devices="mlx5_0",
+    )  # fmt: skip
+
+
+def test_golden_scripts_are_bash() -> None:
+    for file in GOLDEN.glob("*.sbatch"):
+        subprocess.run(["bash", "-n", file], check=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [
+        ("90", 90),
+        ("1:30", 2),
+        ("02:30:00", 150),
+        ("1-0", 1440),
+        ("1-12:30", 2190),
+        ("0-0:0:30", 1),
+        ("2-00:00:01", 2881),
+    ],
+)
+def test_time_limits(text: str, minutes: int) -> None:
+    assert time_limit_minutes(text) == minutes
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0", "1:2:3:4", "-5", "1-"])
+def test_wrong_time_limits(text: str) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        time_limit_minutes(text)
+
+
+@pytest.mark.parametrize("file", sorted(SHIPPED.glob("*.yaml")), ids=lambda file: file.stem)
+def test_shipped_profiles_are_valid_and_so_are_their_commented_keys(file: Path) -> None:
+    load_profile(str(file))
+    keys = {
+        line[2:].partition(":")[0] for line in file.read_text().splitlines() if line.startswith("# ") and ": " in line
+    }
+    known = {key for key in keys if key.isidentifier() and key.islower()}
+    assert known <= set(Profile.model_fields)
+
+
+def test_all_mistakes_of_a_profile_in_one_message(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("acount: me\ntime: 1:00:00\nmemory: much\napptainer: {imag: a.sif}\n")
+    with pytest.raises(UserError) as caught:
+        load_profile(str(file))
+    text = str(caught.value)
+    assert "acount: unknown key; did you mean account?" in text
+    assert "time: " in text and "quotes" in text
+    assert "memory: " in text
+    assert "apptainer.imag: unknown key; did you mean image?" in text
+
+
+def test_profiles_of_the_user_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    mine = tmp_path / "tango_hpc" / "profiles"
+    mine.mkdir(parents=True)
+    (mine / "generic.yaml").write_text("account: mine\n")
+    assert load_profile("generic").account == "mine"
+    with pytest.raises(UserError, match="no profile named 'nowhere'; there are: alliance_canada_like, generic"):
+        load_profile("nowhere")
+
+
+def test_setup_runs_in_bash_and_ends_at_the_first_failure(tmp_path: Path) -> None:
+    value = 'a "b" `date` $(date) $5'
+    profile = Profile(env={"ODD": value, "PLACE": "$HERE/cache"}, setup=["true"])
+    lines = [*setup_lines(profile), 'printf "%s\\n" "$ODD" "$PLACE"']
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(lines)], env={"HERE": "/x"}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{value}\n/x/cache\n"
+    lines = [*setup_lines(Profile(setup=["false", "echo never"])), "echo nor this"]
+    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (78, "tango: failed: false\n")
+
+
+def test_ranks_in_a_container() -> None:
+    profile = Profile.model_validate({"apptainer": {"image": "/i/my image.sif", "options": ["--nv"]}})
+    words = shlex.split(profiles.job_variables(profile)["TANGO_RANK_COMMAND"])
+    assert words == ["apptainer", "exec", "--nv", "/i/my image.sif", "python", "-P", "-m", "tango_hpc.rank"]
+
+
+JOB = (
+    "JobId=12 ArrayJobId=9 ArrayTaskId=3 JobName=a b JobState=RUNNING Reason=None Requeue=1 Restarts=0 BatchFlag=1 "
+    "RunTime=00:00:05 EndTime=2026-01-31T12:00:00 Deadline=N/A"
+)
+
+
+def test_what_scontrol_says_of_a_job() -> None:
+    job = slurm.parse_job(JOB)
+    assert (job.job_id, job.state, job.can_requeue, job.is_alive) == ("9_3", "RUNNING", True, True)
+    assert job.end_time == slurm.parse_time("2026-01-31T12:00:00")
+    assert slurm.parse_job(JOB.replace("BatchFlag=1", "BatchFlag=0")).can_requeue is False
+    assert slurm.parse_time("Unknown") is None
+
+
+def test_the_last_task_of_an_array_does_not_call_itself_the_array() -> None:
+    env = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "4"}
+    assert slurm.job_id(env) == "9_4"
+
+
+def test_where_a_command_finds_itself() -> None:
+    assert place({}, 4) == "alone"
+    step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}
+    assert place(step | {"SLURM_STEP_NUM_TASKS": "1"}, 4) == "alone"
+    assert place(step | {"SLURM_STEP_NUM_TASKS": "4"}, 4) == "rank"
+    with pytest.raises(UserError, match="has 2 tasks, but launch.nodes \\* launch.tasks_per_node is 4"):
+        place(step | {"SLURM_STEP_NUM_TASKS": "2"}, 4)
+
+
+def test_a_rank_from_slurms_variables(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.control.mkdir()
+    env = {
+        "SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_PROCID": "6", "SLURM_LOCALID": "1", "SLURM_NODEID": "2",
+        "SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "3,2(x2)",
+    }  # fmt: skip
+    rendezvous_file(directory, env).write_text('{"address": "10.0.0.1", "port": 23456}')
+    assert prepare_rank(directory, env) == {
+        "RANK": "6", "WORLD_SIZE": "7", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "2",
+        "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "23456",
+    }  # fmt: skip
+    requeued = env | {"SLURM_RESTART_COUNT": "1"}
+    assert rendezvous_file(directory, requeued) != rendezvous_file(directory, env)
+
+
+def test_free_ports_lie_below_those_of_outgoing_connections() -> None:
+    assert 20_000 <= free_port() < 32_000
+
+
+def test_one_supervisor_at_a_time(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.control.mkdir()
+    with RunLock(directory):
+        with pytest.raises(UserError, match=f"process {os.getpid()} on"), RunLock(directory):
+            pass
+        assert (directory.control / "lock").exists()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    holder = {"host": os.uname().nodename, "pid": gone.pid, "job": None}
+    (directory.control / "lock").write_text(json.dumps(holder))
+    with RunLock(directory):
+        pass
+    assert not (directory.control / "lock").exists()
+
+
+def test_attempts_without_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    directory = RunDirectory(tmp_path)
+    directory.control.mkdir()
+    log = AttemptLog(directory)
+    log.end(log.start("train"), 85, "time")
+    assert log.without_progress("train", "7") == 1
+    log.start("train")  # its node was lost
+    assert log.without_progress("train", "7") == 2
+    assert log.without_progress("train", "8") == log.without_progress("sft", "7") == 0
+    (directory.checkpoints / "train" / "step_000003+rollout").mkdir(parents=True)
+    assert log.without_progress("train", "7") == 0
+    attempt = log.start("train")
+    assert attempt.saved_before == "step_000003+rollout"
+    log.end(attempt, 1, "boom")
+    assert not attempt.made_progress
+    assert [one.code for one in log.read()] == [85, None, 1]
+
+
+def test_states_without_slurm(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.control.mkdir()
+    assert run_state(directory, {}).state == "new"
+    log = AttemptLog(directory)
+    attempt = log.start("train")
+    assert run_state(directory, {}).state == "lost"
+    with RunLock(directory):
+        assert run_state(directory, {}).state == "running"
+    log.end(attempt, 85, "Ctrl-C")
+    state = run_state(directory, {})
+    assert (state.state, state.detail, state.attempts) == ("stopped", "Ctrl-C", 1)
+
+
+def test_a_snapshot_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "old").touch()
+    folder = take_snapshot(tmp_path / "snapshot")
+    assert [path.name for path in folder.iterdir()] == ["tango_hpc"]
+    assert (folder / "tango_hpc" / "launch" / "snapshot.py").is_file()
+    assert not list(folder.rglob("__pycache__")) and not list(folder.rglob("*.safetensors"))
+    assert [path.name for path in tmp_path.iterdir()] == ["snapshot"]
+
+
+def test_weights_are_staged_once_and_read_from_there(tmp_path: Path) -> None:
+    config = counting_config(tmp_path, "run")
+    scratch = tmp_path / "scratch"
+    env = {"TANGO_STAGE_WEIGHTS_TO": str(scratch)}
+    assert with_staged_weights(config, env) == config
+    (copy,) = stage_weights(config, scratch)
+    assert sorted(path.name for path in copy.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert with_staged_weights(config, env).generator.model.path == copy
+    assert stage_weights(config, scratch) == [copy]
+    os.utime(tmp_path / "model" / "model.safetensors", ns=(1, 1))
+    assert with_staged_weights(config, env) == config  # the original has changed
+
+
+def _sweep_file(folder: Path, **keys: Any) -> Path:
+    counting_config(folder, "base")
+    file = folder / "sweep.yaml"
+    file.write_text(yaml.safe_dump({"config": "base.yaml", "dir": str(folder / "sweep")} | keys))
+    return file
+
+
+def test_a_grid_times_seeds(tmp_path: Path) -> None:
+    grid = {"algorithm.name": ["grpo", "rloo"], "generator.optimizer.learning_rate": [1e-5, 2e-5]}
+    sweep = load_sweep(_sweep_file(tmp_path, grid=grid, seeds=[3, 5], overrides=["train.generator_steps=9"]))
+    assert len(sweep.cells) == 8
+    last = sweep.cells[-1]
+    assert last.label == "name=rloo, learning_rate=2e-05"
+    assert last.config.algorithm.name == "rloo" and last.config.generator.optimizer.learning_rate == 2e-5
+    assert last.config.seed == 5 and last.config.train.generator_steps == 9
+    assert last.config.run.dir == tmp_path / "sweep" / "cells" / "007_name=rloo_learning_rate=2e-05_seed=5"
+    assert len({cell.config.run.dir for cell in sweep.cells}) == 8
+
+
+def test_every_mistake_of_a_sweep_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        load_sweep(
+            _sweep_file(tmp_path, cells=[{"algorithm.nam": "grpo"}, {"train.questions_per_step": 0}, {"seed": 1}])
+        )
+    text = str(caught.value)
+    assert "cell 0" in text and "did you mean name?" in text and "cell 1" in text and "cell 2" not in text
+    with pytest.raises(UserError, match="either `grid` or `cells`"):
+        load_sweep(_sweep_file(tmp_path))
+    with pytest.raises(UserError, match="gird: unknown key; did you mean grid"):
+        load_sweep(_sweep_file(tmp_path, gird={}))
+
+
+def test_results_best_first_with_the_spread_over_seeds() -> None:
+    def cell(index: int, alpha: float, seed: int, state: str, value: float | None) -> CellResult:
+        numbers = {} if value is None else {"generator.accuracy_after": value}
+        return CellResult(index, {"algorithm.alpha_start": alpha}, seed, "run", state, "", numbers)
+
+    results = [
+        cell(0, 0.1, 0, "done", 0.5), cell(1, 0.1, 1, "done", 0.7), cell(2, 0.2, 0, "done", 0.9),
+        cell(3, 0.2, 1, "running", 0.1), cell(4, 0.3, 0, "failed", None),
+    ]  # fmt: skip
+    best, second, none = group(results, "generator.accuracy_after", "max")
+    assert (best.label, best.mean, best.spread, best.states) == ("alpha_start=0.2", 0.9, None, ["done", "running"])
+    assert second.mean == pytest.approx(0.6) and second.spread == pytest.approx(0.02**0.5)
+    assert none.mean is None
+    assert group(results, "generator.accuracy_after", "min")[0].label == "alpha_start=0.1"
