@@ -82,15 +82,18 @@ class WeightSync:
         )
         assert plan.mine is not None
         self.totals = plan.totals
-        timeout = timedelta(seconds=config.timeout_seconds)
+        # A group of its own: one backend, so that messages are batched, and a timeout of its own. The barrier makes
+        # NCCL connect all ranks, which it does in the first operation of a group, and not all are in the first round.
+        backend = "nccl" if engine.device.type == "cuda" else "gloo"
+        group = dist.new_group(backend=backend, timeout=timedelta(seconds=config.timeout_seconds))
+        dist.barrier(group)
         self.transfer = Transfer(
             plan.mine,
             source,
             target,
             dtype=engine.dtype,
             device=engine.device,
-            # A group of its own: one backend, so that messages are batched, and a timeout of its own.
-            group=dist.new_group(backend="nccl" if engine.device.type == "cuda" else "gloo", timeout=timeout),
+            group=group,
             timeout_seconds=config.timeout_seconds,
         )
         self.source, self.target = source, target

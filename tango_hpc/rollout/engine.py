@@ -109,11 +109,21 @@ class RolloutEngine:
         )
         # Set to run when the client is collected: it would end this process's default process group.
         self.llm.llm_engine.engine_core._finalizer.detach()
+        if device == "cuda":
+            from tango_hpc.rollout.gpu_memory import OwnMemoryBackend
+
+            memory = OwnMemoryBackend()
+            memory.claim()
+            self._worker._sleep_mode_backend = memory
 
     @property
     def model(self) -> torch.nn.Module:
         """This rank's shard of vLLM's model."""
-        return self.llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
+        return self._worker.model_runner.get_model()
+
+    @property
+    def _worker(self) -> Any:
+        return self.llm.llm_engine.model_executor.driver_worker.worker
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSettings) -> list[Generation]:
         """Complete every request, in their order. Collective, with the same arguments on every rank.
@@ -163,11 +173,10 @@ class RolloutEngine:
 
     def reload(self, weights: Path | Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load full Hugging Face tensors, from a folder or as they come, through vLLM's own loader."""
-        runner = self.llm.llm_engine.model_executor.driver_worker.worker.model_runner
         if isinstance(weights, Path):
-            runner.reload_weights(weights_path=str(weights))
+            self._worker.model_runner.reload_weights(weights_path=str(weights))
         else:
-            runner.reload_weights(weights_iterator=weights)
+            self._worker.model_runner.reload_weights(weights_iterator=weights)
         head = self.model.lm_head
         if self.device.type == "cpu":
             # vLLM 0.32.0 leaves the packed copy of a tied output layer as it was.
@@ -179,10 +188,10 @@ class RolloutEngine:
         if self.device.type == "cuda":
             self.llm.sleep(level=1)
 
-    def wake(self) -> None:
-        """Undo `sleep`."""
+    def wake(self, *, weights_only: bool = False) -> None:
+        """Undo `sleep`. `weights_only`: not the KV cache, which a weight sync does not need."""
         if self.device.type == "cuda":
-            self.llm.wake_up()
+            self.llm.wake_up(["weights"] if weights_only else None)
 
     def close(self) -> None:
         """Give the engine's memory back; it cannot be used afterwards."""
