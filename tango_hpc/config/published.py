@@ -1,0 +1,60 @@
+"""Sizes of the models that the shipped configurations name, for planning before their weights have been downloaded.
+
+Copied from the `config.json` of each release; a folder that exists is always read instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_QWEN_7B = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
+_QWEN_SMALL = {"model_type": "qwen2", "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True}
+_QWEN_05B = _QWEN_SMALL | {
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+}
+_QWEN_15B = _QWEN_SMALL | {
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+}
+_LLAMA = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8, "tie_word_embeddings": False}
+_LLAMA_8B = _LLAMA | {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+_LLAMA_70B = _LLAMA | {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "Qwen2.5-Math-7B": _QWEN_7B | {"max_position_embeddings": 4096},
+    "Qwen2.5-7B": _QWEN_7B | {"max_position_embeddings": 131072},
+    "Qwen2.5-0.5B": _QWEN_05B | {"max_position_embeddings": 32768},
+    "Qwen2.5-1.5B": _QWEN_15B | {"max_position_embeddings": 131072},
+    "Qwen2.5-Math-1.5B": _QWEN_15B | {"max_position_embeddings": 4096},
+    "Llama-3.1-8B-Instruct": _LLAMA_8B | {"max_position_embeddings": 131072},
+    "Llama-3.1-70B-Instruct": _LLAMA_70B | {"max_position_embeddings": 131072},
+}
+
+
+def published_dimensions(folder_name: str) -> dict[str, Any] | None:
+    """The published Hugging Face config of a model whose folder has this name, where it is known."""
+    return PUBLISHED.get(folder_name)
