@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.strategies import common as common_strategy
@@ -36,10 +37,8 @@ def save(policy: Policy, folder: Path) -> None:
         try:
             dist_checkpointing.save(_sharded_state(policy, is_loading=False), str(folder))
         except CheckpointException as error:
-            problems += [f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values()]
-    everywhere = [
-        f"rank {rank}: {problem}" for rank, found in enumerate(all_gather_objects(problems)) for problem in found
-    ]
+            problems += [f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items()]
+    everywhere = [problem for found in all_gather_objects(problems) for problem in found]
     if everywhere:
         raise OSError("; ".join(everywhere))
 
@@ -121,7 +120,7 @@ def _remembering(problems: list[str]) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
-        problems.append(f"{type(error).__name__}: {error}")
+        problems.append(f"rank {dist.get_rank()}: {error}")
 
 
 @contextlib.contextmanager
