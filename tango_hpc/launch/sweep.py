@@ -49,7 +49,7 @@ class SweepSettings(Section):
     config: Path
     dir: Path
     stages: list[Literal["sft", "train", "eval", "teacher"]] = Field(
-        default_factory=lambda: ["train"], min_length=1, description="What each cell runs, one after the other."
+        ["train"], min_length=1, description="What each cell runs, one after the other."
     )
     overrides: list[str] = Field(default_factory=list, description="For every cell.")
     grid: dict[str, list[Value]] = Field(default_factory=dict, description="Every combination of these.")

@@ -35,7 +35,7 @@ def counting_config(folder: Path, name: str, launch: dict[str, Any] | None = Non
     model.mkdir(parents=True, exist_ok=True)
     for file in ("model.safetensors", "tokenizer.json"):
         (model / file).touch()
-    dimensions = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    dimensions = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     limits = {"max_position_embeddings": 128, "num_key_value_heads": 2, "vocab_size": 32}
     (model / "config.json").write_text(json.dumps({"model_type": "qwen2", **dimensions, **limits}))
     questions = folder / "questions.parquet"
