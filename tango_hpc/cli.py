@@ -13,6 +13,7 @@ import typer
 
 from tango_hpc.errors import StoppedEarly, UserError
 from tango_hpc.launch import commands as launch_commands
+from tango_hpc.plan import commands as plan_commands
 from tango_hpc.run import commands as run_commands
 
 app = typer.Typer(
@@ -135,6 +136,7 @@ def data(
     typer.echo("\n".join([*report.lines(), f"written to {out}"]))
 
 
+plan_commands.add_commands(app)
 run_commands.add_commands(app)
 launch_commands.add_commands(app)
 

@@ -1,0 +1,46 @@
+"""Batch arithmetic of an optimizer step: responses, tokens, micro-batches, sequences per engine. Upper bounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tango_hpc.config import Config
+
+
+@dataclass(frozen=True)
+class RoleBatch:
+    """Numbers of one role's optimizer step, all for responses as long as allowed."""
+
+    responses: int
+    tokens: int  # prompts and responses
+    longest: int  # tokens of one sequence
+    micro_batches: int  # of each data-parallel rank
+    micro_batch_tokens: int  # in the fullest micro-batch
+    rollouts_per_engine: int  # responses of this role that one rollout group generates in its largest phase
+    rollout_tokens_per_engine: int
+
+
+def role_batch(config: Config, name: str) -> RoleBatch:
+    """The batch of `name`: the sequences that its policy trains on, M for each question of a step."""
+    role, train = config.roles[name], config.train
+    responses = train.questions_per_step * train.rollouts_per_question
+    longest = role.max_prompt_tokens + role.max_response_tokens
+    tokens = responses * longest
+    pipeline = role.parallel.pipeline
+    data = config.world_size // (role.parallel.tensor * pipeline)
+    per_rank = math.ceil(responses / data)
+    sequences_per_micro_batch = max(role.micro_batch_tokens // longest, 1)
+    micro_batches = max(math.ceil(per_rank / sequences_per_micro_batch), min(pipeline, per_rank))
+    fullest = math.ceil(per_rank / micro_batches) * longest
+    groups = config.world_size // config.rollout.tensor
+    rollouts = math.ceil(responses / groups)
+    return RoleBatch(
+        responses=responses,
+        tokens=tokens,
+        longest=longest,
+        micro_batches=micro_batches,
+        micro_batch_tokens=fullest,
+        rollouts_per_engine=rollouts,
+        rollout_tokens_per_engine=rollouts * longest,
+    )

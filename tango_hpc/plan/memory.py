@@ -1,0 +1,300 @@
+"""Memory of every GPU, or of the machine, in every phase of training, and what to change where it does not fit.
+
+One rank's worst case is added up from `sizes.py`: sequences as long as the configuration allows, the fullest
+micro-batch, the pipeline stage that holds most. Phases: `rollout` and `verify` (an engine generates), `logprobs` (the
+reference's), `train` (forward, backward, optimizer step), `reshard` (trainer and engine awake together), `saving`.
+On a CPU every role's trainer and engine share one memory all the time; on GPUs what is not at work waits in host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tango_hpc.config import Config
+from tango_hpc.plan.batch import RoleBatch, role_batch
+from tango_hpc.plan.sizes import (
+    CPU_ENGINE_BYTES,
+    CPU_HEAP_SLACK,
+    CPU_PROCESS_BYTES,
+    ELEMENT_BYTES,
+    GIB,
+    GPU_CONTEXT_BYTES,
+    GPU_GRAPH_BYTES,
+    GPU_HEAP_SLACK,
+    GPU_PROCESS_BYTES,
+    Engine,
+    Trainer,
+)
+from tango_hpc.reshard.planned import role_shape
+
+Items = dict[str, int]  # bytes by what they are for
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What one place (a GPU, or all of a node) holds in one phase; `items` in bytes, of the worst rank or node."""
+
+    name: str
+    role: str
+    items: Items
+
+    @property
+    def total(self) -> int:
+        """Bytes together."""
+        return sum(self.items.values())
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Phases on the GPU (empty on a CPU) and on a node's memory, against what there is (None: not known)."""
+
+    gpu: list[Phase]
+    node: list[Phase]
+    gpu_bytes: int | None
+    node_bytes: int | None
+    problems: list[str]
+
+
+def plan_memory(config: Config, *, gpu_gb: float, node_gb: float | None, sync_bytes: Mapping[str, int]) -> MemoryPlan:
+    """Adds everything up; `node_gb` None leaves the node's memory unchecked.
+
+    `sync_bytes` are the buckets of each role's weight sync on one rank. Raises UserError without a model's sizes.
+    """
+    roles = {name: _Role.of(config, name, sync_bytes.get(name, 0)) for name in config.roles}
+    on_cpu = config.launch.device == "cpu"
+    gpu_bytes = None if on_cpu else int(gpu_gb * GIB)
+    node_bytes = None if node_gb is None else int(node_gb * GIB)
+    problems: list[str] = []
+    gpu: list[Phase] = []
+    if gpu_bytes is not None:
+        for role in roles.values():
+            gpu += _gpu_phases(config, role, len(roles), gpu_bytes, problems)
+    node = _node_phases(config, roles)
+    plan = MemoryPlan(gpu, node, gpu_bytes, node_bytes, problems)
+    problems += _cache_problems(config, roles, gpu)
+    problems += [_over("GPU", phase, gpu_bytes) for phase in gpu if gpu_bytes is not None and phase.total > gpu_bytes]
+    too_large = [phase for phase in node if node_bytes is not None and phase.total > node_bytes]
+    if too_large and node_bytes is not None:
+        problems.append(_over("node", max(too_large, key=lambda phase: phase.total), node_bytes))
+    return plan
+
+
+def memory_of_this_machine(root: Path = Path("/")) -> float:
+    """GiB that this machine, or the control group that this process is in, may use."""
+    limits = []
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            limits.append(int(line.split()[1]) * 1024)
+    for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        file = root / name
+        if file.is_file() and file.read_text().strip().isdigit():
+            limits.append(int(file.read_text()))
+    return min(limits) / GIB
+
+
+@dataclass(frozen=True)
+class _Role:
+    """A role's trainer (by pipeline stage; none where it is not trained), engine and batch."""
+
+    name: str
+    stages: list[Trainer]
+    engine: Engine
+    batch: RoleBatch
+    sync_bytes: int  # buckets of a weight sync on the rank that needs most
+
+    @classmethod
+    def of(cls, config: Config, name: str, sync_bytes: int) -> _Role:
+        settings, shape = config.roles[name], role_shape(config, name)
+        on_cpu, element_bytes = config.launch.device == "cpu", ELEMENT_BYTES[config.launch.dtype]
+        tensor, pipeline = settings.parallel.tensor, settings.parallel.pipeline
+        trainers = [
+            Trainer(
+                shape=shape,
+                tensor=tensor,
+                pipeline=pipeline,
+                data=config.world_size // (tensor * pipeline),
+                stage=stage,
+                element_bytes=element_bytes,
+                on_cpu=on_cpu,
+                recompute=settings.recompute_activations,
+                with_reference=config.algorithm.kl_coef > 0,
+            )
+            for stage in range(pipeline)
+        ]
+        engine = Engine(shape, config.rollout.tensor, element_bytes, on_cpu)
+        return cls(name, trainers if settings.trainable else [], engine, role_batch(config, name), sync_bytes)
+
+    def in_flight(self, stage: int) -> int:
+        """Micro-batches whose activations a pipeline stage keeps at once (1F1B)."""
+        return min(len(self.stages) - stage, self.batch.micro_batches)
+
+    def update_workspace(self, stage: int) -> int:
+        return self.stages[stage].update_workspace(self.batch.micro_batch_tokens, self.in_flight(stage))
+
+    def stage_of(self, rank: int) -> Trainer:
+        """The trainer of a rank: tensor ranks count fastest, then data, then pipeline."""
+        first = self.stages[0]
+        return self.stages[rank // (first.tensor * first.data)]
+
+
+# -- GPUs -------------------------------------------------------------------------------------------------------
+
+
+def _gpu_phases(config: Config, role: _Role, num_engines: int, gpu_bytes: int, problems: list[str]) -> list[Phase]:
+    """The phases of one role on the GPU that holds most in each."""
+    graphs = 0 if config.rollout.enforce_eager else num_engines * GPU_GRAPH_BYTES
+    base = {"CUDA context, NCCL, graphs": GPU_CONTEXT_BYTES + graphs}
+    weights, workspace = role.engine.weights, _engine_workspace(config, role.engine)
+    cache = cache_bytes(config, role.engine, gpu_bytes)
+    if cache <= 0:
+        problems.append(
+            f"{role.name}, rollout: rollout.gpu_memory_utilization {config.rollout.gpu_memory_utilization} leaves "
+            f"nothing for the KV cache after {weights / GIB:.1f} GiB of weights and {workspace / GIB:.1f} GiB of "
+            "activations: raise it or rollout.tensor, or lower rollout.max_batched_tokens or rollout.max_num_seqs"
+        )
+    engine = {"engine weights": weights, "KV cache": max(cache, 0)}
+    name = "rollout" if role.name == "generator" else "verify"
+    phases = [Phase(name, role.name, base | engine | {"engine activations": workspace})]
+    if not role.stages:
+        return phases
+    tokens = role.batch.micro_batch_tokens
+    candidates: dict[str, list[Items]] = {name: [] for name in ("logprobs", "train", "reshard", "saving")}
+    for stage, trainer in enumerate(role.stages):
+        sizes = trainer.sizes
+        resident = base | {"weights": sizes.weights, "gradients": sizes.gradients, "optimizer": sizes.optimizer}
+        if sizes.reference:
+            forward = int(trainer.logprob_workspace(tokens) * (1 + GPU_HEAP_SLACK))
+            candidates["logprobs"].append(resident | {"reference": sizes.reference, "activations": forward})
+        update = int(role.update_workspace(stage) * (1 + GPU_HEAP_SLACK))
+        candidates["train"].append(resident | {"activations, logits": update})
+        candidates["reshard"].append(resident | engine | {"buckets": role.sync_bytes})
+        gather = 4 * (2 * sizes.num_parameters + -(-sizes.num_parameters // trainer.data))
+        candidates["saving"].append(resident | {"gathered optimizer": gather})
+    for name, options in candidates.items():
+        if options:
+            phases.append(Phase(name, role.name, max(options, key=lambda items: sum(items.values()))))
+    return phases
+
+
+def cache_bytes(config: Config, engine: Engine, gpu_bytes: int) -> int:
+    """The KV cache that vLLM will take: what is set, or what its share of the GPU has left."""
+    if config.rollout.kv_cache_gb is not None:
+        return int(config.rollout.kv_cache_gb * GIB)
+    budget = int(config.rollout.gpu_memory_utilization * gpu_bytes)
+    return budget - GPU_CONTEXT_BYTES - engine.weights - _engine_workspace(config, engine)
+
+
+def _engine_workspace(config: Config, engine: Engine) -> int:
+    return engine.workspace(config.rollout.max_batched_tokens, config.rollout.max_num_seqs)
+
+
+# -- host memory ------------------------------------------------------------------------------------------------
+
+
+def _node_phases(config: Config, roles: Mapping[str, _Role]) -> list[Phase]:
+    """The phases of the node that holds most; with GPUs, one phase for all but saving."""
+    per_node = config.launch.tasks_per_node
+    nodes = [range(node * per_node, (node + 1) * per_node) for node in range(config.launch.nodes)]
+    resident = [_sum(_rank_resident(config, roles, rank) for rank in ranks) for ranks in nodes]
+    fullest = max(range(len(nodes)), key=lambda node: sum(resident[node].values()))
+    base, ranks = resident[fullest], nodes[fullest]
+    on_cpu = config.launch.device == "cpu"
+    phases = [] if on_cpu else [Phase("training", "both" if len(roles) > 1 else next(iter(roles)), base)]
+    for role in roles.values():
+        name = "rollout" if role.name == "generator" else "verify"
+        if on_cpu:
+            workspace = min(config.rollout.max_batched_tokens, role.batch.rollout_tokens_per_engine)
+            extra = role.engine.workspace(workspace, min(config.rollout.max_num_seqs, role.batch.rollouts_per_engine))
+            phases.append(Phase(name, role.name, base | {"engine activations": len(ranks) * extra}))
+        if not role.stages:
+            continue
+        trainers = [role.stage_of(rank) for rank in ranks]
+        if on_cpu:
+            slack, tokens = 1 + CPU_HEAP_SLACK, role.batch.micro_batch_tokens
+            if trainers[0].with_reference:
+                forward = sum(int(trainer.logprob_workspace(tokens) * slack) for trainer in trainers)
+                phases.append(Phase("logprobs", role.name, base | {"activations": forward}))
+            update = sum(int(role.update_workspace(trainer.stage) * slack) for trainer in trainers)
+            phases.append(Phase("train", role.name, base | {"activations, logits": update}))
+            phases.append(Phase("reshard", role.name, base | {"buckets": len(ranks) * role.sync_bytes}))
+        save = sum(trainer.save_workspace() for trainer in trainers)
+        phases.append(Phase("saving", role.name, base | {"gathered optimizer": save}))
+    return phases
+
+
+def _rank_resident(config: Config, roles: Mapping[str, _Role], rank: int) -> Items:
+    """What one rank keeps in host memory throughout."""
+    on_cpu = config.launch.device == "cpu"
+    base = CPU_PROCESS_BYTES + len(roles) * CPU_ENGINE_BYTES if on_cpu else GPU_PROCESS_BYTES
+    items = [{"process": base}]
+    for role in roles.values():
+        kept = {"engine weights": role.engine.weights}
+        if on_cpu:
+            kept["KV cache"] = cache_bytes(config, role.engine, 0)
+        if role.stages:
+            sizes = role.stage_of(rank).sizes
+            kept |= {"weights": sizes.weights, "optimizer": sizes.optimizer, "reference": sizes.reference}
+            if on_cpu:
+                kept["gradients"] = sizes.gradients
+        items.append({f"{role.name}: {name}": value for name, value in kept.items() if value})
+    return _sum(items)
+
+
+def _sum(parts: object) -> Items:
+    total: Items = {}
+    for items in parts:  # type: ignore[attr-defined]
+        for name, value in items.items():
+            total[name] = total.get(name, 0) + value
+    return total
+
+
+# -- what does not fit ------------------------------------------------------------------------------------------
+
+ADVICE = {
+    "rollout": "lower rollout.gpu_memory_utilization or rollout.kv_cache_gb, or raise rollout.tensor",
+    "logprobs": "raise {role}.parallel.tensor or pipeline, or lower {role}.micro_batch_tokens",
+    "train": (
+        "raise {role}.parallel.tensor or pipeline, lower {role}.micro_batch_tokens, set "
+        "{role}.recompute_activations=true, or take more ranks (the optimizer is spread over data-parallel ones)"
+    ),
+    "reshard": "lower rollout.gpu_memory_utilization or rollout.kv_cache_gb, or raise {role}.parallel.tensor",
+    "saving": "raise {role}.parallel.tensor or pipeline, or spread the ranks over more nodes",
+    "training": "spread the ranks over more nodes (launch.nodes), or set algorithm.kl_coef=0 to drop the references",
+}
+NODE_ADVICE = (
+    "a smaller model, {role}.trainable=false, algorithm.kl_coef=0 (drops the reference), fewer ranks a node, "
+    "a smaller rollout.kv_cache_gb, or a machine with more memory"
+)
+
+
+def _over(place: str, phase: Phase, limit: int) -> str:
+    largest = sorted(phase.items.items(), key=lambda item: -item[1])[:3]
+    parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in largest)
+    role = "generator" if phase.role == "both" else phase.role
+    key = "rollout" if phase.name == "verify" else phase.name
+    advice = (NODE_ADVICE if place == "node" else ADVICE[key]).format(role=role)
+    return (
+        f"{phase.role}, {phase.name}: needs {phase.total / GIB:.1f} GiB of a {place}'s {limit / GIB:.1f} GiB "
+        f"(largest parts, GiB: {parts}): {advice}"
+    )
+
+
+def _cache_problems(config: Config, roles: Mapping[str, _Role], gpu: list[Phase]) -> list[str]:
+    """vLLM refuses a cache that cannot hold one sequence of the allowed length."""
+    problems = []
+    for role in roles.values():
+        if gpu:
+            cache = next(phase.items["KV cache"] for phase in gpu if phase.role == role.name)
+        else:
+            cache = cache_bytes(config, role.engine, 0)
+        settings = config.roles[role.name]
+        length = settings.max_prompt_tokens + settings.max_response_tokens
+        needed = length * role.engine.cache_bytes_per_token
+        if 0 < cache < needed:
+            problems.append(
+                f"{role.name}, rollout: a KV cache of {cache / GIB:.2f} GiB cannot hold one sequence of {length} tokens "
+                f"({needed / GIB:.2f} GiB): raise rollout.kv_cache_gb or rollout.tensor, or allow fewer tokens"
+            )
+    return problems

@@ -1,0 +1,134 @@
+"""`tango plan`: memory, batches and weight-sync traffic of a configuration, as a table or as JSON.
+
+The JSON has `fits` (bool), `problems` (list of str), `ranks`, `device`, and
+
+- `memory.gpu` and `memory.node`: `{"limit_bytes": int|null, "peak_bytes": int|null, "phases": [{"phase", "role",
+  "total_bytes", "items": {name: bytes}}]}`; `gpu` is one GPU, the fullest of each phase (no phases on a CPU), `node`
+  the fullest node's host memory, which on a CPU is all there is;
+- `batch`: by role, the fields of `plan.batch.RoleBatch`, and `kv_cache_tokens` and `kv_cache_sequences` (of full
+  length) of an engine;
+- `schedule`: optimizer steps of each role, and questions drawn;
+- `models`: by role, `parameters` and `trainable`;
+- `reshard`: by role that is trained, as `tango_hpc.reshard.planned.plan_report` gives it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tango_hpc.config import Config
+from tango_hpc.plan.batch import role_batch
+from tango_hpc.plan.memory import Phase, cache_bytes, plan_memory
+from tango_hpc.plan.sizes import ELEMENT_BYTES, GIB, Engine
+from tango_hpc.reshard.planned import plan_report as reshard_report
+from tango_hpc.reshard.planned import role_shape
+from tango_hpc.reshard.shapes import check_parallel
+from tango_hpc.stages.schedule import role_schedule
+
+
+def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None) -> dict[str, Any]:
+    """The plan as JSON-ready values. Raises UserError for a model without sizes or one that cannot be cut this way."""
+    shapes = {name: role_shape(config, name) for name in config.roles}
+    for name, role in config.roles.items():
+        check_parallel(shapes[name], role.parallel.tensor, role.parallel.pipeline)
+    reshard = reshard_report(config)
+    sync_bytes = {name: one["total"]["peak_extra_bytes"] for name, one in reshard.items()}
+    memory = plan_memory(config, gpu_gb=gpu_gb, node_gb=node_gb, sync_bytes=sync_bytes)
+    steps = Counter(role_schedule(config))
+    batch: dict[str, Any] = {}
+    models: dict[str, Any] = {}
+    for name, shape in shapes.items():
+        on_cpu = config.launch.device == "cpu"
+        engine = Engine(shape, config.rollout.tensor, ELEMENT_BYTES[config.launch.dtype], on_cpu)
+        cache = max(cache_bytes(config, engine, memory.gpu_bytes or 0), 0)
+        sizes = role_batch(config, name)
+        tokens = cache // engine.cache_bytes_per_token
+        batch[name] = asdict(sizes) | {
+            "kv_cache_tokens": tokens,
+            "kv_cache_sequences": min(tokens // sizes.longest, config.rollout.max_num_seqs),
+        }
+        models[name] = {"parameters": shape.num_parameters, "trainable": config.roles[name].trainable}
+    return {
+        "fits": not memory.problems,
+        "problems": memory.problems,
+        "device": config.launch.device,
+        "ranks": config.world_size,
+        "models": models,
+        "memory": {
+            "gpu": _place(memory.gpu, memory.gpu_bytes),
+            "node": _place(memory.node, memory.node_bytes),
+        },
+        "batch": batch,
+        "schedule": {
+            "generator_steps": steps["generator"],
+            "verifier_steps": steps["verifier"],
+            "questions": sum(steps.values()) * config.train.questions_per_step,
+        },
+        "reshard": reshard,
+    }
+
+
+def _place(phases: Sequence[Phase], limit: int | None) -> dict[str, Any]:
+    return {
+        "limit_bytes": limit,
+        "peak_bytes": max((phase.total for phase in phases), default=None),
+        "phases": [
+            {"phase": phase.name, "role": phase.role, "total_bytes": phase.total, "items": phase.items}
+            for phase in phases
+        ],
+    }
+
+
+def show_plan(plan: dict[str, Any], console: Console) -> None:
+    """Prints the plan as tables."""
+    for name, model in plan["models"].items():
+        numbers = plan["batch"][name]
+        trained = "" if model["trainable"] else ", not trained"
+        console.print(f"[bold]{name}[/bold]: {model['parameters'] / 1e6:,.1f}M parameters{trained}")
+        console.print(
+            f"  {numbers['responses']:,} responses a step, at most {numbers['tokens']:,} tokens: "
+            f"{numbers['micro_batches']} micro-batches of at most {numbers['micro_batch_tokens']:,} tokens on each "
+            f"data-parallel rank; {numbers['rollouts_per_engine']:,} responses for each engine, whose cache holds "
+            f"{numbers['kv_cache_tokens']:,} tokens ({numbers['kv_cache_sequences']:,} full sequences at once)"
+        )
+        sync = plan["reshard"].get(name)
+        if sync is not None:
+            total = sync["total"]
+            console.print(
+                f"  weight sync: {total['received_bytes'] / 1e6:,.1f} MB move between ranks "
+                f"({sync['ratio_to_minimum']:.2f} of the minimum), {total['local_bytes'] / 1e6:,.1f} MB stay on theirs; "
+                f"gathering full tensors would move {total['gather_bytes'] / 1e6:,.1f} MB"
+            )
+    steps = plan["schedule"]
+    console.print(
+        f"{steps['generator_steps']:,} generator and {steps['verifier_steps']:,} verifier steps, "
+        f"{steps['questions']:,} questions"
+    )
+    for place, title in (("gpu", "One GPU"), ("node", "Memory of one node")):
+        memory = plan["memory"][place]
+        if memory["phases"]:
+            console.print(_memory_table(title, memory))
+
+
+def _memory_table(title: str, memory: dict[str, Any]) -> Table:
+    limit = memory["limit_bytes"]
+    table = Table(title=f"{title}, GiB" + (f" (of {limit / GIB:.1f})" if limit else ""), title_justify="left")
+    table.add_column("phase")
+    table.add_column("role")
+    table.add_column("total", justify="right")
+    table.add_column("parts")
+    for phase in memory["phases"]:
+        total = phase["total_bytes"]
+        style = "red" if limit is not None and total > limit else ""
+        merged: Counter[str] = Counter()
+        for name, value in phase["items"].items():  # "generator: weights" and "verifier: weights" read as one
+            merged[name.rpartition(": ")[2]] += value
+        parts = ", ".join(f"{name} {value / GIB:.2f}" for name, value in merged.most_common() if value >= GIB / 200)
+        table.add_row(phase["phase"], phase["role"], f"{total / GIB:.2f}", parts, style=style)
+    return table

@@ -1,0 +1,207 @@
+"""Bytes of one rank: weights, optimizer, activations, engine. Pure arithmetic on a model's shape.
+
+Counted from the code that allocates them: `policy/optimizer.py` (gradients in fp32; AdamW's moments in fp32, plus fp32
+masters for 16-bit weights, both spread over data-parallel ranks), `policy/attention.py` and Megatron-core's unfused
+local layers (activations), `policy/vocab_parallel.py` (logits by chunks), `policy/checkpoint.py` (what a save gathers).
+Legend: T tokens of a micro-batch on one rank.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tango_hpc.reshard.engine_layout import engine_layout
+from tango_hpc.reshard.shapes import LocalParam, ModelShape, megatron_layout, padded_vocab_size, pipeline_stages
+
+GIB = 2**30
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+LOGIT_CHUNK = 64 * 2**20  # elements of one chunk of logits in policy/vocab_parallel.py
+
+# Measured on one rank (`ps`, resident set): Python with torch, Megatron-core and transformers; what vLLM's import and
+# an engine's own tables add; what a second engine adds.
+CPU_PROCESS_BYTES = int(0.45 * GIB)
+CPU_ENGINE_BYTES = int(0.28 * GIB)
+# What the C library keeps of freed blocks of changing sizes, as a share of what comes and goes.
+CPU_HEAP_SLACK = 0.25
+PADDED_ATTENTION = 1.1  # padding of sequences inside attention on a CPU: at most 1.25
+# A CUDA context with NCCL's buffers; CUDA graphs of one engine; and what the caching allocator cannot use.
+GPU_CONTEXT_BYTES = int(1.5 * GIB)
+GPU_GRAPH_BYTES = int(0.7 * GIB)
+GPU_HEAP_SLACK = 0.05
+GPU_PROCESS_BYTES = 5 * GIB  # host memory of a rank before any weight
+
+
+@dataclass(frozen=True)
+class TrainerSizes:
+    """Bytes of one rank's share of a role's trainer. `reference` is on the host, also with GPUs."""
+
+    num_parameters: int
+    weights: int
+    gradients: int
+    optimizer: int
+    reference: int
+
+    @property
+    def resident(self) -> int:
+        """What stays through a training step."""
+        return self.weights + self.gradients + self.optimizer
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A role's trainer on one rank of one pipeline stage, and what passes through it."""
+
+    shape: ModelShape
+    tensor: int
+    pipeline: int
+    data: int
+    stage: int
+    element_bytes: int
+    on_cpu: bool
+    recompute: bool
+    with_reference: bool
+
+    @property
+    def sizes(self) -> TrainerSizes:
+        """Weights and what belongs to each of them."""
+        count = _num_elements(megatron_layout(self.shape, self.tensor, self.pipeline, 0, self.stage))
+        state_bytes = 8 if self.element_bytes == 4 else 12
+        return TrainerSizes(
+            num_parameters=count,
+            weights=count * self.element_bytes,
+            gradients=count * 4,
+            optimizer=-(-count // self.data) * state_bytes,
+            reference=count * self.element_bytes if self.with_reference else 0,
+        )
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of this stage."""
+        return len(pipeline_stages(self.shape.num_layers, self.pipeline)[self.stage])
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this stage has the output layer."""
+        return self.stage == self.pipeline - 1
+
+    def saved_per_token(self) -> int:
+        """Bytes that one layer keeps of one token for its backward pass."""
+        size = self.element_bytes
+        hidden, query, key, inner = self._widths()
+        if self.on_cpu:  # composite RMSNorm keeps its input and the normalised input, in fp32
+            norms = 4 * hidden * 4 + 2 * hidden * size
+            attention = PADDED_ATTENTION * (2 * query + 2 * key) + query
+        else:
+            norms = 4 * hidden * size
+            attention = 2 * query + 2 * key
+        return int(norms + (attention + 5 * inner) * size)  # 5: gate and up together, each half again, their product
+
+    def activations(self, num_tokens: int, num_in_flight: int) -> int:
+        """Bytes kept for the backward pass of `num_in_flight` micro-batches of T tokens on this stage."""
+        hidden = self.shape.hidden_size * self.element_bytes
+        if self.recompute:
+            kept = self.num_layers * hidden * num_tokens * num_in_flight
+            return kept + self.saved_per_token() * num_tokens
+        return (self.num_layers * self.saved_per_token() + hidden) * num_tokens * num_in_flight
+
+    def layer_workspace(self, num_tokens: int, *, backward: bool) -> int:
+        """What one layer's forward or backward pass needs on top, at its largest: the feed-forward part."""
+        inner = self._widths()[3]
+        return (6 if backward else 4) * inner * self.element_bytes * num_tokens
+
+    def head_workspace(self, num_tokens: int, *, backward: bool) -> int:
+        """What log-probabilities and, with `backward`, their gradients need on top; only the last stage has a head."""
+        if not self.is_last:
+            return 0
+        rows = padded_vocab_size(self.shape.vocab_size, self.tensor) // self.tensor
+        chunk = min(LOGIT_CHUNK, rows * num_tokens)
+        weight = rows * self.shape.hidden_size
+        size = self.element_bytes
+        hidden = 2 * self.shape.hidden_size * size * num_tokens
+        forward = 12 * chunk + hidden
+        if not backward:
+            return forward
+        in_chunk = max(8 * chunk, (4 + (2 if size == 2 else 0)) * chunk + weight * size)
+        at_end = weight * size if size == 2 else 0
+        return max(forward, weight * 4 + max(in_chunk, at_end) + hidden)
+
+    def embedding_gradients(self) -> int:
+        """Gradients of a tied embedding meet before they are added up: that of the output layer and that of the lookup."""
+        if not self.shape.tied or self.pipeline > 1:
+            return 0
+        rows = padded_vocab_size(self.shape.vocab_size, self.tensor) // self.tensor
+        return 2 * rows * self.shape.hidden_size * self.element_bytes
+
+    def update_workspace(self, num_tokens: int, num_in_flight: int) -> int:
+        """What forward, backward and the optimizer step need on top of what stays."""
+        kept = self.activations(num_tokens, num_in_flight)
+        top = max(self.head_workspace(num_tokens, backward=True), self.layer_workspace(num_tokens, backward=True))
+        sizes = self.sizes
+        if self.on_cpu:  # Gloo copies the bucket that it reduces and the one that it gathers
+            step = sizes.num_parameters * 4 + (sizes.weights if self.element_bytes == 2 or self.data > 1 else 0)
+        else:  # AdamW over lists of tensors keeps one of them beside its state
+            step = -(-sizes.num_parameters // self.data) * 4
+        return max(kept + top, self.embedding_gradients(), step)
+
+    def logprob_workspace(self, num_tokens: int) -> int:
+        """What a forward pass without gradients needs on top."""
+        hidden = 4 * self.shape.hidden_size * self.element_bytes * num_tokens
+        layer = self.layer_workspace(num_tokens, backward=False)
+        return hidden + max(layer, self.head_workspace(num_tokens, backward=False))
+
+    def save_workspace(self) -> int:
+        """Host memory of saving the optimizer: masters and both moments of this rank's part, gathered over data ranks.
+
+        Megatron-core's layout-independent format has them whole in fp32 on every rank (12 bytes a parameter), this
+        rank's shards once more, and while one is gathered, received, sent and joined.
+        """
+        count = self.sizes.num_parameters
+        return 12 * count + (12 + 4) * -(-count // self.data) + 8 * count
+
+    def _widths(self) -> tuple[int, int, int, int]:
+        """Hidden size, and this rank's widths of queries, keys and the feed-forward part."""
+        shape = self.shape
+        key_heads = max(shape.num_kv_heads // self.tensor, 1)
+        return (
+            shape.hidden_size,
+            shape.num_heads // self.tensor * shape.head_dim,
+            key_heads * shape.head_dim,
+            shape.intermediate_size // self.tensor,
+        )
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A role's vLLM engine on one rank."""
+
+    shape: ModelShape
+    tensor: int
+    element_bytes: int
+    on_cpu: bool
+
+    @property
+    def weights(self) -> int:
+        """Bytes of weights. On a CPU the kernels keep packed copies of the embedding and of a tied output layer."""
+        count = _num_elements(engine_layout(self.shape, self.tensor, 0))
+        if self.on_cpu:
+            rows = padded_vocab_size(self.shape.vocab_size, self.tensor) // self.tensor
+            count += 2 * rows * self.shape.hidden_size
+        return count * self.element_bytes
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Keys and values of one token in all layers."""
+        heads = max(self.shape.num_kv_heads // self.tensor, 1)
+        return 2 * self.shape.num_layers * heads * self.shape.head_dim * self.element_bytes
+
+    def workspace(self, max_batched_tokens: int, max_num_seqs: int) -> int:
+        """Activations of the largest batch, and logits with the copies that log-probabilities need."""
+        inner = self.shape.intermediate_size // self.tensor
+        layer = (3 * inner + 6 * self.shape.hidden_size) * self.element_bytes * max_batched_tokens
+        logits = 3 * 4 * self.shape.vocab_size * max_num_seqs
+        return layer + logits
+
+
+def _num_elements(layout: dict[str, LocalParam]) -> int:
+    return sum(math.prod(param.shape) for param in layout.values())

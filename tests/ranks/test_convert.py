@@ -1,0 +1,137 @@
+"""Checkpoints become Hugging Face folders and folders become ones that training reads, tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from tango_hpc.config import config_to_yaml, load_config
+from tango_hpc.config.schema import OptimizerConfig, ParallelConfig
+from tango_hpc.errors import UserError
+from tango_hpc.policy.policy import Policy
+from tango_hpc.stages.convert import export_run, import_model
+from tests.helpers.ranks import run_ranks
+from tests.helpers.tiny import make_tiny_hf
+
+QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
+FAMILIES = ("qwen2", "qwen3", "llama")
+
+
+def on_two_ranks(folder: str) -> None:
+    """A checkpoint of two tensor-parallel ranks with halved weights; exports of each family by two stages."""
+    policy = make_policy(f"{folder}/qwen2", ParallelConfig(tensor=2), OptimizerConfig())
+    with torch.no_grad():
+        for shard in policy.named_shards().values():
+            shard.mul_(0.5)
+    policy.save(Path(folder) / "run/checkpoints/train/step_000007/generator")
+    for family in FAMILIES:
+        imported = make_policy(f"{folder}/{family}_imported", ParallelConfig(pipeline=2), None)
+        imported.export_hf(Path(folder) / f"{family}_exported")
+
+
+def make_policy(model: str, parallel: ParallelConfig, optimizer: OptimizerConfig | None) -> Policy:
+    return Policy(
+        Path(model), parallel=parallel, optimizer=optimizer, dtype="float32", micro_batch_tokens=64,
+        with_reference=optimizer is not None, total_steps=1,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models of three families, what import and export made of them, and a run with one checkpoint."""
+    folder = tmp_path_factory.mktemp("convert")
+    for family in FAMILIES:
+        make_tiny_hf(folder / family, family=family)
+        (folder / family / "tokenizer.json").write_text("{}")
+        (folder / family / "chat_template.jinja").write_text("{{ messages }}")
+        assert import_model(str(folder / family), folder / f"{family}_imported", "float32").startswith(family)
+    run_ranks(on_two_ranks, 2, str(folder), timeout=200)
+    model = folder / "qwen2"
+    config = load_config(
+        QUICKSTART,
+        [f"run.dir={folder}/run", f"generator.model.path={model}", f"verifier.model.path={model}", "sft={}"],
+    )
+    (folder / "run/config.yaml").write_text(config_to_yaml(config))
+    return folder
+
+
+@pytest.fixture
+def run(folder: Path) -> Path:
+    return folder / "run"
+
+
+def test_export_writes_a_checkpoint_of_any_layout_as_a_folder(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "exported"
+    command = [sys.executable, "-m", "tango_hpc.cli", "export", str(run), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "the generator after 7 steps" in done.stdout
+    before = load_file(run.parent / "qwen2/model.safetensors")
+    after = load_file(out / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name] * 0.5, after[name]) for name in before)
+    assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert json.loads((out / "config.json").read_text())["torch_dtype"] == "float32"
+    logits = AutoModelForCausalLM.from_pretrained(out)(torch.tensor([[1, 2, 3]])).logits
+    assert logits.isfinite().all()
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"role": "judge"}, "choose generator or verifier"),
+        ({"role": "verifier"}, "was not trained; its weights are those of"),
+        ({"step": 8}, "no checkpoint of step 8; it has 7"),
+    ],
+)
+def test_export_names_what_is_not_there(run: Path, tmp_path: Path, arguments: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        export_run(run, arguments.get("role", "generator"), tmp_path / "out", arguments.get("step"))
+
+
+def test_export_never_writes_into_a_folder_that_is_in_use(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("x")
+    with pytest.raises(UserError, match="not empty"):
+        export_run(run, "generator", tmp_path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_export_after_import_gives_identical_tensors(family: str, folder: Path) -> None:
+    original, exported = (load_file(folder / name / "model.safetensors") for name in (family, f"{family}_exported"))
+    assert original.keys() == exported.keys()
+    assert all(torch.equal(original[name], exported[name]) for name in original)
+    assert (folder / f"{family}_exported/chat_template.jinja").is_file()
+
+
+def test_import_reads_old_pickled_weights_and_converts(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    make_tiny_hf(model)
+    (model / "tokenizer.json").write_text("{}")
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    torch.save(tensors, model / "pytorch_model.bin")
+    import_model(str(model), tmp_path / "imported", "bfloat16")
+    imported = load_file(tmp_path / "imported/model.safetensors")
+    assert all(torch.equal(imported[name], tensors[name].bfloat16()) for name in imported)
+    assert not (tmp_path / "imported/pytorch_model.bin").exists()
+
+
+def test_import_names_what_does_not_fit_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    make_tiny_hf(model)
+    (model / "tokenizer.json").write_text("{}")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
+    with pytest.raises(UserError, match=r"gate_proj.weight is \[96, 64\], should be \[128, 64\]"):
+        import_model(str(model), tmp_path / "imported")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    with pytest.raises(UserError, match="no folder at ./nowhere"):
+        import_model("./nowhere", tmp_path / "imported")

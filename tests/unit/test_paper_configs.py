@@ -1,0 +1,82 @@
+"""Every experiment of the paper has a config that loads, says what the paper says, and is what the script writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from tango_hpc.config import Config, load_config
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "configs/paper"
+FILES = sorted(FOLDER.rglob("*.yaml"))
+EXPERIMENTS = sorted(path for size in ("4x8", "1x8", "1x4") for path in (FOLDER / size).glob("*.yaml"))
+MODELS = json.loads((ROOT / "tests/data/hf_configs.json").read_text())
+FINE_TUNED = {"qwen2.5-math-7b-sft": "Qwen2.5-Math-7B", "llama-3.1-8b-sft": "Llama-3.1-8B-Instruct"}
+
+
+@pytest.fixture(autouse=True)
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model folders that the configs name, with config.json alone, below the working directory."""
+    for name, config in {**MODELS, **{new: MODELS[base] for new, base in FINE_TUNED.items()}}.items():
+        folder = tmp_path / "models" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+
+
+def load(name: str) -> Config:
+    return load_config(FOLDER / name)
+
+
+def test_the_files_are_what_the_script_writes():
+    spec = importlib.util.spec_from_file_location("make_paper_configs", ROOT / "tools/make_paper_configs.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert {path.relative_to(FOLDER).as_posix(): path.read_text() for path in FILES} == script.all_files()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(FOLDER).as_posix())
+def test_every_config_loads(path):
+    load_config(path)
+
+
+def test_all_experiments_are_there_for_all_machines():
+    assert len(EXPERIMENTS) == 2 * 3 * 2 * 3
+    for size, ranks in (("4x8", 32), ("1x8", 8), ("1x4", 4)):
+        assert {load(f"{size}/{path.name}").world_size for path in (FOLDER / size).glob("*.yaml")} == {ranks}
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.relative_to(FOLDER).as_posix())
+def test_experiments_have_the_papers_settings(path):
+    config = load_config(path)
+    train, algorithm = config.train, config.algorithm
+    assert (train.generator_steps, train.questions_per_step, train.rollouts_per_question) == (200, 256, 5)
+    assert algorithm.kl_coef == 0.001 and config.generator.optimizer.learning_rate == 1e-6
+    assert config.generator.temperature == config.generator.top_p == 1.0
+    sft = config.sft.generator
+    assert (sft.steps, sft.batch_size, sft.optimizer.learning_rate) == (800, 64, 5e-6)
+    assert (sft.optimizer.schedule, sft.optimizer.warmup_ratio) == ("cosine", 0.1)
+    assert config.sft.verifier is None and sft.output == config.generator.model.path
+    if "vanilla" in path.name:
+        assert config.verifier is None
+        return
+    assert (train.verifier_warmup_steps, train.generator_steps_per_cycle, train.verifier_steps_per_cycle) == (40, 3, 1)
+    assert algorithm.alpha_start == (0.5 if algorithm.name == "reinforce++" else 0.1) and algorithm.alpha_end == 1e-3
+    assert (algorithm.format_weight, algorithm.class_ema_decay) == (0.8, 0.8)
+
+
+def test_the_teacher_samples_as_in_the_paper():
+    teacher = load("teacher.yaml").teacher
+    assert (teacher.temperature, teacher.top_p) == (0.1, 0.5)
+
+
+def test_the_last_letter_runs_differ_in_what_is_trained_only():
+    runs = {kind: load(f"last_letter_{kind}.yaml") for kind in ("tango", "grpo", "generator_frozen", "verifier_frozen")}
+    assert len({run.task.model_dump_json() for run in runs.values()}) == 1
+    assert runs["grpo"].verifier is None
+    assert not runs["generator_frozen"].generator.trainable and runs["generator_frozen"].verifier.trainable
+    assert runs["verifier_frozen"].generator.trainable and not runs["verifier_frozen"].verifier.trainable

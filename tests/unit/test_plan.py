@@ -1,0 +1,200 @@
+"""What `tango plan` adds up, against sums done by hand and against allocations in this process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tango_hpc.config import load_config
+from tango_hpc.errors import UserError
+from tango_hpc.plan.batch import role_batch
+from tango_hpc.plan.memory import memory_of_this_machine
+from tango_hpc.plan.report import make_plan
+from tango_hpc.plan.sizes import GIB, Engine, Trainer
+from tango_hpc.reshard.shapes import ModelShape
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+# Two layers, hidden 8, two heads of 4 with one key head, feed-forward 16, vocabulary 64.
+TINY = {
+    "model_type": "qwen2", "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64, "tie_word_embeddings": True,
+}  # fmt: skip
+LAYER = 8 * 8 + 8 + 2 * (4 * 8 + 4) + 8 * 8 + 3 * 8 * 16 + 2 * 8  # q, k and v with biases, o, feed-forward, norms
+TINY_PARAMETERS = 64 * 8 + 2 * LAYER + 8
+
+
+def trainer(**changes):
+    values = {
+        "shape": ModelShape.from_hf_config(TINY), "tensor": 1, "pipeline": 1, "data": 1, "stage": 0,
+        "element_bytes": 4, "on_cpu": True, "recompute": False, "with_reference": True,
+    }  # fmt: skip
+    return Trainer(**(values | changes))
+
+
+def make_config(tmp_path, **changes):
+    """A config of two 7B models on 8 GPUs; `changes` are dotted keys."""
+    tree = {
+        "run": {"dir": str(tmp_path / "run")},
+        "task": {"name": "math"},
+        "data": {"train": "train.parquet", "eval": "eval.parquet"},
+        "generator": {"model": {"path": "models/Qwen2.5-Math-7B"}, "parallel": {"tensor": 4}},
+        "verifier": {"model": {"path": "models/Qwen2.5-7B"}, "parallel": {"tensor": 4}, "max_prompt_tokens": 2048},
+        "train": {"questions_per_step": 64, "rollouts_per_question": 5},
+        "rollout": {"tensor": 2, "gpu_memory_utilization": 0.5},
+        "launch": {"nodes": 1, "tasks_per_node": 8},
+    }
+    for key, value in changes.items():
+        node = tree
+        *parents, last = key.split("__")
+        for name in parents:
+            node = node.setdefault(name, {})
+        node[last] = value
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    return load_config(file, [])
+
+
+def test_weights_gradients_and_optimizer_by_hand():
+    sizes = trainer().sizes
+    assert sizes.num_parameters == TINY_PARAMETERS
+    assert sizes.weights == sizes.gradients == sizes.reference == 4 * TINY_PARAMETERS
+    assert sizes.optimizer == 8 * TINY_PARAMETERS  # two moments; fp32 weights are their own masters
+    half = trainer(element_bytes=2, data=4, with_reference=False).sizes
+    assert (half.weights, half.gradients, half.reference) == (2 * TINY_PARAMETERS, 4 * TINY_PARAMETERS, 0)
+    assert half.optimizer == 12 * -(-TINY_PARAMETERS // 4)  # masters and moments, a quarter on each rank
+
+
+def test_stages_add_up_to_the_model_and_a_tied_output_layer():
+    counts = [trainer(pipeline=2, stage=stage).sizes.num_parameters for stage in (0, 1)]
+    assert counts == [64 * 8 + LAYER, 64 * 8 + LAYER + 8]
+
+
+def test_engine_weights_and_cache_by_hand():
+    shape = ModelShape.from_hf_config(TINY)
+    assert Engine(shape, 1, 2, on_cpu=False).weights == 2 * TINY_PARAMETERS
+    assert Engine(shape, 1, 4, on_cpu=True).weights == 4 * (TINY_PARAMETERS + 2 * 64 * 8)  # two packed copies
+    assert Engine(shape, 1, 2, on_cpu=False).cache_bytes_per_token == 2 * 2 * 4 * 2  # k and v, layers, one head of 4
+    assert Engine(shape, 2, 2, on_cpu=False).cache_bytes_per_token == 2 * 2 * 4 * 2  # each rank keeps the one head
+
+
+def test_recomputation_keeps_the_inputs_of_layers_and_one_layer():
+    full, saved = trainer(), trainer(recompute=True)
+    assert saved.activations(100, 1) == 2 * 8 * 4 * 100 + saved.saved_per_token() * 100
+    assert saved.activations(100, 1) < full.activations(100, 1)
+
+
+def test_saved_activations_are_what_autograd_keeps():
+    """Every tensor that the real model keeps for its backward pass on a CPU, counted once per storage."""
+    code = Path(__file__).with_name("count_saved_activations.py")
+    done = subprocess.run([sys.executable, str(code)], capture_output=True, text=True, check=True)
+    counted = json.loads(done.stdout.splitlines()[-1])
+    shape = ModelShape.from_hf_config(counted["config"])
+    expected = trainer(shape=shape).activations(counted["tokens"], 1)
+    assert counted["saved_bytes"] == pytest.approx(expected, rel=0.1)
+
+
+def test_batch_arithmetic_by_hand(tmp_path):
+    config = make_config(tmp_path, generator__micro_batch_tokens=7000)
+    batch = role_batch(config, "generator")
+    assert batch.responses == 320 and batch.longest == 3072 and batch.tokens == 320 * 3072
+    # 8 ranks at tensor size 4 are 2 data-parallel ranks with 160 sequences each, two to a micro-batch
+    assert batch.micro_batches == 80 and batch.micro_batch_tokens == 2 * 3072
+    assert batch.rollouts_per_engine == 80  # 4 engines of 2 ranks
+
+
+def test_paper_models_fit_80_gb_and_say_what_to_change_on_40(tmp_path):
+    config = make_config(tmp_path)
+    plan = make_plan(config, gpu_gb=80, node_gb=None)
+    assert plan["fits"] and plan["problems"] == []
+    small = make_plan(config, gpu_gb=40, node_gb=None)
+    assert not small["fits"]
+    assert any("generator.parallel.tensor" in problem for problem in small["problems"])
+    phases = {(one["phase"], one["role"]) for one in plan["memory"]["gpu"]["phases"]}
+    names = ("logprobs", "train", "reshard", "saving")
+    roles = ("generator", "verifier")
+    assert phases == {("rollout", "generator"), ("verify", "verifier")} | {(n, r) for n in names for r in roles}
+    for phase in plan["memory"]["gpu"]["phases"]:
+        assert sum(phase["items"].values()) == phase["total_bytes"]
+
+
+def test_more_ranks_need_less_of_each(tmp_path):
+    def train_bytes(**changes):
+        plan = make_plan(make_config(tmp_path, **changes), gpu_gb=80, node_gb=None)
+        return next(p["total_bytes"] for p in plan["memory"]["gpu"]["phases"] if p["phase"] == "train")
+
+    assert train_bytes(generator__parallel={"tensor": 4, "pipeline": 2}) < train_bytes()
+    assert train_bytes(launch={"nodes": 4, "tasks_per_node": 8}) < train_bytes()
+    assert train_bytes(generator__recompute_activations=True) < train_bytes()
+
+
+def test_host_memory_of_a_node_is_checked_where_known(tmp_path):
+    plan = make_plan(make_config(tmp_path), gpu_gb=80, node_gb=256)
+    assert not plan["fits"]
+    assert any("of a node's 256.0 GiB" in problem for problem in plan["problems"])
+
+
+def test_cache_too_small_for_one_sequence_is_refused(tmp_path):
+    config = make_config(tmp_path, rollout__kv_cache_gb=0.05)
+    problems = make_plan(config, gpu_gb=80, node_gb=None)["problems"]
+    assert any("cannot hold one sequence of 3072 tokens" in problem for problem in problems)
+
+
+def test_two_half_billion_models_with_optimizers_do_not_fit_24_gb_of_ram(tmp_path):
+    changes = {
+        "generator__model": {"path": "models/Qwen2.5-0.5B"}, "verifier__model": {"path": "models/Qwen2.5-0.5B"},
+        "launch": {"tasks_per_node": 2, "device": "cpu", "dtype": "float32"},
+        "generator__parallel": {"tensor": 2}, "verifier__parallel": {"tensor": 2},
+        "rollout": {"tensor": 1, "kv_cache_gb": 0.5}, "train__questions_per_step": 2,
+    }  # fmt: skip
+    plan = make_plan(make_config(tmp_path, **changes), gpu_gb=80, node_gb=24)
+    assert not plan["fits"] and plan["memory"]["gpu"]["phases"] == []
+    weights = 494_032_768 * 4  # tensor ranks hold half each; norms and biases, counted twice, are small
+    items = plan["memory"]["node"]["phases"][0]["items"]
+    assert items["generator: weights"] == pytest.approx(weights, rel=0.01)
+    assert items["generator: optimizer"] == pytest.approx(2 * weights, rel=0.01)
+
+
+def test_vanilla_has_one_role(tmp_path):
+    plan = make_plan(
+        make_config(tmp_path, verifier=None, train__verifier_warmup_steps=0, train__verifier_steps_per_cycle=0),
+        gpu_gb=80,
+        node_gb=None,
+    )
+    assert list(plan["models"]) == ["generator"] and plan["schedule"]["verifier_steps"] == 0
+
+
+def test_memory_of_a_machine_heeds_its_control_group(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal:       33554432 kB\nMemFree: 1 kB\n")
+    assert memory_of_this_machine(tmp_path) == 32
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
+    assert memory_of_this_machine(tmp_path) == 32
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text(f"{8 * GIB}\n")
+    assert memory_of_this_machine(tmp_path) == 8
+
+
+def test_command_prints_tables_or_json_and_refuses_with_exit_2(tmp_path):
+    from tango_hpc.cli import app
+
+    arguments = ["plan", str(CONFIGS / "quickstart.yaml"), f"run.dir={tmp_path}"]
+    shown = CliRunner().invoke(app, [*arguments, "--node-gb", "32"])
+    assert shown.exit_code == 0 and "This fits." in shown.output and "weight sync" in shown.output
+    as_json = CliRunner().invoke(app, [*arguments, "--node-gb", "32", "--json"])
+    assert json.loads(as_json.output)["fits"] is True
+    refused = CliRunner().invoke(app, [*arguments, "--node-gb", "1"])
+    assert isinstance(refused.exception, UserError) and refused.exception.exit_code == 2
+    assert "generator, " in str(refused.exception) or "verifier, " in str(refused.exception)
+
+
+def test_planning_loads_neither_torch_nor_vllm():
+    code = "import sys, tango_hpc.plan.report; print({'torch', 'vllm', 'megatron', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
