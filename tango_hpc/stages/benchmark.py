@@ -142,7 +142,7 @@ class Evaluation:
         by_id = {row["id"]: row for row in rows}
         _grade(verdicts, by_id, answers)
         _cluster(verdicts, by_id, [one for one in answers if one.sample != GREEDY])
-        if self.verifier is not None:
+        if self.verifier is not None and self.settings.use_verifier:
             self._verify(answers)
         if name == "task":
             for one in answers:

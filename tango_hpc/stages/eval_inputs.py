@@ -38,8 +38,13 @@ def evaluated_checkpoints(config: Config) -> list[Path]:
     has none.
     """
     run = config.eval.checkpoints_of or config.run.dir
-    folder = run / "checkpoints/train"
-    found = sorted(path for path in folder.glob("step_*") if _COMPLETE.fullmatch(path.name))
+    found = training_checkpoints(run)
     if not found and config.eval.checkpoints_of is not None:
-        raise UserError(f"eval.checkpoints_of: {run} holds no training checkpoints (there are none in {folder})")
+        raise UserError(f"eval.checkpoints_of: {run} holds no training checkpoints")
     return found[-1:] if config.eval.checkpoints == "last" else found
+
+
+def training_checkpoints(run: Path) -> list[Path]:
+    """The complete checkpoints between two steps of a training run, in order."""
+    folder = run / "checkpoints/train"
+    return sorted(path for path in folder.glob("step_*") if _COMPLETE.fullmatch(path.name))

@@ -1,0 +1,192 @@
+"""`tango export` and `tango import`: between a run's checkpoints, Hugging Face folders and the hub. One process, on the CPU.
+
+Exporting reads a checkpoint that any layout wrote; importing makes a folder that training can read: safetensors of
+one type whose tensors fit config.json, with the tokenizer and its chat template.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tango_hpc.config import load_config
+from tango_hpc.errors import UserError
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.stages.eval_inputs import training_checkpoints
+from tango_hpc.stages.preflight import check_model_folder
+
+if TYPE_CHECKING:
+    import torch
+
+ROLES = ("generator", "verifier")
+
+
+def export_run(run: Path, role: str, out: Path, step: int | None = None) -> str:
+    """Write the weights of `role` after optimizer step `step` (default: the last saved) as a Hugging Face folder.
+
+    Returns what was written. Raises `UserError` for a run without that role or checkpoint, or an `out` that exists.
+    """
+    if role not in ROLES:
+        raise UserError(f"--role {role!r}: choose generator or verifier")
+    config = load_config(RunDirectory.open(run).config)
+    if role not in config.roles:
+        raise UserError(f"{run} has no {role}: it was trained without one")
+    checkpoints = {int(path.name.removeprefix("step_")): path for path in training_checkpoints(run)}
+    if not checkpoints:
+        raise UserError(f"{run} has no training checkpoints yet")
+    chosen = max(checkpoints) if step is None else step
+    if chosen not in checkpoints:
+        raise UserError(f"{run} has no checkpoint of step {step}; it has {', '.join(map(str, sorted(checkpoints)))}")
+    weights = checkpoints[chosen] / role
+    if not weights.is_dir():
+        raise UserError(
+            f"the {role} of {run} was not trained; its weights are those of {config.roles[role].model.path}"
+        )
+    _refuse_existing(out)
+    settings = config.roles[role]
+    check_model_folder(settings.model.path)
+    with _one_rank():
+        from tango_hpc.config.schema import ParallelConfig
+        from tango_hpc.policy.policy import Policy
+
+        policy = Policy(
+            settings.model.path,
+            parallel=ParallelConfig(),
+            optimizer=None,
+            dtype=config.launch.dtype,
+            micro_batch_tokens=settings.micro_batch_tokens,
+            with_reference=False,
+            total_steps=0,
+        )
+        policy.load(weights)
+        with _whole_folder(out) as partial:
+            policy.export_hf(partial)
+    return f"the {role} after {chosen} steps of {run} is in {out}"
+
+
+def import_model(source: str, out: Path, dtype: str = "bfloat16") -> str:
+    """Write the model of `source`, a Hugging Face folder or hub id, to `out` as safetensors of `dtype`.
+
+    Older folders with `pytorch_model*.bin` are read as well. Tensors are converted one at a time; what the family
+    does not have, or has in another size, is refused by name.
+    """
+    _refuse_existing(out)
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        folder = _download(source)
+    import torch
+
+    from tango_hpc.policy import hf_io
+    from tango_hpc.reshard.shapes import ModelShape, hf_tensors
+
+    config = hf_io.read_config(folder)
+    shape = ModelShape.from_hf_config(config)
+    target: torch.dtype = getattr(torch, dtype)
+    with _whole_folder(out) as partial:
+        hf_io.copy_side_files(folder, partial, target)
+        writer = hf_io.ShardWriter(partial, hf_io.SHARD_BYTES)
+        expected = hf_tensors(shape)
+        for name, tensor in _tensors(folder, shape, expected):
+            writer.add(name, tensor.to(target).contiguous())
+        writer.close()
+        check_model_folder(partial)
+    millions = sum(_count(size) for size in expected.values()) / 1e6
+    return f"{config['model_type']}, {millions:,.1f}M parameters, {dtype}, is in {out}"
+
+
+def _tensors(folder: Path, shape: Any, expected: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the model, one at a time, in the order of `expected`."""
+    from safetensors import safe_open
+
+    from tango_hpc.policy import hf_io
+
+    if any(folder.glob("*.safetensors")):
+        for name, file in hf_io.check_checkpoint(folder, shape).items():
+            with safe_open(file, framework="pt") as handle:
+                yield name, handle.get_tensor(name)
+        return
+    import torch
+
+    pickles = sorted(folder.glob("pytorch_model*.bin"))
+    if not pickles:
+        raise UserError(f"{folder} has no weights: neither *.safetensors nor pytorch_model*.bin")
+    found: dict[str, torch.Tensor] = {}
+    for file in pickles:
+        found.update(torch.load(file, map_location="cpu", mmap=True, weights_only=True))
+    problems = [f"{name} is missing" for name in expected if name not in found]
+    problems += [
+        f"{name} is {list(found[name].shape)}, should be {list(size)}"
+        for name, size in expected.items()
+        if name in found and tuple(found[name].shape) != size
+    ]
+    if problems:
+        raise UserError(f"the weights in {folder} do not fit its config.json: {'; '.join(problems)}")
+    for name in expected:
+        yield name, found[name]
+
+
+def _count(size: tuple[int, ...]) -> int:
+    total = 1
+    for dimension in size:
+        total *= dimension
+    return total
+
+
+def _download(source: str) -> Path:
+    if source.count("/") != 1 or source.startswith((".", "/", "~")):
+        raise UserError(f"no folder at {source}; give one, or a hub model as owner/name")
+    from huggingface_hub import list_repo_files, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        has_safetensors = any(name.endswith(".safetensors") for name in list_repo_files(source))
+        weights = "*.safetensors" if has_safetensors else "pytorch_model*.bin"
+        wanted = ["*.json", "*.model", "*.txt", "*.jinja", weights]
+        return Path(snapshot_download(source, allow_patterns=wanted, ignore_patterns=["original/*"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise UserError(
+            f"{source} is no local folder, and as a hub model it cannot be had: {error}\n"
+            "Compute nodes often have no internet: run this on a login node."
+        ) from None
+
+
+def _refuse_existing(out: Path) -> None:
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} exists and is not empty; choose another --out")
+
+
+@contextmanager
+def _whole_folder(out: Path) -> Iterator[Path]:
+    """A folder beside `out` that becomes `out` when all is written, and goes if anything fails."""
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if out.exists():
+            out.rmdir()
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _one_rank() -> Iterator[None]:
+    """This process as a world of one, on the CPU: the weights of any trained model fit there."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
+
+    init_distributed()
+    try:
+        yield
+    finally:
+        shutdown_distributed()
