@@ -1,0 +1,52 @@
+"""The README and docs/ say what is there: files, links, columns, keys, commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tango_hpc.cli import app
+from tango_hpc.run.dumps import ROLLOUT_SCHEMA
+from tango_hpc.run.metrics import REQUIRED_KEYS
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+COMMAND = re.compile(r"\btango ([a-z]+)\b")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    broken = [target for target in LINK.findall(page.read_text()) if not (page.parent / target).exists()]
+    assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_code_exist_and_so_do_their_configs(page: Path) -> None:
+    text = page.read_text()
+    code = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE) + re.findall(r"`([^`\n]+)`", text)
+    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    for snippet in code:
+        assert set(COMMAND.findall(snippet)) <= known | {"hpc"}, snippet
+        for word in shlex.split(snippet.replace("'", ""), comments=True):
+            if re.fullmatch(r"(configs|slurm|tools)/[\w./-]+\.(yaml|sh|sbatch|py)", word):
+                assert (ROOT / word).is_file(), f"{word} in {snippet!r}"
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    runner = CliRunner()
+    for command in app.registered_commands:
+        name = command.name or (command.callback.__name__ if command.callback else "")
+        result = runner.invoke(app, [name, "--help"])
+        assert result.exit_code == 0 and "Example" in result.output, name
+
+
+def test_the_page_on_files_names_every_metric_and_column() -> None:
+    text = (ROOT / "docs/run_directory.md").read_text()
+    named = set(re.findall(r"`([^`]+)`", text))
+    assert set(REQUIRED_KEYS) <= named
+    assert set(ROLLOUT_SCHEMA.names) <= named
