@@ -74,11 +74,21 @@ class Role:
         """Bring the trainer's weights into the engine. Collective."""
         assert self.policy is not None and self._sync is not None, f"the {self.name} is not trained"
         self.policy.onload()
-        self.engine.wake()
+        self.engine.wake(weights_only=True)
         stats = self._sync.sync()
         self.engine.sleep()
         self.policy.offload()
         return stats
+
+    def weight_differences(self) -> str:
+        """Which tensors of the engine are not the trainer's, in words. Collective, with the policy on its device."""
+        assert self._sync is not None, f"the {self.name} is not trained"
+        self.engine.wake(weights_only=True)
+        differing = self._sync.find_mismatches()
+        self.engine.sleep()
+        if differing:
+            return "these tensors of the engine are not the trainer's:\n" + "\n".join(differing)
+        return "all weights of the engine are the trainer's: they compute differently (precision, kernels)"
 
 
 def request_seeds(seed: int, step: int, phase: str, count: int) -> list[int]:

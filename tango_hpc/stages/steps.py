@@ -17,7 +17,7 @@ from tango_hpc.advantages import (
 )
 from tango_hpc.equations import alpha_schedule
 from tango_hpc.errors import CheckFailed
-from tango_hpc.policy.policy import LossSettings
+from tango_hpc.policy.policy import LogprobGapError, LossSettings
 from tango_hpc.protocol.prompts import generator_prompt_ids
 from tango_hpc.protocol.verification import Verification
 from tango_hpc.run.dumps import RolloutRow
@@ -210,18 +210,19 @@ def update_role(run: Tango, role: Role, sequences_N: Sequence[TrainSequence]) ->
             reference_N = policy.logprobs(sequences_N, reference=True, temperature=role.settings.temperature)
             for sequence, reference_T in zip(sequences_N, reference_N, strict=True):
                 sequence.reference_logprobs = reference_T.tolist()
+    settings = LossSettings(
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        kl_coef=algorithm.kl_coef,
+        importance_cap=algorithm.importance_cap,
+        max_logprob_gap=run.config.train.max_logprob_gap,
+        temperature=role.settings.temperature,
+    )
     with run.clock("train"):
-        stats = policy.update(
-            sequences_N,
-            LossSettings(
-                clip_low=algorithm.clip_low,
-                clip_high=algorithm.clip_high,
-                kl_coef=algorithm.kl_coef,
-                importance_cap=algorithm.importance_cap,
-                max_logprob_gap=run.config.train.max_logprob_gap,
-                temperature=role.settings.temperature,
-            ),
-        )
+        try:
+            stats = policy.update(sequences_N, settings)
+        except LogprobGapError as error:
+            raise CheckFailed(f"{role.name}: {error}; {role.weight_differences()}") from error
     run.journal.phase("reshard", role=role.name)
     with run.clock("reshard"):
         sync = role.sync_weights()
