@@ -34,6 +34,7 @@ class Machine:
     nodes: int
     gpus: int
     recompute: bool
+    engine_share: float  # of a GPU, while an engine is awake; the trainer's state stays beside it in a weight sync
 
 
 MODELS = {
@@ -43,9 +44,9 @@ MODELS = {
     ),
 }
 MACHINES = {
-    "4x8": Machine("4 nodes of 8 GPUs, as in the paper", 4, 8, recompute=False),
-    "1x8": Machine("1 node of 8 GPUs", 1, 8, recompute=True),
-    "1x4": Machine("1 node of 4 GPUs", 1, 4, recompute=True),
+    "4x8": Machine("4 nodes of 8 GPUs, as in the paper", 4, 8, recompute=False, engine_share=0.6),
+    "1x8": Machine("1 node of 8 GPUs", 1, 8, recompute=True, engine_share=0.5),
+    "1x4": Machine("1 node of 4 GPUs", 1, 4, recompute=True, engine_share=0.4),
 }
 ALGORITHMS = {"grpo": 0.1, "rloo": 0.1, "reinforce++": 0.5}  # name -> first alpha
 
@@ -130,7 +131,7 @@ rollout:
   tensor: 2
   max_num_seqs: 256
   max_batched_tokens: 8192
-  gpu_memory_utilization: 0.6
+  gpu_memory_utilization: {machine.engine_share}
 
 checkpoint:
   every_steps: 20

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tango_hpc.config import Config, load_config
+from tango_hpc.plan.report import make_plan
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "configs/paper"
@@ -69,6 +70,11 @@ def test_experiments_have_the_papers_settings(path):
     assert (train.verifier_warmup_steps, train.generator_steps_per_cycle, train.verifier_steps_per_cycle) == (40, 3, 1)
     assert algorithm.alpha_start == (0.5 if algorithm.name == "reinforce++" else 0.1) and algorithm.alpha_end == 1e-3
     assert (algorithm.format_weight, algorithm.class_ema_decay) == (0.8, 0.8)
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.relative_to(FOLDER).as_posix())
+def test_experiments_fit_their_gpus(path):
+    assert make_plan(load_config(path), gpu_gb=80.0, node_gb=None)["problems"] == []
 
 
 def test_the_teacher_samples_as_in_the_paper():
