@@ -14,6 +14,7 @@ import typer
 from tango_hpc.errors import StoppedEarly, UserError
 from tango_hpc.launch import commands as launch_commands
 from tango_hpc.plan import commands as plan_commands
+from tango_hpc.reshard import commands as bench_commands
 from tango_hpc.run import commands as run_commands
 
 app = typer.Typer(
@@ -84,6 +85,39 @@ def teacher(config: ConfigFile, overrides: Overrides = None, resume: Resume = Fa
 
 
 @app.command()
+def export(
+    run: RunDir,
+    out: Annotated[Path, typer.Option(help="Hugging Face folder to write.")],
+    role: Annotated[str, typer.Option(help="generator or verifier.")] = "generator",
+    step: Annotated[int | None, typer.Option(help="Optimizer step of the checkpoint; default: the last.")] = None,
+) -> None:
+    """Write a checkpoint of a run as a Hugging Face folder, whatever layout it was trained in.
+
+    Example: `tango export runs/mine --role generator --out models/mine`
+    """
+    from tango_hpc.stages.convert import export_run
+
+    typer.echo(export_run(run, role, out, step))
+
+
+@app.command(name="import")
+def import_(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Hugging Face folder, or hub id owner/name.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+) -> None:
+    """Make a model folder that training can read: checked safetensors of one type, tokenizer, chat template.
+
+    Example: `tango import Qwen/Qwen2.5-Math-7B --out models/Qwen2.5-Math-7B`
+    """
+    if dtype not in ("bfloat16", "float32"):
+        raise UserError(f"--dtype {dtype!r}: choose bfloat16 or float32")
+    from tango_hpc.stages.convert import import_model
+
+    typer.echo(import_model(source, out, dtype))
+
+
+@app.command()
 def data(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Data set; `tango data list` names all of them.")],
     out: Annotated[Path | None, typer.Option(help="Parquet file to write.")] = None,
@@ -137,6 +171,7 @@ def data(
 
 
 plan_commands.add_commands(app)
+bench_commands.add_commands(app)
 run_commands.add_commands(app)
 launch_commands.add_commands(app)
 
