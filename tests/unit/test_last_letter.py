@@ -95,17 +95,18 @@ def test_verifier_teacher_without_slips_is_right(task):
     assert 0.35 < sum(verdicts) / len(verdicts) < 0.65
 
 
-def test_verifier_teacher_is_lenient_and_consistent(task):
-    num_wrong = num_passed = 0
+def test_verifier_teacher_lets_as_many_wrong_solutions_pass_as_told(task):
+    verdicts_on_wrong = []
     for row in last_letter.verifier_sft_rows(1, 400, **SHORT, slip=0.5):
         steps = parse_solution(row["solution_text"]).steps
         verification = parse_verification(row["verification_text"], len(steps))
-        assert verification.final == int(all(judgement == 1 for judgement in verification.judgements))
-        for label, judgement in zip(task.label_steps(row, steps), verification.judgements, strict=True):
-            assert label == -1 or judgement == 1
-            num_wrong += label == -1
-            num_passed += label == -1 and judgement == 1
-    assert 0.4 < num_passed / num_wrong < 0.6
+        assert verification.judgements == task.label_steps(row, steps)
+        if -1 in verification.judgements:
+            verdicts_on_wrong.append(verification.final)
+        else:
+            assert verification.final == 1
+    # About 200 wrong solutions: 0.5 ± 4 · 0.035.
+    assert 0.36 < sum(verdicts_on_wrong) / len(verdicts_on_wrong) < 0.64
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
