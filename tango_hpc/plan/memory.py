@@ -133,6 +133,11 @@ class _Role:
     def update_workspace(self, stage: int) -> int:
         return self.stages[stage].update_workspace(self.batch.micro_batch_tokens, self.in_flight(stage))
 
+    def activations(self, rank: int) -> int:
+        """What the forward passes of a rank keep for the backward pass."""
+        trainer = self.stage_of(rank)
+        return trainer.activations(self.batch.micro_batch_tokens, self.in_flight(trainer.stage))
+
     def stage_of(self, rank: int) -> Trainer:
         """The trainer of a rank: tensor ranks count fastest, then data, then pipeline."""
         first = self.stages[0]
@@ -201,13 +206,18 @@ def _node_phases(config: Config, roles: Mapping[str, _Role]) -> list[Phase]:
     fullest = max(range(len(nodes)), key=lambda node: sum(resident[node].values()))
     base, ranks = resident[fullest], nodes[fullest]
     on_cpu = config.launch.device == "cpu"
+    # The C library keeps freed activations for the next step; large blocks are taken anew beside them.
+    kept_heap = [0]
+    if on_cpu:
+        kept_heap += [sum(role.activations(rank) for rank in ranks) for role in roles.values() if role.stages]
+    freed = {"freed activations": max(kept_heap)}
     phases = [] if on_cpu else [Phase("training", "both" if len(roles) > 1 else next(iter(roles)), base)]
     for role in roles.values():
         name = "rollout" if role.name == "generator" else "verify"
         if on_cpu:
             workspace = min(config.rollout.max_batched_tokens, role.batch.rollout_tokens_per_engine)
             extra = role.engine.workspace(workspace, min(config.rollout.max_num_seqs, role.batch.rollouts_per_engine))
-            phases.append(Phase(name, role.name, base | {"engine activations": len(ranks) * extra}))
+            phases.append(Phase(name, role.name, base | freed | {"engine activations": len(ranks) * extra}))
         if not role.stages:
             continue
         trainers = [role.stage_of(rank) for rank in ranks]
@@ -218,9 +228,9 @@ def _node_phases(config: Config, roles: Mapping[str, _Role]) -> list[Phase]:
                 phases.append(Phase("logprobs", role.name, base | {"activations": forward}))
             update = sum(int(role.update_workspace(trainer.stage) * slack) for trainer in trainers)
             phases.append(Phase("train", role.name, base | {"activations, logits": update}))
-            phases.append(Phase("reshard", role.name, base | {"buckets": len(ranks) * role.sync_bytes}))
+            phases.append(Phase("reshard", role.name, base | freed | {"buckets": len(ranks) * role.sync_bytes}))
         save = sum(trainer.save_workspace() for trainer in trainers)
-        phases.append(Phase("saving", role.name, base | {"gathered optimizer": save}))
+        phases.append(Phase("saving", role.name, base | freed | {"gathered optimizer": save}))
     return phases
 
 

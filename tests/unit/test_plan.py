@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,7 +94,8 @@ def test_recomputation_keeps_the_inputs_of_layers_and_one_layer():
 def test_saved_activations_are_what_autograd_keeps():
     """Every tensor that the real model keeps for its backward pass on a CPU, counted once per storage."""
     code = Path(__file__).with_name("count_saved_activations.py")
-    done = subprocess.run([sys.executable, str(code)], capture_output=True, text=True, check=True)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, str(code)], env=environment, capture_output=True, text=True, check=True)
     counted = json.loads(done.stdout.splitlines()[-1])
     shape = ModelShape.from_hf_config(counted["config"])
     expected = trainer(shape=shape).activations(counted["tokens"], 1)
