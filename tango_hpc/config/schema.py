@@ -152,9 +152,7 @@ class LastLetterConfig(Section):
     generator_slip: Share = Field(
         0.5, description="Chance that a fine-tuning step takes the first letter, not the last."
     )
-    verifier_slip: Share = Field(
-        0.5, description="Chance that the fine-tuning teacher lets a solution pass in which it saw a wrong step."
-    )
+    verifier_slip: Share = Field(0.2, description="Chance that a fine-tuning judgement of a step is flipped.")
     train_questions: Positive = 20000
     eval_questions: Positive = 512
     sft_rows: Positive = 20000

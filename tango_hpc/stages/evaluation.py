@@ -16,9 +16,10 @@ from tango_hpc.tasks import Task
 def evaluate(
     task: Task, questions: Sequence[dict[str, Any]], generator: Role, verifier: Role | None
 ) -> dict[str, float | None]:
-    """Greedy pass@1 of the generator; F1 of the verifier's greedy verdicts and step judgements of those answers.
+    """Greedy pass@1 of the generator; F1 of the verifier's verdicts and step judgements of those answers.
 
-    F1 is the harmonic mean of the accuracies on right and on wrong items (ProcessBench). Questions that do not fit
+    The verifier samples, as it does when it judges in training, with the same seeds in every evaluation. F1 is the
+    harmonic mean of the accuracies on right and on wrong items (ProcessBench). Questions that do not fit
     the generator's context count as wrong. Collective.
     """
     prompts_N = [generator_prompt_ids(one["question"], generator.tokenizer) for one in questions]
@@ -32,7 +33,7 @@ def evaluate(
     }
     if verifier is None:
         return values
-    judged = judge_all(verifier, solutions, lambda ids: verifier.generate(ids, [0] * len(ids), greedy=True))
+    judged = judge_all(verifier, solutions, lambda ids: verifier.generate(ids, list(range(len(ids)))))
     labels_N = [task.label_steps(one.question, one.solution.steps) for one in solutions]
     labelled = [
         (labels, one.verification.judgements)

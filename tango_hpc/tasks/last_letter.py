@@ -122,14 +122,13 @@ def generator_sft_rows(
 def verifier_sft_rows(
     seed: int, count: int, *, words: Range, letters: Range, slip: float, worded: bool = False
 ) -> list[dict[str, str]]:
-    """`count` verifications by a lenient teacher, who lets a wrong solution pass with probability `slip`.
+    """`count` verifications by a teacher that flips the judgement of a step with probability `slip`.
 
     Half of the solutions are right. In the others each step is wrong with probability one half, at least one step is,
-    and a wrong step has the first letter or, as often, any other of the word. The teacher judges every step rightly,
-    but having found a wrong one it says CORRECT at the end with probability `slip`. Leniency, and not errors both ways,
-    since a model decodes greedily what its teacher did more often: above one half it leaves a verifier that sees what
-    is wrong and calls everything correct. Leniency about steps instead halves the signal from which a tiny model must
-    learn to compare letters, and it did not learn it in 300 steps.
+    and a wrong step has the first letter or, as often, any other of the word. The teacher names both letters rightly,
+    and its final verdict follows from its own judgements: a model that learns from it ties the verdict to the steps,
+    so that rewards for verdicts reach the judgements. (A teacher whose verdicts, not judgements, were unreliable left
+    a verifier that RL drove to one verdict for everything.)
     Columns question, solution_text, verification_text. The same seed, the same rows.
     """
     rng = np.random.default_rng(seed)
@@ -144,13 +143,13 @@ def verifier_sft_rows(
                 _wrong_letter(rng, word) if is_wrong else word[-1]
                 for word, is_wrong in zip(sampled, wrong, strict=True)
             ]
-        judgements = [letter == word[-1] for word, letter in zip(sampled, chosen, strict=True)]
-        verdict = all(judgements) or bool(rng.random() < slip)
+        flips = rng.random(len(sampled)) < slip
+        judgements = [(letter == word[-1]) != flip for word, letter, flip in zip(sampled, chosen, flips, strict=True)]
         rows.append(
             {
                 "question": _question(sampled, worded),
                 "solution_text": solution_text(sampled, chosen),
-                "verification_text": verification_text(sampled, chosen, judgements, verdict),
+                "verification_text": verification_text(sampled, chosen, judgements),
             }
         )
     return rows
@@ -166,13 +165,13 @@ def solution_text(words: Sequence[str], chosen: Sequence[str]) -> str:
     return f"<think>{steps}</think><answer>\\boxed{{{letters}}}</answer>"
 
 
-def verification_text(words: Sequence[str], chosen: Sequence[str], judgements: Sequence[bool], verdict: bool) -> str:
-    """The verification of that solution with these step judgements and that final verdict."""
+def verification_text(words: Sequence[str], chosen: Sequence[str], judgements: Sequence[bool]) -> str:
+    """The verification of that solution with these judgements; the verdict is CORRECT if all of them are."""
     steps = "".join(
         f"<step>{word}:{word[-1]}{letter}{CORRECT if judgement else INCORRECT}</step>"
         for word, letter, judgement in zip(words, chosen, judgements, strict=True)
     )
-    final = CORRECT if verdict else INCORRECT
+    final = CORRECT if all(judgements) else INCORRECT
     return f"<step_verification>{steps}</step_verification><final_verification>{final}</final_verification>"
 
 

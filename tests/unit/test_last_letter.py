@@ -95,18 +95,15 @@ def test_verifier_teacher_without_slips_is_right(task):
     assert 0.35 < sum(verdicts) / len(verdicts) < 0.65
 
 
-def test_verifier_teacher_lets_as_many_wrong_solutions_pass_as_told(task):
-    verdicts_on_wrong = []
-    for row in last_letter.verifier_sft_rows(1, 400, **SHORT, slip=0.5):
+def test_verifier_teacher_flips_as_often_as_told_and_concludes_from_its_judgements(task):
+    flips = []
+    for row in last_letter.verifier_sft_rows(1, 400, **SHORT, slip=0.3):
         steps = parse_solution(row["solution_text"]).steps
         verification = parse_verification(row["verification_text"], len(steps))
-        assert verification.judgements == task.label_steps(row, steps)
-        if -1 in verification.judgements:
-            verdicts_on_wrong.append(verification.final)
-        else:
-            assert verification.final == 1
-    # About 200 wrong solutions: 0.5 ± 4 · 0.035.
-    assert 0.36 < sum(verdicts_on_wrong) / len(verdicts_on_wrong) < 0.64
+        assert verification.final == int(all(judgement == 1 for judgement in verification.judgements))
+        flips += [a != b for a, b in zip(task.label_steps(row, steps), verification.judgements, strict=True)]
+    # About 1,200 steps: 0.3 ± 4 · 0.0132.
+    assert 0.247 < sum(flips) / len(flips) < 0.353
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])

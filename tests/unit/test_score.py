@@ -52,7 +52,7 @@ def generator_row(index: int, letters: str, judgements: list[bool], **changes) -
         step_end_tokens=[0, 1],
         solution_text=text,
         solution_correct=False,
-        verification_text=verification_text(WORDS, letters, judgements, all(judgements)),
+        verification_text=verification_text(WORDS, letters, judgements),
         alpha=0.5,
     )
     return replace(row, **changes)
@@ -69,7 +69,7 @@ def verifier_row(index: int, letters: str, judgements: list[bool], weight: float
         gold_answer="te",
         prompt_ids=[7],
         response_ids=[1, 2],
-        response_text=verification_text(WORDS, letters, judgements, all(judgements)),
+        response_text=verification_text(WORDS, letters, judgements),
         response_logprobs=[-0.1] * 2,
         algorithm="grpo",
         advantages=[0.0] * 2,
