@@ -6,13 +6,16 @@ import itertools
 import math
 import time
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tango_hpc.config import load_config
 from tango_hpc.errors import UserError
 from tango_hpc.reshard.engine_layout import engine_layout
 from tango_hpc.reshard.plan import Layouts, Plan, RankPlan, Segment, build_plan
+from tango_hpc.reshard.planned import plan_report
 from tango_hpc.reshard.shapes import LocalParam, ModelShape, hf_tensors, megatron_layout
 from tango_hpc.reshard.transfer import Locator
 
@@ -264,3 +267,18 @@ def test_impossible_layouts_are_named(changes, message) -> None:
 def test_a_bucket_that_cannot_hold_a_row_is_refused() -> None:
     with pytest.raises(UserError, match=r"reshard.bucket_mb: one row of model.embed_tokens.weight has 64 bytes"):
         build_plan(layouts(tiny(), 2, 2, 1, 1), element_bytes=4, bucket_bytes=128)
+
+
+def test_the_report_of_a_configuration_has_every_rank_and_the_sums(tmp_path) -> None:
+    """Two ranks, trainer TP=2, engine TP=1, the tied tiny model of `build`: each lacks half of every matrix."""
+    config = load_config(Path("configs/quickstart.yaml"), [f"run.dir={tmp_path}", "rollout.tensor=1"])
+    report = plan_report(config)
+    generator, verifier = report["generator"], report["verifier"]
+    assert [rank["rank"] for rank in generator["ranks"]] == [0, 1]
+    for key in ("sent_bytes", "received_bytes", "local_bytes", "minimum_bytes", "gather_bytes"):
+        assert generator["total"][key] == sum(rank[key] for rank in generator["ranks"])
+    assert generator["total"]["peak_extra_bytes"] == max(rank["peak_extra_bytes"] for rank in generator["ranks"])
+    assert generator["ratio_to_minimum"] == 1.0
+    # What a gather brings is here what the plan brings: the engine of each rank needs the whole model.
+    assert generator["total"]["gather_bytes"] == generator["total"]["received_bytes"]
+    assert verifier["total"]["received_bytes"] == 0  # trainer and engine of the verifier are both TP=1
