@@ -113,6 +113,13 @@ stop() {
         for _ in $(seq 50); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
         kill -9 "$pid" 2>/dev/null || true
     done
+    # What a busy machine did not manage to end in time: processes of this cluster's jobs, told by their environment.
+    for file in /proc/[0-9]*/environ; do
+        if tr '\0' '\n' 2>/dev/null <"$file" | grep -qxF "SLURM_CONF=$folder/slurm.conf" \
+            && { tr '\0' '\n' 2>/dev/null <"$file" | grep -q '^SLURM_JOB_ID=' || grep -q slurmstepd "${file%environ}cmdline"; }; then
+            pid="${file#/proc/}"; kill -9 "${pid%/environ}" 2>/dev/null || true
+        fi
+    done
     rm -rf "$folder"
 }
 

@@ -19,7 +19,7 @@ from tango_hpc.launch.environment import await_file, place, rendezvous_file
 from tango_hpc.launch.job import run_attempt
 from tango_hpc.launch.prepare import prepare_run
 from tango_hpc.launch.snapshot import take_snapshot
-from tango_hpc.launch.starters import RANK_COMMAND, rank_environment
+from tango_hpc.launch.starters import rank_command, rank_environment
 from tango_hpc.run.directory import RunDirectory
 
 
@@ -75,5 +75,5 @@ def _become_rank(stage: str, config: Config, *, resume: bool) -> None:
         meeting.touch()
     else:
         await_file(meeting)
-    words = [*RANK_COMMAND, str(directory.path), stage]
-    os.execve(words[0], words, os.environ | rank_environment(config))
+    words = [*rank_command(), str(directory.path), stage]
+    os.execvpe(words[0], words, os.environ | rank_environment(config))

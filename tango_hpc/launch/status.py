@@ -27,6 +27,7 @@ from tango_hpc.run.summary import read_summary
 
 WAITING_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD")
 FOLLOW_SECONDS = 1.0
+STALE_HEARTBEAT_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> Run
         stages = submitted[-1]["stages"].split(",") if submitted else [last.stage]
         state, detail = _after_its_start(directory, last, stages[-1], job_state)
     else:
-        state, detail = "new", ""
+        state, detail = _without_supervisor(directory, stage), ""
     progress = json.loads(directory.progress.read_text()) if directory.progress.is_file() else {}
     current = progress if progress.get("stage") == stage else {}
     if state == "running":
@@ -134,6 +135,15 @@ def _after_its_start(directory: RunDirectory, last: Attempt, last_stage: str, jo
         return "running", ""
     ended = job_state or (slurm.accounting(last.job) if last.job else None)
     return "lost", f"ended without a word{f': {ended}' if ended else ''}; --resume continues from the last checkpoint"
+
+
+def _without_supervisor(directory: RunDirectory, stage: str) -> str:
+    """State of a run whose ranks were started by hand (`srun tango train`): as rank 0 has written it down."""
+    status = read_summary(directory).get("stages", {}).get(stage, {}).get("status", "new")
+    beat = directory.heartbeat_file(0)
+    if status == "running" and not (beat.exists() and time.time() - beat.stat().st_mtime < STALE_HEARTBEAT_SECONDS):
+        return "lost"
+    return status
 
 
 def _holder(directory: RunDirectory) -> dict[str, Any]:

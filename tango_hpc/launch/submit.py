@@ -55,7 +55,8 @@ def submit(
     folder = directory.logs / "submitit"
     with _visible_to_background(chosen, directory.snapshot):
         made = executor(settings, chosen, folder, job_name(stages, directory), cluster, directory.snapshot)
-        job = made.submit(run_job, str(directory.path), stages)
+        with refused_by_slurm():
+            job = made.submit(run_job, str(directory.path), stages)
     remember_job(directory, stages, cluster, job.job_id)
     return followed(job, folder, directory) if cluster == "slurm" else job
 
@@ -154,6 +155,17 @@ def sbatch_options(config: Config, profile: Profile) -> dict[str, str | int | bo
         count = f"{profile.gpu_type}:{launch.tasks_per_node}" if profile.gpu_type else launch.tasks_per_node
         options[profile.gpu_request] = f"gpu:{count}" if profile.gpu_request == "gres" else count
     return {key: value for key, value in (options | profile.sbatch).items() if value is not None and value is not False}
+
+
+@contextmanager
+def refused_by_slurm() -> Iterator[None]:
+    """Turns a refused submission into a `UserError` with sbatch's own words."""
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    try:
+        yield
+    except (FailedJobError, FailedSubmissionError) as error:
+        raise UserError(f"Slurm refused the job: {str(error).strip()}") from None
 
 
 @contextmanager

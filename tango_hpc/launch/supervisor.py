@@ -152,7 +152,8 @@ class Supervisor:
         if not self.failures:
             self.failures = find_cause(self.directory, self.starter.deaths())
         if not self.failures:
-            self.failures = [Failure(None, "the ranks ended without saying how")]
+            told = f"{self.stop_reason}: " if self.stop_reason else ""
+            self.failures = [Failure(None, f"{told}the ranks were ended before their next safe point")]
         self._tell(self.failures[0].text())
         for other in self.failures[1:]:
             self._tell(other.title())

@@ -37,7 +37,7 @@ from tango_hpc.launch.prepare import prepare_run
 from tango_hpc.launch.profiles import load_profile
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.launch.status import RunState, states
-from tango_hpc.launch.submit import Cluster, check_cluster, executor, followed, remember_job
+from tango_hpc.launch.submit import Cluster, check_cluster, executor, followed, refused_by_slurm, remember_job
 from tango_hpc.run.directory import RunDirectory
 
 Value = bool | int | float | str | None
@@ -173,7 +173,8 @@ def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster
     snapshot = take_snapshot(home / "snapshot")
     made = executor(cells[0].config, chosen_profile, home / "logs", f"sweep-{home.name}", cluster, snapshot)
     made.update_parameters(array_parallelism=sweep.settings.throttle)
-    jobs = made.map_array(run_job, [str(cell.directory.path) for cell in cells], [stages] * len(cells))
+    with refused_by_slurm():
+        jobs = made.map_array(run_job, [str(cell.directory.path) for cell in cells], [stages] * len(cells))
     for cell, job in zip(cells, jobs, strict=True):
         remember_job(cell.directory, stages, cluster, job.job_id)
     jobs = [followed(job, home / "logs", cell.directory) for cell, job in zip(cells, jobs, strict=True)]

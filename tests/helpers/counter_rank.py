@@ -3,7 +3,7 @@
 `python -m tests.helpers.counter_rank RUN STAGE` adds 1 per step, in step with all ranks, and saves its counter as
 training does. RUN.behaviour.json says what goes wrong, where and when: {"steps", "step_seconds", "rank", "step",
 "action"}, with action "fail", "kill", "hang", "crash" or "check"; "once": true for the first attempt only;
-"saves": false for checkpoints that never come; "gloo": true for torch.distributed in place of plain sockets, which start faster.
+"results" for the summary; "saves": false for checkpoints that never come; "gloo": true for torch.distributed in place of plain sockets, which start faster.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def count(directory: RunDirectory, stage: str, stop: StopSignal) -> None:
             save()
     save()
     if rank == 0:
-        update_summary(directory, stage, "done", steps=step)
+        update_summary(directory, stage, "done", steps=step, results=behaviour.get("results"))
 
 
 def join_over_gloo() -> Callable[[bool], bool]:

@@ -1,0 +1,168 @@
+"""Real training on two Slurm nodes: three ways to start, two of them interrupted, one set of final weights.
+
+The generator is split over the nodes (TP=2), the verifier is copied (DP=2).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from tango_hpc.config import config_to_yaml
+from tango_hpc.launch import slurm
+from tango_hpc.launch.attempts import AttemptLog
+from tango_hpc.launch.profiles import Profile
+from tango_hpc.launch.status import run_state, states
+from tango_hpc.launch.submit import submit
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.metrics import read_metrics
+from tests.helpers.runs import prepare_small_run, small_config
+from tests.slurm.jobs import ROOT, start_requeued, tango, wait_until
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+# Models and data lie outside the runs, for all of them.
+OVERRIDES = ("launch.nodes=2", "launch.tasks_per_node=1", "launch.grace_seconds=50", "checkpoint.every_steps=1")
+
+
+class Trained:
+    """Three runs of the same configuration and what they left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        prepared, _ = prepare_small_run(folder / "inputs", *OVERRIDES)
+        (folder / "inputs" / "config.yaml").unlink()  # only its data and models are wanted
+        self.shared = [
+            f"data.train={prepared.data.train}",
+            f"data.eval={prepared.data.eval}",
+            f"generator.model.path={prepared.generator.model.path}",
+            f"verifier.model.path={prepared.verifier.model.path}",  # type: ignore[union-attr]
+        ]
+        self.file = folder / "train.yaml"
+        self.file.write_text(config_to_yaml(small_config(folder / "base", *OVERRIDES, *self.shared)))
+
+    def wait(self, directory: RunDirectory, job: str) -> None:
+        def over() -> bool:
+            start_requeued(job)
+            return states([directory])[0].is_over
+
+        wait_until(over, lambda: explain(directory), timeout=240)
+
+    def weights(self, directory: RunDirectory) -> dict[str, torch.Tensor]:
+        found = {}
+        last = max((directory.checkpoints / "train").glob("step_*"))
+        for role in ("generator", "verifier"):
+            flat = self.folder / f"{directory.path.name}-{role}.pt"
+            dcp_to_torch_save(last / role, flat)
+            for name, value in flatten(torch.load(flat, weights_only=False)):
+                found[f"{role}.{name}"] = value
+        return found
+
+
+def flatten(tree: Any, prefix: str = "") -> list[tuple[str, torch.Tensor]]:
+    if isinstance(tree, torch.Tensor):
+        return [(prefix, tree)]
+    if isinstance(tree, dict):
+        return [item for key, value in tree.items() for item in flatten(value, f"{prefix}/{key}")]
+    if isinstance(tree, list | tuple):
+        return [item for index, value in enumerate(tree) for item in flatten(value, f"{prefix}/{index}")]
+    return []
+
+
+def explain(directory: RunDirectory) -> str:
+    logs = [*directory.logs.rglob("*.out"), directory.rank_log(0), directory.rank_log(1)]
+    texts = [f"== {log.name}\n{log.read_text(errors='replace')[-2500:]}" for log in logs if log.exists()]
+    return "\n".join([repr(states([directory])[0]), *map(repr, AttemptLog(directory).read()), *texts])
+
+
+def rows(directory: RunDirectory) -> int:
+    return len(directory.metrics.read_text().splitlines()) if directory.metrics.exists() else 0
+
+
+def rank_pid(directory: RunDirectory, rank: int) -> int:
+    import json
+
+    return json.loads(directory.heartbeat_file(rank).read_text())["pid"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("training on slurm") / "all of it")
+
+
+@pytest.fixture(scope="module")
+def straight(trained: Trained, cluster: None) -> RunDirectory:
+    """From Python, uninterrupted."""
+    job = submit("train", trained.file, f"run.dir={trained.folder / 'python'}", profile=Profile(time="10"))
+    trained.wait(job.directory, job.job_id)
+    assert run_state(job.directory, {}).state == "done", explain(job.directory)
+    return job.directory
+
+
+def same_run(trained: Trained, straight: RunDirectory, other: RunDirectory) -> None:
+    expected, found = trained.weights(straight), trained.weights(other)
+    assert expected.keys() == found.keys() and len(expected) > 40
+    assert not [name for name, value in expected.items() if not torch.equal(value, found[name])]
+
+    def computed(directory: RunDirectory) -> list[dict[str, Any]]:
+        return [
+            {key: value for key, value in row.items() if not key.startswith("seconds/") and key != "time"}
+            for row in read_metrics(directory)
+        ]
+
+    assert computed(straight) == computed(other)
+    assert [row["step"] for row in read_metrics(other)] == [1, 2, 3, 4, 5]
+
+
+def test_plain_sbatch_with_a_time_limit_that_is_near(trained: Trained, straight: RunDirectory) -> None:
+    command = trained.folder / "tango"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tango_hpc.cli "$@"\n')
+    command.chmod(0o755)
+    directory = RunDirectory(trained.folder / "sbatch")
+    done = subprocess.run(
+        ["sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", f"--output={trained.folder}/plain-%j.log",
+         str(ROOT / "slurm" / "train.sbatch"), str(trained.file), f"run.dir={directory.path}"],
+        env=os.environ | {"PATH": f"{trained.folder}:{os.environ['PATH']}"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    job = done.stdout.strip()
+    wait_until(lambda: rows(directory) >= 2, lambda: explain(directory))
+    asked = time.monotonic()
+    slurm.run_command("scancel", "--batch", "--signal=USR2", job)  # what Slurm sends before the limit
+    wait_until(lambda: AttemptLog(directory).read()[0].ended is not None, lambda: explain(directory))
+    print(f"from signal to saved: {time.monotonic() - asked:.1f} s")
+    trained.wait(directory, job)
+    assert [attempt.code for attempt in AttemptLog(directory).read()] == [85, 0], explain(directory)
+    same_run(trained, straight, directory)
+
+
+def test_a_job_array_with_a_killed_rank(trained: Trained, straight: RunDirectory) -> None:
+    file = trained.folder / "sweep.yaml"
+    file.write_text(yaml.safe_dump({"config": "train.yaml", "dir": str(trained.folder / "sweep"), "cells": [{}]}))
+    profile = trained.folder / "profile.yaml"
+    profile.write_text("time: '10'\n")
+    tango("sweep", str(file), "--profile", str(profile))
+    (path,) = (trained.folder / "sweep" / "cells").iterdir()
+    directory = RunDirectory(path)
+    job = states([directory])[0].job
+    assert job is not None
+    wait_until(lambda: rows(directory) >= 2, lambda: explain(directory))
+    killed = time.monotonic()
+    os.kill(rank_pid(directory, 1), signal.SIGKILL)
+    wait_until(lambda: AttemptLog(directory).read()[0].ended is not None, lambda: explain(directory))
+    assert time.monotonic() - killed < 60
+    print(f"from a killed rank to the end of the attempt: {time.monotonic() - killed:.1f} s")
+    trained.wait(directory, job)
+    first, second = AttemptLog(directory).read()
+    assert first.code == 1 and first.reason.startswith("rank 1 on n2") and "SIGKILL" in first.reason
+    assert second.code == 0, explain(directory)
+    same_run(trained, straight, directory)
