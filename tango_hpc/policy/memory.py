@@ -22,14 +22,14 @@ class DeviceMemory:
         self._host: dict[int, Tensor] = {}
         self._away: dict[int, int] = {}
 
-    def offload(self) -> None:
-        """Free the GPU of everything that is on it."""
+    def offload(self, keep_weights: bool = False) -> None:
+        """Free the GPU of everything that is on it, or of all but the weights."""
         weights, state, gradients = self._storages()
         if not weights:
             return
         torch.cuda.synchronize()
         kept = {storage._cdata for storage in [*weights, *state]}
-        for storage in [*weights, *state, *gradients]:
+        for storage in [*([] if keep_weights else weights), *state, *gradients]:
             key = storage._cdata
             if key in self._away:
                 continue

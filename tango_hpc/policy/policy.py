@@ -240,9 +240,9 @@ class Policy:
         """Continue from what `save` wrote, in this or any other layout."""
         checkpoint.load(self, folder)
 
-    def offload(self) -> None:
-        """Move weights, gradients and optimizer state from the GPU to the host; nothing to do on a CPU."""
-        self._memory.offload()
+    def offload(self, *, keep_weights: bool = False) -> None:
+        """Move optimizer state, and weights, from the GPU to the host; drop gradients. Nothing to do on a CPU."""
+        self._memory.offload(keep_weights)
 
     def onload(self, *, weights_only: bool = False) -> None:
         """Undo `offload`, if need be; `weights_only` is enough for log-probabilities and weight syncs."""

@@ -73,7 +73,8 @@ class Role:
     def sync_weights(self) -> SyncStats:
         """Bring the trainer's weights into the engine. Collective."""
         assert self.policy is not None and self._sync is not None, f"the {self.name} is not trained"
-        self.policy.onload()
+        self.policy.onload(weights_only=True)
+        self.policy.offload(keep_weights=True)
         self.engine.wake(weights_only=True)
         stats = self._sync.sync()
         self.engine.sleep()
