@@ -34,7 +34,7 @@ def write_page(
     note = "" if len(kept) == total else f"{len(kept):,} of {total:,} answers are shown; the Parquet files hold all."
     style = resources.files("tango_hpc.run").joinpath("report.css").read_text(encoding="utf-8")
     own = resources.files("tango_hpc.benchmarks")
-    data = json.dumps(kept, ensure_ascii=False).replace("</", "<\\/").replace("<!--", "<\\!--")
+    data = json.dumps(kept, ensure_ascii=False).replace("<", "\\u003c")  # no answer can end the element
     page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><title>Answers</title>'
