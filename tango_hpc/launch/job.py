@@ -72,13 +72,14 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
         if code != StoppedEarly.exit_code:
             update_summary(directory, stage, "failed", attempt_seconds=(attempt.ended or 0) - attempt.started)
         if code not in NEVER_RETRY and not supervisor.stopped_by_user and job is not None:
-            if code != StoppedEarly.exit_code and not attempt.made_progress:
+            told_to_stop = supervisor.stop_reason is not None
+            if not told_to_stop and not attempt.made_progress:
                 say(console, "Not tried again: this attempt made no progress.")
             elif requeue(job, console):
                 lock.__exit__()
                 _leave(code)
         if code == StoppedEarly.exit_code:
-            say(console, f"Saved. Continue with: {resume_command(directory, stage)}")
+            say(console, f"Continue with: {resume_command(directory, stage)}")
         else:
             say(console, f"Logs of the ranks: {directory.logs}")
         return code

@@ -19,7 +19,7 @@ from rich.console import Console
 from tango_hpc.config.schema import Config
 from tango_hpc.errors import StoppedEarly
 from tango_hpc.launch.starters import Starter
-from tango_hpc.launch.watch import Failure, Watchdog, clear_last_attempt, find_cause, read_outcomes
+from tango_hpc.launch.watch import Failure, Watchdog, clear_last_attempt, find_cause, is_loading, read_outcomes
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.files import write_atomically
 from tango_hpc.run.progress import ProgressView
@@ -54,6 +54,7 @@ class Supervisor:
     failures: list[Failure] = field(default_factory=list)
     stop_reason: str | None = None
     stopped_by_user: bool = False
+    _ended_while_loading: bool = False
     _signals: list[signal.Signals] = field(default_factory=list)
 
     def run(self) -> int:
@@ -96,6 +97,10 @@ class Supervisor:
                     self._tell(f"all ranks are done, but did not exit within {TEARDOWN_SECONDS:.0f} s: ended")
                     return
             if stop_by is None and self._stop_wanted():
+                if is_loading(self.directory):
+                    self._tell(f"{self.stop_reason}: ended while loading, there was nothing to save")
+                    self._ended_while_loading = True
+                    return
                 stop_by = time.monotonic() + max(launch.grace_seconds, 1.0)
                 self._tell(f"{self.stop_reason}: saving at the next safe point (at most {launch.grace_seconds:.0f} s)")
             if self._signals.count(signal.SIGINT) > 1:
@@ -141,6 +146,8 @@ class Supervisor:
         return [death for death in self.starter.deaths() if death.rank is None or death.rank not in outcomes]
 
     def _conclude(self) -> int:
+        if self._ended_while_loading:
+            return STOPPED
         outcomes = read_outcomes(self.directory, self.config.world_size)
         if not self.failures and len(outcomes) == self.config.world_size:
             codes = set(outcomes.values())

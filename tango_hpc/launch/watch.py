@@ -50,6 +50,11 @@ def clear_last_attempt(directory: RunDirectory) -> None:
             file.unlink(missing_ok=True)
 
 
+def is_loading(directory: RunDirectory) -> bool:
+    """Whether the ranks have not come to their first safe point: there is nothing to save."""
+    return not (_read_beat(directory.heartbeat_file(0)) or {}).get("reached_safe_point", False)
+
+
 def read_outcomes(directory: RunDirectory, world_size: int) -> dict[int, int]:
     """Exit code by rank, of those ranks that came to their end themselves."""
     files = {rank: outcome_file(directory, rank) for rank in range(world_size)}

@@ -1,9 +1,10 @@
 """A rank that counts instead of training: the launch protocol without models.
 
 `python -m tests.helpers.counter_rank RUN STAGE` adds 1 per step, in step with all ranks, and saves its counter as
-training does. RUN.behaviour.json says what goes wrong, where and when: {"steps", "step_seconds", "rank", "step",
-"action"}, with action "fail", "kill", "hang", "crash" or "check"; "once": true for the first attempt only;
-"results" for the summary; "saves": false for checkpoints that never come; "gloo": true for torch.distributed in place of plain sockets, which start faster.
+training does. RUN.behaviour.json says how: "steps", "step_seconds", "load_seconds", "save_every", "results" for the
+summary, "saves": false for checkpoints that never come, "gloo": true for torch.distributed in place of plain sockets,
+which start faster. And what goes wrong: "rank", "step" and "action", which is "fail", "kill", "hang", "crash" or
+"check"; "once": true for the first attempt only.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def count(directory: RunDirectory, stage: str, stop: StopSignal) -> None:
             write_atomically(directory.checkpoints / stage / f"step_{step:06d}", json.dumps({"step": step}))
         any_rank(False)
 
+    time.sleep(behaviour.get("load_seconds", 0))
     print(f"rank {rank} of {world_size} runs {tango_hpc.__file__}", flush=True)
     while step < behaviour["steps"]:
         if stop.check("rollout"):

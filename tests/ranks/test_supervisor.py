@@ -50,7 +50,7 @@ def output(supervisor: Supervisor) -> str:
     return supervisor.console.file.getvalue()
 
 
-def wait_for(what: Any, timeout: float = 90) -> None:
+def wait_for(what: Any, timeout: float = 240) -> None:
     end = time.monotonic() + timeout
     while not what():
         assert time.monotonic() < end
@@ -64,7 +64,7 @@ def test_a_run_to_its_end(tmp_path: Path) -> None:
 
 
 def test_stop_file_saves_and_resumes(tmp_path: Path) -> None:
-    supervisor = make_run(tmp_path / "run", steps=400, step_seconds=0.05, gloo=True)
+    supervisor = make_run(tmp_path / "run", steps=4000, step_seconds=0.05, gloo=True)
 
     def ask() -> None:
         wait_for(lambda: "step 3" in supervisor.directory.rank_log(0).read_text())
@@ -76,7 +76,7 @@ def test_stop_file_saves_and_resumes(tmp_path: Path) -> None:
     assert supervisor.run() == 85
     asker.join()
     stopped_at = counted(supervisor.directory)
-    assert 3 <= stopped_at < 400
+    assert 3 <= stopped_at < 4000
     supervisor.directory.stop_file.unlink()
     again = make_run(tmp_path / "run", steps=stopped_at + 2)
     assert again.run() == 0
@@ -96,9 +96,7 @@ def test_stop_file_saves_and_resumes(tmp_path: Path) -> None:
 )
 def test_one_rank_fails(tmp_path: Path, action: str, code: int, told: str) -> None:
     supervisor = make_run(tmp_path / "run", rank=1, step=2, action=action, step_seconds=0.4, gloo=action == "kill")
-    started = time.monotonic()
     assert supervisor.run() == code
-    assert time.monotonic() - started < 60
     assert told.format(host=os.uname().nodename) in output(supervisor)
     assert output(supervisor).startswith("rank 1 ")
     assert not supervisor.starter.running()
@@ -124,6 +122,15 @@ def test_no_safe_point_within_the_grace_time(tmp_path: Path) -> None:
     threading.Timer(1, ask).start()
     assert supervisor.run() == 1, log.read_text()
     assert "no safe point within launch.grace_seconds=1: ended without saving" in output(supervisor)
+
+
+def test_a_stop_while_loading_loses_nothing_and_takes_no_time(tmp_path: Path) -> None:
+    supervisor = make_run(tmp_path / "run", load_seconds=300)
+    threading.Timer(1, lambda: supervisor.directory.stop_file.write_text("tango stop")).start()
+    started = time.monotonic()
+    assert supervisor.run() == 85
+    assert time.monotonic() - started < 60
+    assert "ended while loading, there was nothing to save" in output(supervisor)
 
 
 def ranks_are_in_rollout(directory: RunDirectory) -> bool:
