@@ -6,7 +6,6 @@ policy exports. Both engines are read through the kernels that they compute with
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from tango_hpc.config.schema import ReshardConfig
-from tango_hpc.parallel.collectives import broadcast_object
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import make_tiny_hf
 from tests.helpers.vllm_engines import make_engine, make_policy
@@ -24,11 +22,6 @@ from tests.helpers.vllm_engines import make_engine, make_policy
 FAMILIES = ("qwen2", "qwen3", "llama")
 TRAINING = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
 TINY_BUCKET = ReshardConfig(bucket_mb=0.004, verify="always", timeout_seconds=30)
-
-
-def shared_folder() -> Path:
-    """One folder for all ranks; the helper that starts them removes nothing, the test run's tmp does."""
-    return Path(broadcast_object(tempfile.mkdtemp(prefix="weight-sync-")))
 
 
 def loaded_copies(engine) -> dict[str, list[torch.Tensor]]:
@@ -69,13 +62,13 @@ def checkpoints(folder: Path, family: str) -> tuple[Path, Path]:
     return start, scaled
 
 
-def matrix_on_ranks(tensors: tuple[int, ...], families: tuple[str, ...]) -> list[str]:
+def matrix_on_ranks(folder: Path, tensors: tuple[int, ...], families: tuple[str, ...]) -> list[str]:
     """All layouts that this number of ranks allows; the cases that went wrong."""
     from vllm.distributed.parallel_state import destroy_model_parallel
 
     from tango_hpc.reshard.sync import WeightSync
 
-    folder, wrong = shared_folder(), []
+    wrong: list[str] = []
     layouts = [(t, p) for t, p in TRAINING if dist.get_world_size() % (t * p) == 0]
     for rollout_tensor in tensors:
         for family in families:
@@ -101,8 +94,8 @@ def matrix_on_ranks(tensors: tuple[int, ...], families: tuple[str, ...]) -> list
 
 
 @pytest.mark.parametrize("world_size, tensors", [(1, (1,)), (2, (1, 2)), (4, (1, 2, 4))])
-def test_every_layout_is_bit_exact(world_size: int, tensors: tuple[int, ...]) -> None:
-    for wrong in run_ranks(matrix_on_ranks, world_size, tensors, FAMILIES, timeout=280):
+def test_every_layout_is_bit_exact(tmp_path: Path, world_size: int, tensors: tuple[int, ...]) -> None:
+    for wrong in run_ranks(matrix_on_ranks, world_size, tmp_path, tensors, FAMILIES, timeout=280):
         assert wrong == []
 
 
