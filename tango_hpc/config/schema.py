@@ -153,6 +153,7 @@ class LastLetterConfig(Section):
         0.5, description="Chance that a fine-tuning step takes the first letter, not the last."
     )
     verifier_slip: Share = Field(0.2, description="Chance that a fine-tuning judgement of a step is flipped.")
+    verifier_careful: Share = Field(0.0, description="Share of the verifier's rows, the first ones, without flips.")
     train_questions: Positive = 20000
     eval_questions: Positive = 512
     sft_rows: Positive = 20000
@@ -177,6 +178,7 @@ class SftRoleConfig(Section):
     batch_size: Positive = 64
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-6, schedule="cosine", warmup_ratio=0.1)
     eval_every: Count = 100
+    shuffle: bool = Field(True, description="Draw the rows in random order; false: in the file's, for a curriculum.")
     eval_rows: Positive = Field(256, description="Rows kept out of training for the evaluation loss.")
 
 

@@ -1,4 +1,4 @@
-"""The order in which questions are drawn: shuffled epochs that can be left and taken up again."""
+"""The order in which questions are drawn: epochs, shuffled or not, that can be left and taken up again."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ class QuestionSampler:
     draw in `num_dropped`.
     """
 
-    def __init__(self, num_questions: int, seed: int, fits: Callable[[int], bool]) -> None:
-        self._num_questions, self._seed, self._fits = num_questions, seed, fits
+    def __init__(self, num_questions: int, seed: int, fits: Callable[[int], bool], *, shuffle: bool = True) -> None:
+        self._num_questions, self._seed, self._fits, self._shuffle = num_questions, seed, fits, shuffle
         self._epoch, self._position, self.num_dropped = 0, 0, 0
         self._order = self._shuffled()
 
     def _shuffled(self) -> np.ndarray[Any, np.dtype[Any]]:
+        if not self._shuffle:
+            return np.arange(self._num_questions)
         return np.random.default_rng((self._seed, self._epoch)).permutation(self._num_questions)
 
     def draw(self, count: int) -> list[int]:

@@ -118,6 +118,7 @@ def synthesise_data(config: Config) -> None:
             words=settings.sft_words,
             letters=settings.sft_letters,
             slip=settings.verifier_slip,
+            careful=settings.verifier_careful,
         )
         write_rows(sft["verifier"].data, rows)
 

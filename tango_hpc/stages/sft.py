@@ -82,7 +82,7 @@ class FineTuning:
                 f"(sft.{role}.eval_rows): nothing is left to train on"
             )
         self.held_out, self.train = fitting[: settings.eval_rows], fitting[settings.eval_rows :]
-        self.sampler = QuestionSampler(len(self.train), config.seed, lambda index: True)
+        self.sampler = QuestionSampler(len(self.train), config.seed, lambda index: True, shuffle=settings.shuffle)
         self.policy = Policy(
             settings.init.path,
             parallel=role_settings.parallel,

@@ -120,9 +120,12 @@ def generator_sft_rows(
 
 
 def verifier_sft_rows(
-    seed: int, count: int, *, words: Range, letters: Range, slip: float, worded: bool = False
+    seed: int, count: int, *, words: Range, letters: Range, slip: float, careful: float = 0.0, worded: bool = False
 ) -> list[dict[str, str]]:
-    """`count` verifications by a teacher that flips the judgement of a step with probability `slip`.
+    """`count` verifications by a teacher that flips the judgement of a step with probability `slip` at the end.
+
+    The first `careful` of the rows have no flips: comparing letters is learnt from clean judgements (with flips from
+    the start, 500 steps did not always suffice), and the careless rows that follow make a verifier that knows better.
 
     Half of the solutions are right. In the others each step is wrong with probability one half, at least one step is,
     and a wrong step has the first letter or, as often, any other of the word. The teacher names both letters rightly,
@@ -133,7 +136,7 @@ def verifier_sft_rows(
     """
     rng = np.random.default_rng(seed)
     rows = []
-    for _ in range(count):
+    for index in range(count):
         sampled = _sample_words(rng, words, letters)
         chosen = [word[-1] for word in sampled]
         if rng.random() < 0.5:
@@ -143,7 +146,7 @@ def verifier_sft_rows(
                 _wrong_letter(rng, word) if is_wrong else word[-1]
                 for word, is_wrong in zip(sampled, wrong, strict=True)
             ]
-        flips = rng.random(len(sampled)) < slip
+        flips = rng.random(len(sampled)) < (slip if index >= careful * count else 0.0)
         judgements = [(letter == word[-1]) != flip for word, letter, flip in zip(sampled, chosen, flips, strict=True)]
         rows.append(
             {
