@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models of three families, what import and export made of them, and a run with one checkpoint."""
     folder = tmp_path_factory.mktemp("convert")
     for family in FAMILIES:
-        make_tiny_hf(folder / family, family=family)
+        make_tiny_hf(folder / family, family=family, hidden_size=128)
         (folder / family / "tokenizer.json").write_text("{}")
         (folder / family / "chat_template.jinja").write_text("{{ messages }}")
         assert import_model(str(folder / family), folder / f"{family}_imported", "float32").startswith(family)
