@@ -8,4 +8,5 @@ if [ "$#" -eq 0 ]; then
     ruff format --check .
     mypy
 fi
+tools/slurm_test_cluster.sh install || echo "The tests in tests/slurm will be skipped, for the reason above."
 exec python -m pytest "$@"

@@ -113,6 +113,7 @@ class RunLock:
     """Keeps two supervisors from one run directory; a context manager. Call `touch` every now and then."""
 
     def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
         self._file = directory.control / "lock"
         self._touched = 0.0
 
@@ -122,13 +123,7 @@ class RunLock:
             with self._file.open("x") as file:
                 file.write(mine)
         except FileExistsError:
-            holder = json.loads(self._file.read_text() or "{}")
-            if self._is_alive(holder):
-                where = f"Slurm job {holder['job']}" if holder.get("job") else f"process {holder.get('pid')}"
-                raise UserError(
-                    f"{where} on {holder.get('host')} is running in {self._file.parents[1]}; end it with `tango stop` "
-                    f"or `tango cancel`, or give another run.dir"
-                ) from None
+            check_lock(self._directory)
             write_atomically(self._file, mine)
         return self
 
@@ -141,16 +136,34 @@ class RunLock:
             self._touched = time.monotonic()
             self._file.touch()
 
-    def _is_alive(self, holder: dict[str, Any]) -> bool:
-        job = holder.get("job")
-        if holder.get("host") == socket.gethostname() and holder.get("pid") is not None:
-            return Path(f"/proc/{holder['pid']}").exists()
-        if job is not None and job == slurm.job_id():
-            return False  # this job, on another node before it was requeued
-        if job is not None and slurm.is_available():
-            found = slurm.show_job(job)
-            return found is not None and found.state in ("RUNNING", "COMPLETING", "SUSPENDED")
-        # Another machine: compare with a file of the same file server, whose clock may differ from ours.
-        probe = self._file.with_name("clock")
-        probe.touch()
-        return probe.stat().st_mtime - self._file.stat().st_mtime < LOCK_STALE_SECONDS
+
+def lock_holder(directory: RunDirectory) -> dict[str, Any]:
+    """Host, pid and Slurm job of who runs in the directory, or ran there when it was killed; empty for nobody."""
+    lock = directory.control / "lock"
+    return json.loads(lock.read_text() or "{}") if lock.exists() else {}
+
+
+def check_lock(directory: RunDirectory) -> None:
+    """Raises UserError where somebody runs in the directory."""
+    holder = lock_holder(directory)
+    if holder and _is_alive(holder, directory.control / "lock"):
+        who = f"Slurm job {holder['job']}" if holder.get("job") else f"process {holder.get('pid')}"
+        raise UserError(
+            f"{who} on {holder.get('host')} is running in {directory.path}; end it with `tango stop` or `tango cancel`, "
+            "or give another run.dir"
+        )
+
+
+def _is_alive(holder: dict[str, Any], lock: Path) -> bool:
+    job = holder.get("job")
+    if holder.get("host") == socket.gethostname() and holder.get("pid") is not None:
+        return Path(f"/proc/{holder['pid']}").exists()
+    if job is not None and job == slurm.job_id():
+        return False  # this job, on another node before it was requeued
+    if job is not None and slurm.is_available():
+        found = slurm.show_job(job)
+        return found is not None and found.state in ("RUNNING", "COMPLETING", "SUSPENDED")
+    # Another machine: compare with a file of the same file server, whose clock may differ from ours.
+    probe = lock.with_name("clock")
+    probe.touch()
+    return probe.stat().st_mtime - lock.stat().st_mtime < LOCK_STALE_SECONDS

@@ -24,6 +24,7 @@ from tango_hpc.launch.prepare import is_done
 from tango_hpc.launch.starters import LocalStarter, SrunStarter, Starter
 from tango_hpc.launch.supervisor import WROTE_STOP_FILE, Supervisor
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.provenance import record_attempt
 from tango_hpc.run.summary import read_summary, update_summary
 from tango_hpc.stages.preflight import check_inputs
 
@@ -55,6 +56,7 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
             )
             return 1
         attempt = log.start(stage)
+        record_attempt(directory, stage=stage)
         supervisor = Supervisor(
             directory,
             config,

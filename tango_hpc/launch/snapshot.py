@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
 
 import tango_hpc
+from tango_hpc.run.provenance import CODE_STATE_FILE, code_state
 
 PACKAGE = Path(tango_hpc.__file__).resolve().parent
 
@@ -21,6 +23,7 @@ def take_snapshot(snapshot: Path) -> Path:
     partial = snapshot.with_name(f".snapshot.{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(PACKAGE, partial / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", ".*"))
+    (partial / CODE_STATE_FILE).write_text(json.dumps(code_state(PACKAGE.parent)))
     if snapshot.exists():
         old = snapshot.with_name(f".snapshot.old.{os.getpid()}")
         snapshot.rename(old)

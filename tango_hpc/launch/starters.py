@@ -155,7 +155,6 @@ class SrunStarter:
             f"--nodes={launch.nodes}",
             f"--ntasks={self._config.world_size}",
             f"--ntasks-per-node={launch.tasks_per_node}",
-            "--cpu-bind=none",
             # Not through srun's own pipe: an orphan that held it would keep srun waiting.
             f"--output={logs}/rank_%5t.log",
             "--open-mode=append",

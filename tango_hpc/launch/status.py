@@ -19,7 +19,7 @@ from rich.table import Table
 
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import Attempt, AttemptLog
+from tango_hpc.launch.attempts import Attempt, AttemptLog, lock_holder
 from tango_hpc.launch.submit import known_jobs, submitted_jobs
 from tango_hpc.launch.watch import read_failures
 from tango_hpc.run.directory import RunDirectory
@@ -146,13 +146,8 @@ def _without_supervisor(directory: RunDirectory, stage: str) -> str:
     return status
 
 
-def _holder(directory: RunDirectory) -> dict[str, Any]:
-    lock = directory.control / "lock"
-    return json.loads(lock.read_text()) if lock.exists() else {}
-
-
 def _holder_alive(directory: RunDirectory) -> bool:
-    holder = _holder(directory)
+    holder = lock_holder(directory)
     return holder.get("host") == socket.gethostname() and _process_alive(holder["pid"])
 
 
@@ -270,7 +265,7 @@ def cancel(path: Path, console: Console) -> None:
                 slurm.run_command("scancel", job)
                 ended.append(f"job {job}")
         if not ended and _holder_alive(directory):
-            pid = _holder(directory)["pid"]
+            pid = lock_holder(directory)["pid"]
             os.kill(pid, signal.SIGTERM)
             ended.append(f"process {pid}")
         message = f"cancelled {', '.join(ended)}" if ended else "nothing runs or waits"

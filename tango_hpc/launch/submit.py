@@ -15,7 +15,7 @@ from typing import Any, Literal
 from tango_hpc.config import Config, load_config
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import AttemptLog
+from tango_hpc.launch.attempts import AttemptLog, check_lock
 from tango_hpc.launch.job import run_job
 from tango_hpc.launch.prepare import prepare_run
 from tango_hpc.launch.profiles import Profile, job_variables, load_profile, setup_lines, time_limit_minutes
@@ -24,6 +24,8 @@ from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.files import write_atomically
 
 Cluster = Literal["slurm", "local", "debug"]
+# Room for the supervisor around the ranks' launch.grace_seconds.
+SIGNAL_AHEAD_SECONDS = 30
 STAGES = ("sft", "train", "eval", "teacher")
 
 
@@ -47,6 +49,7 @@ def submit(
     check_cluster(cluster)
     if "%" in str(settings.run.dir):
         raise UserError(f"run.dir {settings.run.dir} holds a %, which Slurm replaces in names of log files")
+    check_time(settings, chosen)
     check_nobody_runs(RunDirectory(settings.run.dir))
     stage_names = check_stages(stages)
     directory = prepare_run(stage_names[0], settings, resume=resume)
@@ -137,7 +140,7 @@ def sbatch_options(config: Config, profile: Profile) -> dict[str, str | int | bo
         "cpus-per-task": profile.cpus_per_rank or launch.threads_per_rank,
         "chdir": os.getcwd(),
         # B: to the supervisor only. Slurm may send it up to a minute early.
-        "signal": f"B:USR2@{int(launch.grace_seconds) + 30}",
+        "signal": f"B:USR2@{int(launch.grace_seconds) + SIGNAL_AHEAD_SECONDS}",
         "account": profile.account,
         "partition": profile.partition,
         "qos": profile.qos,
@@ -181,6 +184,15 @@ def _visible_to_background(profile: Profile, snapshot: Path) -> Iterator[None]:
         os.environ.update(before)
 
 
+def check_time(config: Config, profile: Profile) -> None:
+    """Raises UserError where an attempt would be told to stop as soon as it starts."""
+    if time_limit_minutes(profile.time) * 60 <= config.launch.grace_seconds + SIGNAL_AHEAD_SECONDS:
+        raise UserError(
+            f"the profile's time {profile.time} leaves nothing beside launch.grace_seconds="
+            f"{config.launch.grace_seconds:.0f}; ask for more time, or lower the grace"
+        )
+
+
 def check_stages(stages: str) -> list[str]:
     """The stages of "sft,train". Raises UserError for one that there is not."""
     names = stages.split(",")
@@ -200,7 +212,8 @@ def check_cluster(cluster: Cluster) -> None:
 
 
 def check_nobody_runs(directory: RunDirectory) -> None:
-    """Raises UserError where a job of this run waits or runs."""
+    """Raises UserError where a job of this run waits or runs, or a process of this machine has it."""
+    check_lock(directory)
     for job in known_jobs(directory):
         found = slurm.show_job(job) if slurm.is_available() else None
         if found is not None and found.is_alive:

@@ -36,6 +36,7 @@ SIGNAL_REASONS = {
 
 POLL_SECONDS = 0.2
 WATCH_SECONDS = 2.0
+RANKS_AT_FULL_PACE = 64
 # After the first failure the other ranks get this long to write down their own.
 LAST_WORDS_SECONDS = 3.0
 TEARDOWN_SECONDS = 30.0
@@ -76,18 +77,19 @@ class Supervisor:
         stop_by: float | None = None  # when ranks that were told to stop are killed, in monotonic time
         gone_by: float | None = None  # when ranks that have said their last word but do not end are killed
         next_look = 0.0
+        patience = max(1.0, self.config.world_size / RANKS_AT_FULL_PACE)  # spares the file system of a large run
         while self.starter.running():
-            time.sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS * patience)
             if self.on_poll is not None:
                 self.on_poll()
             if time.monotonic() >= next_look:
                 view.refresh()
                 hang = watchdog.look()
-                next_look = time.monotonic() + WATCH_SECONDS
+                next_look = time.monotonic() + WATCH_SECONDS * patience
                 if hang is not None:
                     self.failures = [hang]
                     return
-            outcomes = read_outcomes(self.directory, self.config.world_size)
+            outcomes = read_outcomes(self.directory)
             if self._deaths(outcomes) or any(code not in (0, STOPPED) for code in outcomes.values()):
                 self._await_last_words()
                 return
@@ -148,7 +150,7 @@ class Supervisor:
     def _conclude(self) -> int:
         if self._ended_while_loading:
             return STOPPED
-        outcomes = read_outcomes(self.directory, self.config.world_size)
+        outcomes = read_outcomes(self.directory)
         if not self.failures and len(outcomes) == self.config.world_size:
             codes = set(outcomes.values())
             if codes == {0}:
@@ -174,7 +176,9 @@ class Supervisor:
         def receive(number: int, frame: FrameType | None) -> None:
             self._signals.append(signal.Signals(number))
 
-        watched = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
+        watched = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup it is
+            watched.append(signal.SIGHUP)
         previous = {number: signal.signal(number, receive) for number in watched}
         try:
             yield

@@ -37,7 +37,15 @@ from tango_hpc.launch.prepare import prepare_run
 from tango_hpc.launch.profiles import load_profile
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.launch.status import RunState, states
-from tango_hpc.launch.submit import Cluster, check_cluster, executor, followed, refused_by_slurm, remember_job
+from tango_hpc.launch.submit import (
+    Cluster,
+    check_cluster,
+    check_time,
+    executor,
+    followed,
+    refused_by_slurm,
+    remember_job,
+)
 from tango_hpc.run.directory import RunDirectory
 
 Value = bool | int | float | str | None
@@ -160,6 +168,7 @@ def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster
         raise UserError(
             "the cells of a sweep are one job array and must agree in launch.nodes and launch.tasks_per_node"
         )
+    check_time(cells[0].config, chosen_profile)
     stages = ",".join(sweep.settings.stages)
     for cell in cells:
         directory = prepare_run(sweep.settings.stages[0], cell.config, resume=cell.directory.config.is_file())

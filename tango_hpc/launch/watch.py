@@ -55,10 +55,10 @@ def is_loading(directory: RunDirectory) -> bool:
     return not (_read_beat(directory.heartbeat_file(0)) or {}).get("reached_safe_point", False)
 
 
-def read_outcomes(directory: RunDirectory, world_size: int) -> dict[int, int]:
+def read_outcomes(directory: RunDirectory) -> dict[int, int]:
     """Exit code by rank, of those ranks that came to their end themselves."""
-    files = {rank: outcome_file(directory, rank) for rank in range(world_size)}
-    return {rank: json.loads(file.read_text())["code"] for rank, file in files.items() if file.exists()}
+    outcomes = (json.loads(file.read_text()) for file in directory.heartbeats.glob("rank_*.outcome"))
+    return {outcome["rank"]: outcome["code"] for outcome in outcomes}
 
 
 def read_failures(directory: RunDirectory) -> list[Failure]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -134,8 +135,9 @@ def wait_until(condition: Callable[[], bool], explain: Callable[[], str] = str, 
         time.sleep(0.2)
 
 
-def tango(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Runs the `tango` command."""
-    done = subprocess.run([*TANGO, *words], capture_output=True, text=True, timeout=120, check=False)
+def tango(*words: str, check: bool = True, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs the `tango` command; `env` is added to the environment."""
+    both = os.environ | (env or {})
+    done = subprocess.run([*TANGO, *words], capture_output=True, text=True, timeout=240, check=False, env=both)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done

@@ -244,3 +244,13 @@ def test_a_run_is_submitted_once(folder: Path) -> None:
     tango("cancel", str(job.directory.path))
     job.wait_for_end()
     assert states(find_runs(folder / "twice"))[0].state == "stopped"
+
+
+def test_the_doctor_in_an_allocation(folder: Path) -> None:
+    counting_config(folder, "examined")
+    words = ["salloc", "--nodes=2", sys.executable, "-m", "tango_hpc.cli", "doctor", str(folder / "examined.yaml")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Gloo all-reduce of 64 MB over 2 ranks on n1, n2" in done.stdout
+    assert "train: models and data are there" in done.stdout
+    assert "clocks agree within" in done.stdout

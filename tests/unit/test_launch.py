@@ -20,7 +20,7 @@ from tango_hpc.launch.profiles import Profile, load_profile, setup_lines, time_l
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.launch.staging import stage_weights, with_staged_weights
 from tango_hpc.launch.status import run_state
-from tango_hpc.launch.submit import script
+from tango_hpc.launch.submit import check_time, script
 from tango_hpc.launch.sweep import load_sweep
 from tango_hpc.launch.sweep_results import CellResult, group
 from tango_hpc.run.directory import RunDirectory
@@ -64,6 +64,12 @@ def _full_profile() -> Profile:
         env={"NCCL_DEBUG": "WARN"}, cache_dir="$SCRATCH/cache", stage_weights_to="$SLURM_TMPDIR",
         socket_interface="ib0", infiniband_devices="mlx5_0",
     )  # fmt: skip
+
+
+def test_a_time_limit_within_the_grace_time_is_refused() -> None:
+    with pytest.raises(UserError, match="time 2 leaves nothing beside launch.grace_seconds=120"):
+        check_time(_gpu_config(), Profile(time="2"))
+    check_time(_gpu_config(), Profile(time="5"))
 
 
 def test_golden_scripts_are_bash() -> None:
