@@ -247,11 +247,11 @@ def test_states_without_slurm(tmp_path: Path) -> None:
     assert (state.state, state.detail, state.attempts) == ("stopped", "Ctrl-C", 1)
 
 
-def test_a_snapshot_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
+def test_a_snapshot_holds_the_package_where_it_came_from_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot" / "old").touch()
     folder = take_snapshot(tmp_path / "snapshot")
-    assert [path.name for path in folder.iterdir()] == ["tango_hpc"]
+    assert sorted(path.name for path in folder.iterdir()) == ["code_state.json", "tango_hpc"]
     assert (folder / "tango_hpc" / "launch" / "snapshot.py").is_file()
     assert not list(folder.rglob("__pycache__")) and not list(folder.rglob("*.safetensors"))
     assert [path.name for path in tmp_path.iterdir()] == ["snapshot"]
