@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import socket
+import tempfile
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,6 +30,9 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+# Where vLLM's tensor groups meet; it would leave its sockets in the temporary folder for good.
+_SOCKETS = Path(tempfile.gettempdir()) / f"tango-{uuid.uuid4().hex[:12]}"
+os.environ["VLLM_RPC_BASE_PATH"] = str(_SOCKETS)
 
 _MIN_TEMPERATURE = 1e-2  # vLLM clamps below this
 
@@ -63,6 +68,8 @@ class RolloutEngine:
         self.model_dir, self.device = Path(model_dir), torch.device(device)
         self.dtype: torch.dtype = getattr(torch, dtype)
         arguments: dict[str, Any] = {}
+        ident = _host_ident()
+        _SOCKETS.mkdir(mode=0o700, exist_ok=True)
         if device == "cpu":
             if kv_cache_gb is None:
                 raise ValueError("kv_cache_gb must be given on a CPU, e.g. 0.5")
@@ -70,7 +77,7 @@ class RolloutEngine:
             torch._dynamo.config.disable = True
             from tango_hpc.rollout.cpu_worker import GROUP_IDENT
 
-            os.environ[GROUP_IDENT] = _host_ident()
+            os.environ[GROUP_IDENT] = ident
             arguments = {
                 "worker_cls": "tango_hpc.rollout.cpu_worker.NamedCPUWorker",
                 "enforce_eager": True,
@@ -107,6 +114,11 @@ class RolloutEngine:
             logprobs_mode="processed_logprobs",
             **arguments,
         )
+        # All have connected to sockets and shared memory; without names, nothing is left behind by a rank that dies.
+        dist.barrier()
+        shutil.rmtree(_SOCKETS)
+        for segment in Path("/dev/shm").glob(f"{ident}-*"):
+            segment.unlink(missing_ok=True)
         # Set to run when the client is collected: it would end this process's default process group.
         self.llm.llm_engine.engine_core._finalizer.detach()
         if device == "cuda":
