@@ -25,7 +25,22 @@ from tests.helpers.tiny import make_tiny_hf
 
 # tensor x pipeline; what is left of the four ranks is data parallel. 4x1 shares key/value heads between ranks.
 LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)]
-FAMILIES = ["qwen2", "qwen3", "llama"]
+# Four layers make a pipeline with stages between the ends, three an uneven one.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2": {},
+    "qwen3": {"num_hidden_layers": 4},
+    "llama": {
+        "num_hidden_layers": 3,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+}
+CASES = [(family, *layout) for family in FAMILIES for layout in LAYOUTS] + [("qwen3", 1, 4)]
 VOCAB = 107
 # A large epsilon makes the step nearly proportional to the gradient, so that a wrong gradient shows and rounding of
 # gradients that are zero in theory (key biases) does not. Clipping takes effect.
@@ -49,49 +64,48 @@ def run_all(folder: Path) -> dict[str, dict[str, Any]]:
     from tango_hpc.policy.policy import LossSettings, Policy
 
     results = {}
-    for family in FAMILIES:
-        for tensor, pipeline in LAYOUTS:
-            layout = f"{family}-{tensor}x{pipeline}"
-            policy = Policy(
-                folder / family,
-                parallel=ParallelConfig(tensor=tensor, pipeline=pipeline),
-                optimizer=OPTIMIZER,
-                dtype="float32",
-                micro_batch_tokens=70,
-                with_reference=True,
-                reference_dir=folder / f"{family}-reference",
-                total_steps=10,
-            )
-            export_weights(
-                folder / f"{layout}-untouched",
-                policy.shape,
-                policy.groups,
-                policy.named_shards(),
-                model_dir=policy.model_dir,
-                shard_bytes=60_000,
-            )
-            sequences = batch()
-            reference = policy.logprobs(sequences, reference=True, temperature=TEMPERATURE)
-            for sequence, logprobs in zip(sequences, reference, strict=True):
-                sequence.reference_logprobs = logprobs.tolist()
-            results[layout] = {
-                "logprobs": policy.logprobs(sequences, temperature=TEMPERATURE),
-                "entropy": policy.logprobs(sequences, temperature=TEMPERATURE, entropy=True),
-                "reference": reference,
-                "distribution": np.concatenate(policy.logprobs(every_next_token())),
-                "sft_loss": policy.evaluate_sft(sequences),
-                "stats": asdict(policy.update(sequences, LossSettings(**LOSS))),
-            }
-            policy.export_hf(folder / f"{layout}-updated")
+    for family, tensor, pipeline in CASES:
+        layout = f"{family}-{tensor}x{pipeline}"
+        policy = Policy(
+            folder / family,
+            parallel=ParallelConfig(tensor=tensor, pipeline=pipeline),
+            optimizer=OPTIMIZER,
+            dtype="float32",
+            micro_batch_tokens=70,
+            with_reference=True,
+            reference_dir=folder / f"{family}-reference",
+            total_steps=10,
+        )
+        export_weights(
+            folder / f"{layout}-untouched",
+            policy.shape,
+            policy.groups,
+            policy.named_shards(),
+            model_dir=policy.model_dir,
+            shard_bytes=60_000,
+        )
+        sequences = batch()
+        reference = policy.logprobs(sequences, reference=True, temperature=TEMPERATURE)
+        for sequence, logprobs in zip(sequences, reference, strict=True):
+            sequence.reference_logprobs = logprobs.tolist()
+        results[layout] = {
+            "logprobs": policy.logprobs(sequences, temperature=TEMPERATURE),
+            "entropy": policy.logprobs(sequences, temperature=TEMPERATURE, entropy=True),
+            "reference": reference,
+            "distribution": np.concatenate(policy.logprobs(every_next_token())),
+            "sft_loss": policy.evaluate_sft(sequences),
+            "stats": asdict(policy.update(sequences, LossSettings(**LOSS))),
+        }
+        policy.export_hf(folder / f"{layout}-updated")
     return results
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("layouts")
-    for family in FAMILIES:
-        make_tiny_hf(folder / family, family)
-        make_tiny_hf(folder / f"{family}-reference", family, seed=1)
+    for family, dims in FAMILIES.items():
+        make_tiny_hf(folder / family, family, **dims)
+        make_tiny_hf(folder / f"{family}-reference", family, seed=1, **dims)
         (folder / family / "tokenizer.json").write_text("{}")
     return folder
 
@@ -165,8 +179,7 @@ def by_transformers(folder: Path, family: str) -> dict[str, Any]:
 def cases() -> list[Any]:
     return [
         pytest.param(family, f"{family}-{tensor}x{pipeline}", id=f"{family}-{tensor}x{pipeline}")
-        for family in FAMILIES
-        for tensor, pipeline in LAYOUTS
+        for family, tensor, pipeline in CASES
     ]
 
 
