@@ -20,6 +20,7 @@ from tango_hpc.config import config_to_yaml
 from tango_hpc.config.load import validate_tree
 from tango_hpc.launch.starters import LocalStarter
 from tango_hpc.launch.supervisor import Supervisor
+from tango_hpc.launch.watch import is_loading
 from tango_hpc.run.directory import RunDirectory
 from tests.helpers.counter_rank import RANK_COMMAND, counted
 
@@ -67,7 +68,8 @@ def test_stop_file_saves_and_resumes(tmp_path: Path) -> None:
     supervisor = make_run(tmp_path / "run", steps=4000, step_seconds=0.05, gloo=True)
 
     def ask() -> None:
-        wait_for(lambda: "step 3" in supervisor.directory.rank_log(0).read_text())
+        log = supervisor.directory.rank_log(0)
+        wait_for(lambda: "step 3" in log.read_text() and not is_loading(supervisor.directory))
         supervisor.directory.stop_file.write_text("tango stop\n")
 
     supervisor.directory.rank_log(0).touch()
@@ -146,7 +148,8 @@ def start_program(path: Path) -> subprocess.Popen[str]:
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
     )
     log = path / "logs" / "rank_00000.log"
-    wait_for(lambda: log.exists() and "step 2" in log.read_text())
+    # Heartbeats tell of the first safe point a little after it was passed.
+    wait_for(lambda: log.exists() and "step 2" in log.read_text() and not is_loading(RunDirectory(path)))
     return process
 
 
