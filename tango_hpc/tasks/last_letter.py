@@ -23,6 +23,8 @@ from tango_hpc.protocol.verification import CORRECT, INCORRECT
 
 Range = tuple[int, int]  # from, to; both included
 
+WRONG_SOLUTIONS, WRONG_STEPS = 0.6, 0.75  # of the verifier's fine-tuning data: about as many wrong steps as right ones
+
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 _LETTERS = re.compile(r"(?:\\text[a-z]*\{)?([A-Za-z]+)\}?")
 
@@ -41,9 +43,10 @@ class LastLetter:
     def label_steps(self, row: dict[str, Any], steps: Sequence[Step]) -> list[int]:
         """+1 where step n appends the last letter of word n to the letters of the step before it, else −1.
 
-        A step is judged on its own: after a wrong one, the next is right if it goes on rightly from there. What a step
-        says of the word and its letter must be right too. Steps beyond the last word are wrong, and so are steps that
-        do not end in `->letters`; what follows such a step is measured against the true letters so far.
+        A step is judged on its own: after a wrong one, the next is right if it goes on rightly from there. The letter
+        that it names must be the one that it appends; how it spells the word does not count. Steps beyond the last
+        word are wrong, and so are steps that do not end in `->letters`; what follows such a step is measured against
+        the true letters so far.
         """
         words = row["question"].rpartition(":")[2].replace(",", " ").split()
         labels: list[int] = []
@@ -51,9 +54,8 @@ class LastLetter:
         for n, step in enumerate(steps):
             word = words[n] if n < len(words) else ""
             claim = _read_step(step.text)
-            right = bool(word) and claim in ((word, word[-1], before + word[-1]), (None, word[-1], before + word[-1]))
-            labels.append(1 if right else -1)
-            before = claim[2] if claim is not None else "".join(word[-1] for word in words[: n + 1])
+            labels.append(1 if word and claim == (word[-1], before + word[-1]) else -1)
+            before = claim[1] if claim is not None else "".join(word[-1] for word in words[: n + 1])
         return labels
 
 
@@ -71,15 +73,11 @@ def _plain(answer: str) -> str:
     return match[1].lower() if match else answer
 
 
-def _read_step(text: str) -> tuple[str | None, str, str] | None:
-    """(word, letter, letters so far) of a step such as "cat:t->t", which words may precede; None where it is none."""
+def _read_step(text: str) -> tuple[str, str] | None:
+    """(letter, letters so far) of a step such as "cat:t->t", which words may precede; None where it is none."""
     left, arrow, letters = text.strip().rstrip(".").lower().rpartition("->")
-    reason, _, letter = left.rpartition(":")
-    letter, letters = letter.strip(), letters.strip()
-    if not arrow or len(letter) != 1 or not letters.isalpha():
-        return None
-    words = reason.split()
-    return (words[-1] if words else None, letter, letters)
+    letter, letters = left.rpartition(":")[2].strip(), letters.strip()
+    return (letter, letters) if arrow and len(letter) == 1 and letters.isalpha() else None
 
 
 def rl_rows(seed: int, count: int, *, words: Range, letters: Range, worded: bool = False) -> list[dict[str, str]]:
@@ -127,8 +125,8 @@ def verifier_sft_rows(
     The first `careful` of the rows have no flips: comparing letters is learnt from clean judgements (with flips from
     the start, 500 steps did not always suffice), and the careless rows that follow make a verifier that knows better.
 
-    Half of the solutions are right. In the others each step is wrong with probability one half, at least one step is,
-    and a wrong step has the first letter or, as often, any other of the word. The teacher names both letters rightly,
+    `WRONG_SOLUTIONS` of the solutions are wrong: in them each step is wrong with probability `WRONG_STEPS`, at least
+    one step is, and a wrong step has the first letter or, as often, any other of the word. The teacher names both letters rightly,
     and its final verdict follows from its own judgements: a model that learns from it ties the verdict to the steps,
     so that rewards for verdicts reach the judgements. (A teacher whose verdicts, not judgements, were unreliable left
     a verifier that RL drove to one verdict for everything.)
@@ -139,8 +137,8 @@ def verifier_sft_rows(
     for index in range(count):
         sampled = _sample_words(rng, words, letters)
         chosen = [word[-1] for word in sampled]
-        if rng.random() < 0.5:
-            wrong = rng.random(len(sampled)) < 0.5
+        if rng.random() < WRONG_SOLUTIONS:
+            wrong = rng.random(len(sampled)) < WRONG_STEPS
             wrong[rng.integers(len(sampled))] = True
             chosen = [
                 _wrong_letter(rng, word) if is_wrong else word[-1]

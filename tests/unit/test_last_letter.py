@@ -53,7 +53,8 @@ def test_labels_of_right_and_wrong_steps(task):
     assert labels(task, "cat horse", "cat:t->t", "horse:e->te") == [1, 1]
     assert labels(task, "cat horse", "cat:c->c", "horse:e->ce") == [-1, 1]  # goes on rightly from a wrong step
     assert labels(task, "cat horse", "cat:t->t", "horse:e->e") == [1, -1]  # forgets the letters so far
-    assert labels(task, "cat horse", "cat:t->t", "house:e->te") == [1, -1]  # another word
+    assert labels(task, "cat horse", "cat:t->t", "house:e->te") == [1, 1]  # spells another word with its last letter
+    assert labels(task, "cat horse", "cat:c->t", "horse:e->te") == [-1, 1]  # names a letter and appends another
     assert labels(task, "cat horse", "cat:t->t", "horse:e->te", "cat:t->tet") == [1, 1, -1]  # a step too many
     assert labels(task, "cat horse", "no idea", "horse:e->te") == [-1, 1]  # after nonsense: the true letters so far
     assert labels(task, "cat horse", "", "->", ":->") == [-1, -1, -1]
@@ -93,6 +94,18 @@ def test_verifier_teacher_without_slips_is_right(task):
         assert verification.format_reward == 1.0
         verdicts.append(verification.final)
     assert 0.35 < sum(verdicts) / len(verdicts) < 0.65
+
+
+def test_verifier_teacher_flips_only_after_the_careful_share(task):
+    rows = last_letter.verifier_sft_rows(2, 200, **SHORT, slip=0.5, careful=0.75)
+    is_right = []
+    for row in rows:
+        steps = parse_solution(row["solution_text"]).steps
+        is_right.append(
+            parse_verification(row["verification_text"], len(steps)).judgements == task.label_steps(row, steps)
+        )
+    assert all(is_right[:150])
+    assert sum(is_right[150:]) < 25
 
 
 def test_verifier_teacher_flips_as_often_as_told_and_concludes_from_its_judgements(task):

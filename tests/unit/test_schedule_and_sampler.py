@@ -37,6 +37,11 @@ def test_an_epoch_draws_each_question_once_and_the_next_in_another_order() -> No
     assert first != second
 
 
+def test_without_shuffling_the_order_is_the_files_in_every_epoch() -> None:
+    sampler = QuestionSampler(5, 3, lambda index: index != 2, shuffle=False)
+    assert sampler.draw(8) == [0, 1, 3, 4, 0, 1, 3, 4]
+
+
 def test_questions_that_do_not_fit_are_passed_over_and_counted() -> None:
     sampler = QuestionSampler(10, seed=0, fits=lambda index: index % 2 == 0)
     assert Counter(sampler.draw(10)) == Counter({index: 2 for index in range(0, 10, 2)})
