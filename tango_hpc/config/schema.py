@@ -153,6 +153,9 @@ class LastLetterConfig(Section):
         0.5, description="Chance that a fine-tuning step takes the first letter, not the last."
     )
     verifier_slip: Share = Field(0.2, description="Chance that a fine-tuning judgement of a step is flipped.")
+    verifier_drill: Share = Field(
+        0.0, description="Share of the verifier's rows, the first ones, with one-letter words."
+    )
     verifier_careful: Share = Field(0.0, description="Share of the verifier's rows, the first ones, without flips.")
     train_questions: Positive = 20000
     eval_questions: Positive = 512

@@ -119,6 +119,7 @@ def synthesise_data(config: Config) -> None:
             letters=settings.sft_letters,
             slip=settings.verifier_slip,
             careful=settings.verifier_careful,
+            drill=settings.verifier_drill,
         )
         write_rows(sft["verifier"].data, rows)
 

@@ -81,7 +81,10 @@ class FineTuning:
                 f"max_response_tokens of the {role}), and {settings.eval_rows} are kept for evaluation "
                 f"(sft.{role}.eval_rows): nothing is left to train on"
             )
-        self.held_out, self.train = fitting[: settings.eval_rows], fitting[settings.eval_rows :]
+        # Evenly spaced: the rows may be a curriculum.
+        held_out = {i * len(fitting) // settings.eval_rows for i in range(settings.eval_rows)}
+        self.held_out = [fitting[i] for i in sorted(held_out)]
+        self.train = [sequence for i, sequence in enumerate(fitting) if i not in held_out]
         self.sampler = QuestionSampler(len(self.train), config.seed, lambda index: True, shuffle=settings.shuffle)
         self.policy = Policy(
             settings.init.path,

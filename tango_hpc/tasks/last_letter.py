@@ -6,8 +6,8 @@ r"""Last-letter concatenation (paper, Section 4.3): join the last letters of som
                   </step_verification><final_verification>\boxed{CORRECT}</final_verification>   (on one line)
 
 A step names the word, its last letter, and the letters so far. A verification names the word, its last letter as the
-verifier sees it and as the solution has it, side by side: two letters that touch are what a tiny model learns to
-compare within a hundred fine-tuning steps; with a comma between them it had not in five hundred. Steps can be labelled exactly, whatever a model writes.
+verifier sees it and as the solution has it, side by side, to be compared. Steps can be labelled exactly, whatever a
+model writes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tango_hpc.protocol.verification import CORRECT, INCORRECT
 Range = tuple[int, int]  # from, to; both included
 
 WRONG_SOLUTIONS, WRONG_STEPS = 0.6, 0.75  # of the verifier's fine-tuning data: about as many wrong steps as right ones
+DRILL_WORDS = (4, 8)
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 _LETTERS = re.compile(r"(?:\\text[a-z]*\{)?([A-Za-z]+)\}?")
@@ -118,24 +119,35 @@ def generator_sft_rows(
 
 
 def verifier_sft_rows(
-    seed: int, count: int, *, words: Range, letters: Range, slip: float, careful: float = 0.0, worded: bool = False
+    seed: int,
+    count: int,
+    *,
+    words: Range,
+    letters: Range,
+    slip: float,
+    careful: float = 0.0,
+    drill: float = 0.0,
+    worded: bool = False,
 ) -> list[dict[str, str]]:
     """`count` verifications by a teacher that flips the judgement of a step with probability `slip` at the end.
 
-    The first `careful` of the rows have no flips: comparing letters is learnt from clean judgements (with flips from
-    the start, 500 steps did not always suffice), and the careless rows that follow make a verifier that knows better.
+    The rows are a curriculum. The first `drill` of them have words of one letter, `DRILL_WORDS` of them: there is
+    nothing to learn from them but to compare two letters, which a tiny model takes long to begin with. The first
+    `careful` have no flips: letters are best compared by a teacher that does; the careless rows that follow make a
+    verifier that knows better than it judges.
 
     `WRONG_SOLUTIONS` of the solutions are wrong: in them each step is wrong with probability `WRONG_STEPS`, at least
-    one step is, and a wrong step has the first letter or, as often, any other of the word. The teacher names both letters rightly,
-    and its final verdict follows from its own judgements: a model that learns from it ties the verdict to the steps,
-    so that rewards for verdicts reach the judgements. (A teacher whose verdicts, not judgements, were unreliable left
-    a verifier that RL drove to one verdict for everything.)
+    one step is, and a wrong step has the first letter or, as often, any other of the word. The teacher names both
+    letters rightly, and its final verdict follows from its own judgements: a model that learns from it ties the
+    verdict to the steps, so that rewards for verdicts reach the judgements. (A teacher whose verdicts, not judgements,
+    were unreliable left a verifier that RL drove to one verdict for everything.)
     Columns question, solution_text, verification_text. The same seed, the same rows.
     """
     rng = np.random.default_rng(seed)
     rows = []
     for index in range(count):
-        sampled = _sample_words(rng, words, letters)
+        drills = index < drill * count
+        sampled = _sample_words(rng, DRILL_WORDS if drills else words, (1, 1) if drills else letters)
         chosen = [word[-1] for word in sampled]
         if rng.random() < WRONG_SOLUTIONS:
             wrong = rng.random(len(sampled)) < WRONG_STEPS
@@ -188,10 +200,10 @@ def _sample_words(rng: np.random.Generator, words: Range, letters: Range) -> lis
 
 
 def _wrong_letter(rng: np.random.Generator, word: str) -> str:
-    """A letter of `word` that is not its last: half of the time the first, else any; where all are equal, the next."""
+    """A letter of `word` that is not its last: half of the time the first, else any; where all are equal, any other."""
     others = [letter for letter in word if letter != word[-1]]
     if not others:
-        return _ALPHABET[(_ALPHABET.index(word[-1]) + 1) % 26]
+        return str(rng.choice([letter for letter in _ALPHABET if letter != word[-1]]))
     if word[0] != word[-1] and rng.random() < 0.5:
         return word[0]
     return str(rng.choice(others))
