@@ -12,10 +12,15 @@ export PATH="$PATH:/usr/sbin:/sbin"
 
 cannot() { echo "no Slurm here: $*" >&2; exit 3; }
 
+missing() { # the daemons and commands that are not there
+    local name; for name in slurmctld slurmd sbatch munged; do command -v "$name" >/dev/null || printf '%s ' "$name"; done
+}
+
 need_root() { [ "$(id -u)" = 0 ] || cannot "its daemons need root, this is user $(id -un)"; }
 
 install() {
-    if command -v slurmctld slurmd sbatch munged >/dev/null; then return; fi
+    [ -n "$(missing)" ] || return 0
+    ! command -v sbatch >/dev/null || cannot "a Slurm is here without $(missing); it is not touched"
     need_root
     command -v apt-get >/dev/null || cannot "it is installed from Debian's packages, and there is no apt-get"
     local policy=/usr/sbin/policy-rc.d added=
@@ -42,7 +47,7 @@ PY
 
 start() {
     local folder="$1" host ctld d1 d2
-    command -v slurmctld slurmd sbatch munged >/dev/null || cannot "slurmctld, slurmd, sbatch and munged are not installed; run $0 install"
+    [ -z "$(missing)" ] || cannot "$(missing)not installed; run $0 install"
     need_root
     mkdir -p "$folder"; chmod 755 "$folder"
     folder="$(cd "$folder" && pwd)"
@@ -86,7 +91,7 @@ NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=$d2 CPUs=8 RealMemory=800
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 CONF
     export SLURM_CONF="$folder/slurm.conf"
-    slurmctld; slurmd -N n1; slurmd -N n2
+    slurmctld && slurmd -N n1 && slurmd -N n2 || { stop "$folder"; cannot "slurmctld or slurmd did not start"; }
     for _ in $(seq 100); do
         if [ "$(sinfo -h -o %t 2>/dev/null)" = idle ]; then
             echo "$folder/slurm.conf"; return

@@ -1,6 +1,7 @@
 """The attempts of a run: who has it now, how earlier ones ended, and whether they got anywhere.
 
 RUN/control/lock           who runs in this directory
+RUN/control/jobs.json      what was submitted for it
 RUN/control/attempts.jsonl one line when an attempt starts, one when it ends
 """
 
@@ -33,6 +34,7 @@ class Attempt:
     job: str | None  # Slurm's job id
     started: float  # Unix seconds
     saved_before: str | None  # the newest checkpoint when it started
+    log: str | None = None  # the file that the supervisor's output goes to
     ended: float | None = None
     code: int | None = None
     reason: str = ""
@@ -81,6 +83,7 @@ class AttemptLog:
             job=slurm.job_id(),
             started=time.time(),
             saved_before=newest_checkpoint(self._directory, stage),
+            log=_own_log(),
         )
         self._append(asdict(attempt))
         return attempt
@@ -107,6 +110,40 @@ class AttemptLog:
             file.write(json.dumps(data) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def remember_job(directory: RunDirectory, stages: str, cluster: str, job: Any, profile: str | None) -> None:
+    """Adds submitit's `job`, submitted with the profile of that name or file, to RUN/control/jobs.json."""
+    if profile is not None and Path(profile).is_file():
+        profile = str(Path(profile).absolute())
+    entry = {
+        "job": job.job_id,
+        "stages": stages,
+        "cluster": cluster,
+        "profile": profile,
+        "submitted": time.time(),
+        "log": str(job.paths.stdout),
+    }
+    write_atomically(directory.control / "jobs.json", json.dumps([*submitted_jobs(directory), entry], indent=2) + "\n")
+
+
+def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
+    """The jobs that were submitted for this run, the oldest first: job, stages, cluster, profile, submitted, log."""
+    file = directory.control / "jobs.json"
+    return json.loads(file.read_text()) if file.exists() else []
+
+
+def known_jobs(directory: RunDirectory) -> list[str]:
+    """Slurm's ids of this run's jobs, submitted or noted by an attempt, the oldest first."""
+    submitted = [entry["job"] for entry in submitted_jobs(directory) if entry["cluster"] == "slurm"]
+    started = [attempt.job for attempt in AttemptLog(directory).read() if attempt.job is not None]
+    return list(dict.fromkeys([*submitted, *started]))
+
+
+def _own_log() -> str | None:
+    """The file that this process prints to, if it is one; plain sbatch puts it where the user said."""
+    output = Path("/proc/self/fd/1")
+    return str(output.resolve()) if output.is_file() else None
 
 
 class RunLock:

@@ -35,12 +35,15 @@ def submit(
     from tango_hpc.config import load_config
     from tango_hpc.launch import submit as submission
     from tango_hpc.launch.profiles import load_profile
+    from tango_hpc.stages.preflight import node_local_paths
 
-    settings, chosen = load_config(config, overrides or []), load_profile(profile)
+    settings = load_config(config, overrides or [])
     if dry_run:
-        typer.echo(submission.script(stage, settings, chosen))
+        typer.echo(submission.script(stage, settings, load_profile(profile)))
         return
-    job = submission.submit(stage, settings, profile=chosen, cluster=cluster, resume=resume)
+    for line in node_local_paths(settings) if cluster == "slurm" else []:
+        typer.echo(f"note: {line}", err=True)
+    job = submission.submit(stage, settings, profile=profile, cluster=cluster, resume=resume)
     typer.echo(f"Submitted as {'job' if cluster == 'slurm' else 'process'} {job.job_id}: {settings.run.dir}")
     typer.echo(f"Watch it with: tango status {settings.run.dir}  or  tango logs {settings.run.dir} --follow")
     if cluster == "debug":
@@ -73,7 +76,7 @@ def sweep(
     elif results:
         show_results(plan, console)
     else:
-        sweeping.submit_sweep(plan, console, profile=profile, cluster=cluster, resubmit=resubmit)
+        raise typer.Exit(sweeping.submit_sweep(plan, console, profile=profile, cluster=cluster, resubmit=resubmit))
 
 
 def status(
@@ -91,12 +94,12 @@ def status(
 
 
 def logs(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    run: RunOrFolder,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it is over.")] = False,
     rank: Annotated[int | None, typer.Option(help="Only this rank's log.")] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", help="Last lines of each log.")] = 30,
 ) -> None:
-    """Show why a run failed, its attempts, and the ends of its logs.
+    """Show why a run failed, its attempts, and the ends of its logs; of a folder, of one run after the other.
 
     Example: `tango logs runs/mine --follow`
     """

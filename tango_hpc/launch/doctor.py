@@ -20,15 +20,15 @@ from tango_hpc.config import Config, load_config
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.environment import free_port
-from tango_hpc.launch.profiles import load_profile
+from tango_hpc.launch.profiles import Profile, job_variables, load_profile
 from tango_hpc.launch.starters import CODE_ROOT
-from tango_hpc.stages.preflight import check_inputs
+from tango_hpc.launch.submit import script
+from tango_hpc.stages.preflight import check_inputs, is_node_local
 
 PROBE_SECONDS = 180.0
 MAX_SKEW_SECONDS = 2.0
 MIN_FREE_GB = 5.0
 NEEDED = ("torch", "megatron-core", "transformers", "submitit", "pyarrow", "pydantic")
-NODE_LOCAL = ("/tmp", "/dev/shm", "/var/tmp", "/run")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def examine(config_file: Path | None, overrides: Sequence[str], profile: str | N
 
     if config_file is not None:
         config = load_config(config_file, overrides)
-    load_profile(profile)
+    chosen = load_profile(profile)
     storage = (config.run.dir.absolute() if config is not None else Path.cwd()).absolute()
     look("Software", _software)
     look("GPU", lambda: _gpu(config))
@@ -65,7 +65,9 @@ def examine(config_file: Path | None, overrides: Sequence[str], profile: str | N
     look("Storage", lambda: _storage(storage))
     if config is not None:
         look("Inputs (compute nodes have no internet)", lambda: _inputs(config))
-    look("Ranks", lambda: _ranks(config, storage))
+    if profile is not None:
+        look(f"Profile {profile}", lambda: _profile(chosen, config))
+    look("Ranks", lambda: _ranks(config, storage, _variables(chosen)))
     worst = [finding for finding in findings if finding.level == "fail"]
     console.print(f"\n{len(worst)} thing(s) to mend." if worst else "\nAll well.")
     return 1 if worst else 0
@@ -168,7 +170,7 @@ def _storage(place: Path) -> Iterator[Finding]:
         f"{existing}: writable, {free:.0f} GB free",
         "" if enough else "free some space, or set run.dir elsewhere",
     )
-    if slurm.is_available() and str(existing).startswith(NODE_LOCAL):
+    if slurm.is_available() and is_node_local(existing):
         yield Finding("warn", f"{existing} looks local to this node", "put run.dir on storage that all nodes share")
     home = Path.home()
     caches = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
@@ -190,11 +192,60 @@ def _inputs(config: Config) -> Iterator[Finding]:
             yield Finding("ok", f"{stage}: models and data are there")
 
 
-def _ranks(config: Config | None, storage: Path) -> Iterator[Finding]:
+def _profile(profile: Profile, config: Config | None) -> Iterator[Finding]:
+    """What the profile names, as far as this machine sees it, and whether Slurm would take the job."""
+    named = {"venv": profile.venv and profile.venv / "bin/activate"}
+    if profile.apptainer is not None:
+        named["apptainer.image"] = profile.apptainer.image
+    for key, path in named.items():
+        if path is None:
+            continue
+        there = Path(os.path.expandvars(path)).is_file()
+        yield Finding("ok" if there else "fail", f"{key}: {path}{'' if there else ' is not there'}")
+    for key, folder in (("cache_dir", profile.cache_dir), ("stage_weights_to", profile.stage_weights_to)):
+        if folder is None:
+            continue
+        place = os.path.expandvars(folder)
+        if "$" in place:
+            inside = "SLURM_JOB_ID" in os.environ
+            told = "a job ends at once where it is not set" if inside else "it must be in jobs"
+            yield Finding("fail" if inside else "warn", f"{key}: {folder} is not set here", told)
+            continue
+        existing = next(parent for parent in (Path(place), *Path(place).parents) if parent.is_dir())
+        fine = os.access(existing, os.W_OK)
+        yield Finding(
+            "ok" if fine else "fail",
+            f"{key}: {place}" + ("" if fine else f": {existing} is not writable"),
+            "" if fine else "name a folder of your own",
+        )
+    if config is not None and slurm.is_available():
+        answer = subprocess.run(
+            ["sbatch", "--test-only"],
+            input=script("train", config, profile),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        taken = answer.returncode == 0
+        yield Finding(
+            "ok" if taken else "fail",
+            f"Slurm would take the job: {answer.stderr.strip()}"
+            if taken
+            else f"Slurm refuses: {answer.stderr.strip()}",
+            "" if taken else "correct account, partition, qos, time or GPUs in the profile",
+        )
+
+
+def _variables(profile: Profile) -> dict[str, str]:
+    """The variables that a job of the profile gets, with those of this machine filled in."""
+    return {name: os.path.expandvars(value) for name, value in job_variables(profile).items()}
+
+
+def _ranks(config: Config | None, storage: Path, variables: dict[str, str]) -> Iterator[Finding]:
     """Starts a probe on every rank, as a run would, and compares what they saw."""
     existing = next(folder for folder in (storage, *storage.parents) if folder.is_dir())
     with tempfile.TemporaryDirectory(dir=existing, prefix=".tango-doctor-") as folder:
-        size, problem = _start_probe(config, Path(folder))
+        size, problem = _start_probe(config, Path(folder), variables)
         found = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("probe_*.json"))]
     if problem:
         yield Finding("fail", problem)
@@ -204,14 +255,14 @@ def _ranks(config: Config | None, storage: Path) -> Iterator[Finding]:
             f"{len(found)} of {size} ranks left a file in {existing}",
             "is that folder shared by all nodes and writable there? Set run.dir to one that is",
         )
-    yield from _compare(found)
+    yield from _compare(found, interface_named="GLOO_SOCKET_IFNAME" in os.environ | variables)
 
 
-def _start_probe(config: Config | None, folder: Path) -> tuple[int, str]:
+def _start_probe(config: Config | None, folder: Path, variables: dict[str, str]) -> tuple[int, str]:
     """Runs the probe to its end; how many ranks there should be, and what went wrong."""
     words = [sys.executable, "-P", "-m", "tango_hpc.launch.probe", str(folder)]
     (folder / "control").mkdir()
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(CODE_ROOT), os.environ.get("PYTHONPATH", "")])}
+    env = os.environ | variables | {"PYTHONPATH": os.pathsep.join([str(CODE_ROOT), os.environ.get("PYTHONPATH", "")])}
     if "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ and shutil.which("srun"):
         nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
         per_node = config.launch.tasks_per_node if config is not None else 1
@@ -242,7 +293,7 @@ def _start_probe(config: Config | None, folder: Path) -> tuple[int, str]:
     return size, "\n".join(problems)
 
 
-def _compare(found: list[dict[str, Any]]) -> Iterator[Finding]:
+def _compare(found: list[dict[str, Any]], *, interface_named: bool) -> Iterator[Finding]:
     for one in found:
         if "error" in one:
             yield Finding(
@@ -272,16 +323,19 @@ def _compare(found: list[dict[str, Any]]) -> Iterator[Finding]:
         f"clocks agree within {skew:.2f} s",
         "" if fine else "times in logs will not match; tell the cluster's staff",
     )
-    if len({one["host"] for one in good}) > 1:
+    if len({one["host"] for one in good}) > 1 and not interface_named:
         for one in good:
-            if (one["own_address"] or "127.").startswith("127.") and "GLOO_SOCKET_IFNAME" not in os.environ:
+            if (one["own_address"] or "127.").startswith("127."):
                 yield Finding(
                     "warn",
                     f"{one['host']} resolves to {one['own_address']}, which its peers cannot reach",
                     f"set socket_interface in the profile; up there: {', '.join(one['interfaces'])}",
                 )
     for one in {one["node"]: one for one in found}.values():
+        enough = one["scratch_free_gb"] > MIN_FREE_GB
         yield Finding(
-            "ok",
-            f"{one['node']}: scratch {one['scratch']} has {one['scratch_free_gb']:.0f} GB free, interfaces {', '.join(one['interfaces'])}",
+            "ok" if enough else "warn",
+            f"{one['node']}: scratch {one['scratch']} has {one['scratch_free_gb']:.0f} GB free, "
+            f"interfaces {', '.join(one['interfaces'])}",
+            "" if enough else "free some space there, or name another folder as TMPDIR (env in the profile)",
         )

@@ -18,7 +18,7 @@ from rich.console import Console
 from tango_hpc.config import Config, load_config
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import AttemptLog, RunLock
+from tango_hpc.launch.attempts import Attempt, AttemptLog, RunLock, submitted_jobs
 from tango_hpc.launch.environment import place
 from tango_hpc.launch.prepare import is_done
 from tango_hpc.launch.starters import LocalStarter, SrunStarter, Starter
@@ -46,26 +46,31 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
                 say(console, f"{text.strip()}: not started again. Continue with: {resume_command(directory, stage)}")
                 return StoppedEarly.exit_code
             directory.stop_file.unlink()
-        limit = config.launch.max_attempts_without_progress
-        if job is not None and restarts and log.without_progress(stage, job) >= limit:
-            say(
-                console,
-                f"{limit} attempts of job {job} in a row ended without a new checkpoint "
-                f"(launch.max_attempts_without_progress): given up. See `tango logs {directory.path}`; "
-                f"continue with: {resume_command(directory, stage)}",
-            )
-            return 1
         attempt = log.start(stage)
+        limit = config.launch.max_attempts_without_progress
+        if job is not None and restarts and log.without_progress(stage, job) > limit:
+            reason = (
+                f"given up: {limit} attempts of job {job} in a row ended without a new checkpoint "
+                "(launch.max_attempts_without_progress)"
+            )
+            _note_failure(directory, log, attempt, 1, reason)
+            say(console, f"{reason}. Continue with: {resume_command(directory, stage)}")
+            return 1
         record_attempt(directory, stage=stage)
-        supervisor = Supervisor(
-            directory,
-            config,
-            _starter(directory, stage, config),
-            console,
-            deadline=deadline(job),
-            on_poll=lock.touch,
-        )
-        code = supervisor.run()
+        try:
+            check_inputs(config, stage)  # as this machine sees them, and what the stage before has written
+            supervisor = Supervisor(
+                directory,
+                config,
+                _starter(directory, stage, config),
+                console,
+                deadline=deadline(job),
+                on_poll=lock.touch,
+            )
+            code = supervisor.run()
+        except UserError as error:
+            _note_failure(directory, log, attempt, error.exit_code, str(error))
+            raise
         log.end(attempt, code, supervisor.reason)
         if not supervisor.stopped_by_user:
             directory.stop_file.unlink(missing_ok=True)
@@ -87,13 +92,17 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
         return code
 
 
+def _note_failure(directory: RunDirectory, log: AttemptLog, attempt: Attempt, code: int, reason: str) -> None:
+    """For `tango status` and `tango logs`: the attempt ended before any rank was started."""
+    log.end(attempt, code, reason)
+    update_summary(directory, attempt.stage, "failed")
+
+
 def run_stages(directory: RunDirectory, stages: str, console: Console) -> int:
     """Runs "sft,train" and the like, one after the other, until one does not end with 0."""
     config = load_config(directory.config)
     code = 0
-    for number, stage in enumerate(stages.split(",")):
-        if number > 0:
-            check_inputs(config, stage)  # what the stage before has written
+    for stage in stages.split(","):
         code = run_attempt(directory, stage, config, console)
         if code != 0:
             break
@@ -166,10 +175,15 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def resume_command(directory: RunDirectory, stage: str) -> str:
-    """The command that continues this run."""
-    verb = "tango" if slurm.job_id() is None else "tango submit"
-    return f"{verb} {stage} {shlex.quote(str(directory.config))} --resume"
+def resume_command(directory: RunDirectory, stages: str) -> str:
+    """The command that continues this run in the way in which it was started last."""
+    words = ["tango", stages, str(directory.config), "--resume"]
+    if slurm.job_id() is not None:
+        words.insert(1, "submit")
+        for entry in submitted_jobs(directory)[-1:]:
+            words[2] = entry["stages"]
+            words += ["--profile", entry["profile"]] if entry["profile"] is not None else []
+    return shlex.join(words)
 
 
 def say(console: Console, message: str) -> None:

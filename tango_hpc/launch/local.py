@@ -35,7 +35,7 @@ def run_foreground(stage: str, config_file: Path, overrides: Sequence[str], *, r
     config = load_config(config_file, overrides)
     if place(os.environ, config.world_size) == "rank":
         _become_rank(stage, config, resume=resume)
-    directory = prepare_run(stage, config, resume=resume)
+    directory = prepare_run([stage], config, resume=resume)
     if "SLURM_JOB_ID" in os.environ and not sys.stdin.isatty():
         take_snapshot(directory.snapshot)
         _become_job(directory, stage)
@@ -66,7 +66,7 @@ def _become_rank(stage: str, config: Config, *, resume: bool) -> None:
     meeting = rendezvous_file(directory, os.environ).with_suffix(".ready")
     if os.environ["SLURM_PROCID"] == "0":
         try:
-            directory = prepare_run(stage, config, resume=resume)
+            directory = prepare_run([stage], config, resume=resume)
         except UserError:
             step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
             slurm.run_command("scancel", step, check=False)  # the other tasks would wait in vain

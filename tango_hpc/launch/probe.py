@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tango_hpc.launch.environment import prepare_rank
+from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.files import write_atomically
 
@@ -25,12 +26,14 @@ ALL_REDUCE_MB = 64
 
 def probe(directory: RunDirectory) -> dict[str, Any]:
     """Findings of this rank. An `error` stands for all that could not be found after it."""
+    scratch = Path(os.environ.get(STAGE_WEIGHTS_TO) or tempfile.gettempdir())
+    existing = next(folder for folder in (scratch, *scratch.parents) if folder.is_dir())
     found: dict[str, Any] = {
         "rank": int(os.environ["RANK"]),
         "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
         "host": socket.gethostname(),
-        "scratch": tempfile.gettempdir(),
-        "scratch_free_gb": shutil.disk_usage(tempfile.gettempdir()).free / 2**30,
+        "scratch": str(scratch),
+        "scratch_free_gb": shutil.disk_usage(existing).free / 2**30,
         "interfaces": interfaces(),
         "own_address": _own_address(),
     }

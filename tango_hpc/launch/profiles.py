@@ -121,8 +121,10 @@ def load_profile(name: str | None) -> Profile:
         tree = yaml.safe_load(file.read_text())
     except (yaml.YAMLError, OSError) as error:
         raise UserError(f"cannot read the profile {file}: {error}") from None
+    if not isinstance(tree, dict | None):
+        raise UserError(f"the profile {file} must hold a mapping of settings, not {type(tree).__name__}")
     try:
-        return Profile.model_validate({} if tree is None else tree)
+        return Profile.model_validate(tree or {})
     except ValidationError as error:
         lines = "\n".join(f"  - {explain_mistake(item, Profile)}" for item in error.errors())
         raise UserError(f"the profile {file} has mistakes:\n{lines}") from None
@@ -154,7 +156,8 @@ def setup_lines(profile: Profile) -> list[str]:
         steps.append(f"conda activate {_with_variables(profile.conda)}")
     steps += profile.setup
     lines = [f"{step} || {{ echo {shlex.quote(f'tango: failed: {step}')}; exit 78; }}" for step in steps]
-    return lines + [f"export {name}={_with_variables(value)}" for name, value in job_variables(profile).items()]
+    exports = [f"export {name}={_with_variables(value)}" for name, value in job_variables(profile).items()]
+    return [*lines, "set -u  # ends the job where a variable named below is not set on this node", *exports, "set +u"]
 
 
 def job_variables(profile: Profile) -> dict[str, str]:

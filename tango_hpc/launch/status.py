@@ -16,11 +16,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import Attempt, AttemptLog, lock_holder
-from tango_hpc.launch.submit import known_jobs, submitted_jobs
+from tango_hpc.launch.attempts import Attempt, AttemptLog, known_jobs, lock_holder, submitted_jobs
 from tango_hpc.launch.watch import read_failures
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_summary
@@ -28,6 +28,7 @@ from tango_hpc.run.summary import read_summary
 WAITING_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD")
 FOLLOW_SECONDS = 1.0
 STALE_HEARTBEAT_SECONDS = 120.0
+MAX_LOG_BYTES = 4 * 2**20  # of each log are looked at for its last lines
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,14 @@ def find_runs(path: Path) -> list[RunDirectory]:
     """The run at `path`, or all runs below it. Raises UserError where there is none."""
     if (path / "config.yaml").is_file():
         return [RunDirectory(path)]
-    found = sorted(file.parent for file in path.glob("**/config.yaml") if (file.parent / "control").is_dir())
+    found = []
+    for folder, below, files in os.walk(path):
+        if "config.yaml" in files and "control" in below:
+            found.append(Path(folder))
+            below.clear()  # a run holds no runs, but maybe a great many files
     if not found:
         raise UserError(f"{path} is no run directory and holds none; give the run.dir of a run, or a folder of runs")
-    return [RunDirectory(folder) for folder in found]
+    return [RunDirectory(folder) for folder in sorted(found)]
 
 
 def states(directories: list[RunDirectory]) -> list[RunState]:
@@ -176,47 +181,84 @@ def show_status(path: Path, console: Console, *, as_json: bool) -> None:
         steps = "" if state.step is None else f"{state.step}/{state.total_steps}"
         job = "" if state.job is None else f"{state.job} {state.job_state or ''}".strip()
         colour = colours.get(state.state, "default")
-        table.add_row(
-            state.run, state.stage, f"[{colour}]{state.state}[/]", steps, str(state.attempts), job, state.detail
-        )
+        shown = (state.run, state.stage, (state.state, colour), steps, str(state.attempts), job, state.detail)
+        table.add_row(*(Text(*cell) if isinstance(cell, tuple) else Text(cell) for cell in shown))
     console.print(table)
 
 
 def show_logs(path: Path, console: Console, *, rank: int | None, lines: int, follow: bool) -> None:
-    """Prints why the run failed, if it did, then the last lines of its logs; `follow` goes on until the run is over.
+    """Prints why a run failed, if it did, then the last lines of its logs; `follow` goes on until it is over.
 
-    Without `rank`: the supervisor's log and that of rank 0.
+    Without `rank`: the supervisor's log and that of rank 0. Of a folder of runs, one run after the other; when
+    followed, new lines come under the name of their run. Raises UserError where there is no run.
     """
-    directory = RunDirectory.open(path)
+    directories = find_runs(path)
+    several = len(directories) > 1
+    tails = [_Tail(directory, rank, console) for directory in directories]
+    for tail in tails:
+        if several:
+            tail.say(f"===== {tail.directory.path} =====")
+        tail.show(lines)
+        if several:
+            tail.say("")
+    left = tails if follow else []
+    last_shown: _Tail | None = None
+    while left:
+        over = [state.is_over for state in states([tail.directory for tail in left])]
+        for tail, ended in zip(left, over, strict=True):
+            new = tail.news()
+            if ended:
+                attempts = AttemptLog(tail.directory).read()
+                new.append(describe(attempts[-1]) if attempts else "nothing runs here")
+            if new and several and tail is not last_shown:
+                tail.say(f"===== {tail.directory.path} =====")
+                last_shown = tail
+            for text in new:
+                tail.say(text)
+        left = [tail for tail, ended in zip(left, over, strict=True) if not ended]
+        if left:
+            time.sleep(FOLLOW_SECONDS)
 
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    attempts = AttemptLog(directory).read()
-    for text in _why(directory, attempts):
-        say(text)
-    for attempt in attempts:
-        say(describe(attempt))
-    files = _log_files(directory, rank)
-    places: dict[Path, int] = {}
-    for file in files:
-        text = file.read_text(errors="replace")
-        places[file] = file.stat().st_size
-        say(f"\n==> {file} <==")
-        say("\n".join(text.splitlines()[-lines:]))
-    while follow:
-        over = states([directory])[0].is_over
-        for file in _log_files(directory, rank):
+class _Tail:
+    """The logs of one run, shown as they grow."""
+
+    def __init__(self, directory: RunDirectory, rank: int | None, console: Console) -> None:
+        self.directory = directory
+        self._rank = rank
+        self._console = console
+        self._places: dict[Path, int] = {}
+
+    def say(self, text: str) -> None:
+        """Prints `text` as it is."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, lines: int) -> None:
+        """The cause of a failure, the attempts, and the last `lines` of each log."""
+        attempts = AttemptLog(self.directory).read()
+        for text in _why(self.directory, attempts):
+            self.say(text)
+        for attempt in attempts:
+            self.say(describe(attempt))
+        for file in _log_files(self.directory, self._rank):
             with file.open("rb") as stream:
-                stream.seek(places.get(file, 0))
+                stream.seek(max(0, file.stat().st_size - MAX_LOG_BYTES))
+                content = stream.read()
+                self._places[file] = stream.tell()
+            self.say(f"\n==> {file} <==")
+            self.say("\n".join(content.decode(errors="replace").splitlines()[-lines:]))
+
+    def news(self) -> list[str]:
+        """What the logs gained since the last look."""
+        found = []
+        for file in _log_files(self.directory, self._rank):
+            with file.open("rb") as stream:
+                stream.seek(self._places.get(file, 0))
                 new = stream.read()
-            places[file] = places.get(file, 0) + len(new)
+                self._places[file] = stream.tell()
             if new:
-                say(new.decode(errors="replace").rstrip("\n"))
-        if over:
-            say(describe(AttemptLog(directory).read()[-1]) if AttemptLog(directory).read() else "nothing runs here")
-            return
-        time.sleep(FOLLOW_SECONDS)
+                found.append(new.decode(errors="replace").rstrip("\n"))
+        return found
 
 
 def _why(directory: RunDirectory, attempts: list[Attempt]) -> Iterator[str]:
@@ -250,8 +292,9 @@ def _log_files(directory: RunDirectory, rank: int | None) -> Iterator[Path]:
         if not directory.rank_log(rank).exists():
             raise UserError(f"rank {rank} has left no log in {directory.logs}")
         return iter([directory.rank_log(rank)])
-    jobs = sorted((directory.logs / "submitit").glob("*_log.out"), key=lambda file: file.stat().st_mtime)
-    files = [*jobs[-1:], directory.logs / "srun.log", directory.rank_log(0)]
+    supervisor = [entry["log"] for entry in submitted_jobs(directory)[-1:]]
+    supervisor += [attempt.log for attempt in AttemptLog(directory).read()[-1:] if attempt.log is not None]
+    files = [*map(Path, dict.fromkeys(supervisor)), directory.logs / "srun.log", directory.rank_log(0)]
     return (file for file in files if file.exists() and file.stat().st_size > 0)
 
 

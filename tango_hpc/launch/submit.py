@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +13,12 @@ from typing import Any, Literal
 from tango_hpc.config import Config, load_config
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import AttemptLog, check_lock
+from tango_hpc.launch.attempts import check_lock, known_jobs, remember_job
 from tango_hpc.launch.job import run_job
 from tango_hpc.launch.prepare import prepare_run
 from tango_hpc.launch.profiles import Profile, job_variables, load_profile, setup_lines, time_limit_minutes
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
 
 Cluster = Literal["slurm", "local", "debug"]
 # Room for the supervisor around the ranks' launch.grace_seconds.
@@ -41,18 +38,18 @@ def submit(
 
     `config` is a YAML file, which `overrides` ("key.path=value") change, or a ready `Config`. `profile` names a
     cluster profile. Cluster "local" runs it in the background of this machine, "debug" in this process.
+    Raises UserError for every mistake that can be found before a compute node is asked for.
 
         job = tango_hpc.submit("train", "configs/quickstart.yaml", "seed=1", profile="mycluster")
     """
     settings = config if isinstance(config, Config) else load_config(Path(config), overrides)
     chosen = profile if isinstance(profile, Profile) else load_profile(profile)
+    stage_names = check_stages(stages)
     check_cluster(cluster)
-    if "%" in str(settings.run.dir):
-        raise UserError(f"run.dir {settings.run.dir} holds a %, which Slurm replaces in names of log files")
+    check_log_folder(settings.run.dir)
     check_time(settings, chosen)
     check_nobody_runs(RunDirectory(settings.run.dir))
-    stage_names = check_stages(stages)
-    directory = prepare_run(stage_names[0], settings, resume=resume)
+    directory = prepare_run(stage_names, settings, resume=resume)
     directory.stop_file.unlink(missing_ok=True)
     take_snapshot(directory.snapshot)
     folder = directory.logs / "submitit"
@@ -60,12 +57,9 @@ def submit(
         made = executor(settings, chosen, folder, job_name(stages, directory), cluster, directory.snapshot)
         with refused_by_slurm():
             job = made.submit(run_job, str(directory.path), stages)
-    remember_job(directory, stages, cluster, job.job_id)
-    return followed(job, folder, directory) if cluster == "slurm" else job
-
-
-def followed(job: Any, folder: Path, directory: RunDirectory) -> Any:
-    """submitit's job with a state that does not need accounting."""
+    remember_job(directory, stages, cluster, job, profile if isinstance(profile, str) else None)
+    if cluster != "slurm":
+        return job
     from tango_hpc.launch.handle import RunJob
 
     return RunJob(folder, job.job_id, directory.path)
@@ -193,6 +187,12 @@ def check_time(config: Config, profile: Profile) -> None:
         )
 
 
+def check_log_folder(path: Path) -> None:
+    """Raises UserError where Slurm would write a job's log elsewhere than below `path`."""
+    if "%" in str(path):
+        raise UserError(f"{path} holds a %, which Slurm replaces in names of log files; choose another directory")
+
+
 def check_stages(stages: str) -> list[str]:
     """The stages of "sft,train". Raises UserError for one that there is not."""
     names = stages.split(",")
@@ -225,24 +225,3 @@ def check_nobody_runs(directory: RunDirectory) -> None:
 def job_name(stages: str, directory: RunDirectory) -> str:
     """What squeue shows."""
     return f"{stages}-{directory.path.name}"
-
-
-def remember_job(directory: RunDirectory, stages: str, cluster: str, job: str) -> None:
-    """Adds a submitted job to RUN/control/jobs.json."""
-    file = directory.control / "jobs.json"
-    jobs = json.loads(file.read_text()) if file.exists() else []
-    jobs.append({"job": job, "stages": stages, "cluster": cluster, "submitted": time.time()})
-    write_atomically(file, json.dumps(jobs, indent=2) + "\n")
-
-
-def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
-    """The jobs that were submitted for this run, the oldest first: job, stages, cluster, submitted."""
-    file = directory.control / "jobs.json"
-    return json.loads(file.read_text()) if file.exists() else []
-
-
-def known_jobs(directory: RunDirectory) -> list[str]:
-    """Slurm's ids of this run's jobs, submitted or noted by an attempt, the oldest first."""
-    submitted = [entry["job"] for entry in submitted_jobs(directory) if entry["cluster"] == "slurm"]
-    started = [attempt.job for attempt in AttemptLog(directory).read() if attempt.job is not None]
-    return list(dict.fromkeys([*submitted, *started]))

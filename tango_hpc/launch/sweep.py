@@ -17,22 +17,25 @@ A sweep file:
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import Field, ValidationError
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tango_hpc.config import Config
 from tango_hpc.config.load import apply_override, explain_mistake, read_tree, validate_tree
 from tango_hpc.config.schema import Count, Positive, Section
-from tango_hpc.errors import UserError
-from tango_hpc.launch.job import run_job, run_stages
+from tango_hpc.errors import StoppedEarly, UserError
+from tango_hpc.launch.attempts import remember_job
+from tango_hpc.launch.job import run_job, run_stages, say
 from tango_hpc.launch.prepare import prepare_run
 from tango_hpc.launch.profiles import load_profile
 from tango_hpc.launch.snapshot import take_snapshot
@@ -40,11 +43,11 @@ from tango_hpc.launch.status import RunState, states
 from tango_hpc.launch.submit import (
     Cluster,
     check_cluster,
+    check_log_folder,
     check_time,
     executor,
-    followed,
     refused_by_slurm,
-    remember_job,
+    sbatch_options,
 )
 from tango_hpc.run.directory import RunDirectory
 
@@ -60,7 +63,9 @@ class SweepSettings(Section):
         ["train"], min_length=1, description="What each cell runs, one after the other."
     )
     overrides: list[str] = Field(default_factory=list, description="For every cell.")
-    grid: dict[str, list[Value]] = Field(default_factory=dict, description="Every combination of these.")
+    grid: dict[str, Annotated[list[Value], Field(min_length=1)]] = Field(
+        default_factory=dict, description="Every combination of these."
+    )
     cells: list[dict[str, Value]] = Field(default_factory=list, description="Exactly these, in place of a grid.")
     seeds: list[Count] = Field(default_factory=lambda: [0], min_length=1)
     throttle: Positive = Field(8, description="Cells that run at once.")
@@ -142,7 +147,7 @@ def list_cells(sweep: Sweep, console: Console) -> None:
     for title in ("cell", "settings", "seed", "run directory"):
         table.add_column(title, overflow="fold")
     for cell in sweep.cells:
-        table.add_row(str(cell.index), cell.label, str(cell.seed), str(cell.config.run.dir))
+        table.add_row(*map(Text, (str(cell.index), cell.label, str(cell.seed), str(cell.config.run.dir))))
     console.print(table)
     launch = sweep.cells[0].config.launch
     console.print(
@@ -152,48 +157,64 @@ def list_cells(sweep: Sweep, console: Console) -> None:
     )
 
 
-def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster: Cluster, resubmit: bool) -> list[Any]:
-    """Submits the cells as one array and returns submitit's jobs; on "local" and "debug" runs them here in turn.
+def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster: Cluster, resubmit: bool) -> int:
+    """Submits the cells as one array; on "local" and "debug" runs them here in turn. Returns the exit code.
 
     Without `resubmit` no cell may have been started. With it, cells that are done, wait or run are left alone.
+    Raises UserError for what cannot be submitted.
     """
     chosen_profile = load_profile(profile)
     check_cluster(cluster)
+    check_log_folder(sweep.settings.dir)
     cells = _to_run(sweep, resubmit=resubmit)
     if not cells:
         console.print("Every cell is done, waiting or running.")
-        return []
-    shapes = {(cell.config.launch.nodes, cell.config.launch.tasks_per_node) for cell in cells}
-    if len(shapes) > 1:
+        return 0
+    if len({json.dumps(sbatch_options(cell.config, chosen_profile)) for cell in cells}) > 1:
         raise UserError(
-            "the cells of a sweep are one job array and must agree in launch.nodes and launch.tasks_per_node"
+            "the cells of a sweep are one job array and must ask Slurm for the same: launch.nodes, "
+            "launch.tasks_per_node, launch.threads_per_rank, launch.device and launch.grace_seconds cannot vary"
         )
     check_time(cells[0].config, chosen_profile)
-    stages = ",".join(sweep.settings.stages)
     for cell in cells:
-        directory = prepare_run(sweep.settings.stages[0], cell.config, resume=cell.directory.config.is_file())
+        directory = prepare_run(sweep.settings.stages, cell.config, resume=cell.directory.config.is_file())
         directory.stop_file.unlink(missing_ok=True)
     if cluster != "slurm":
-        for cell in cells:
-            console.print(f"cell {cell.index}: {cell.label}, seed {cell.seed}", highlight=False)
-            run_stages(cell.directory, stages, console)
-        return []
+        return _run_here(sweep, cells, console)
+    stages = ",".join(sweep.settings.stages)
     home = sweep.settings.dir.absolute()
-    snapshot = take_snapshot(home / "snapshot")
+    # Cells of an earlier submission may still wait or run: they keep the code that they were submitted with.
+    number = len(list(home.glob("snapshot_*"))) + 1
+    snapshot = take_snapshot(home / f"snapshot_{number}")
     made = executor(cells[0].config, chosen_profile, home / "logs", f"sweep-{home.name}", cluster, snapshot)
     made.update_parameters(array_parallelism=sweep.settings.throttle)
     with refused_by_slurm():
         jobs = made.map_array(run_job, [str(cell.directory.path) for cell in cells], [stages] * len(cells))
     for cell, job in zip(cells, jobs, strict=True):
-        remember_job(cell.directory, stages, cluster, job.job_id)
-    jobs = [followed(job, home / "logs", cell.directory) for cell, job in zip(cells, jobs, strict=True)]
+        remember_job(cell.directory, stages, cluster, job, profile)
     console.print(
         f"Submitted {len(cells)} cells as job array {jobs[0].job_id.partition('_')[0]}. "
         f"Watch them with: tango status {shlex.quote(str(sweep.settings.dir))}",
+        markup=False,
         highlight=False,
         soft_wrap=True,
     )
-    return jobs
+    return 0
+
+
+def _run_here(sweep: Sweep, cells: list[Cell], console: Console) -> int:
+    """Runs the cells one after the other, also after one that failed; a stop ends it. The exit code is the worst."""
+    failed = []
+    for cell in cells:
+        say(console, f"cell {cell.index}: {cell.label}, seed {cell.seed}")
+        code = run_stages(cell.directory, ",".join(sweep.settings.stages), console)
+        if code == StoppedEarly.exit_code:
+            return code
+        if code != 0:
+            failed.append(str(cell.index))
+    if failed:
+        say(console, f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}")
+    return 1 if failed else 0
 
 
 def _to_run(sweep: Sweep, *, resubmit: bool) -> list[Cell]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tango_hpc.launch.sweep import Sweep, cell_states, label_of
 from tango_hpc.run.files import write_atomically
@@ -92,18 +93,19 @@ def show_results(sweep: Sweep, console: Console) -> None:
     settings = sweep.settings
     results = collect(sweep)
     groups = group(results, settings.metric, settings.goal)
-    table = Table(title=f"{settings.metric} of {settings.dir}", title_justify="left")
+    table = Table(title=Text(f"{settings.metric} of {settings.dir}"), title_justify="left")
     for title, justify in (("settings", "left"), ("mean", "right"), ("± over seeds", "right"), ("cells", "left")):
         table.add_column(title, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for one in groups:
-        table.add_row(one.label, _number(one.mean), _number(one.spread), _count(one.states))
+        table.add_row(*map(Text, (one.label, _number(one.mean), _number(one.spread), _count(one.states))))
     console.print(table)
     for result in results:
         if result.state in ("failed", "lost"):
             console.print(f"cell {result.index} {result.state}: {result.detail}", markup=False, highlight=False)
     _write_parquet(settings.dir / "results.parquet", results)
     _write_html(settings.dir / "results.html", sweep, groups, results)
-    console.print(f"Written: {settings.dir / 'results.parquet'}, {settings.dir / 'results.html'}", soft_wrap=True)
+    written = f"Written: {settings.dir / 'results.parquet'}, {settings.dir / 'results.html'}"
+    console.print(written, markup=False, highlight=False, soft_wrap=True)
 
 
 def _numbers(tree: Any, prefix: str = "") -> Iterable[tuple[str, float]]:

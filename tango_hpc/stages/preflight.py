@@ -6,6 +6,7 @@ Imports neither torch nor vLLM: it runs in the command itself and on login nodes
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tango_hpc.config import Config
@@ -14,16 +15,23 @@ from tango_hpc.data.tables import QUESTION_COLUMNS, SFT_COLUMNS, check_table, wr
 from tango_hpc.errors import UserError
 from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_columns, evaluated_file, evaluated_roles
 
+NODE_LOCAL = ("/tmp", "/dev/shm", "/var/tmp", "/run")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
-def check_inputs(config: Config, stage: str) -> None:
-    """Raise one `UserError` with all that is wrong with the files that `stage` reads."""
-    problems: list[str] = []
+def check_inputs(config: Config, stage: str, *, after: Sequence[str] = ()) -> None:
+    """Raise one `UserError` with all that is wrong with the files that `stage` reads.
 
-    def note(check: object, *arguments: object) -> None:
+    What the stages of `after` will have written by then need not be there yet.
+    """
+    problems: list[str] = []
+    to_come = _outputs(config, after)
+
+    def note(check: Callable[..., object], path: Path, *arguments: object) -> None:
+        if path in to_come:
+            return
         try:
-            check(*arguments)  # type: ignore[operator]
+            check(path, *arguments)
         except UserError as error:
             problems.append(str(error))
 
@@ -49,7 +57,8 @@ def check_inputs(config: Config, stage: str) -> None:
             if trained.model.reference_path is not None:
                 note(check_model_folder, trained.model.reference_path)
     elif stage == "eval":
-        note(evaluated_checkpoints, config)
+        checkpoints_of = config.eval.checkpoints_of or config.run.dir
+        note(lambda _: evaluated_checkpoints(config), checkpoints_of)
         for name in config.eval.benchmarks:
             note(check_table, evaluated_file(config, name), evaluated_columns(name))
         for name in evaluated_roles(config):
@@ -62,6 +71,32 @@ def check_inputs(config: Config, stage: str) -> None:
         note(check_model_folder, config.generator.model.path)
     if problems:
         raise UserError("\n".join(problems))
+
+
+def node_local_paths(config: Config) -> list[str]:
+    """Lines about files of the config that lie where usually every node has a disk of its own."""
+    named = {"run.dir": config.run.dir, "data.train": config.data.train, "data.eval": config.data.eval}
+    named |= {f"{name}.model.path": role.model.path for name, role in config.roles.items()}
+    local = {name: path for name, path in named.items() if is_node_local(path)}
+    return [f"{name} {path} looks local to this machine; jobs need it on storage that all nodes share"
+            for name, path in local.items()]  # fmt: skip
+
+
+def is_node_local(path: Path) -> bool:
+    """Whether `path` lies in a folder that is each node's own, by its name."""
+    return any(path.resolve().is_relative_to(folder) for folder in NODE_LOCAL)
+
+
+def _outputs(config: Config, stages: Sequence[str]) -> set[Path]:
+    """What `stages` write for later ones: model folders, data sets, runs with checkpoints."""
+    outputs: set[Path] = set()
+    if "sft" in stages:
+        outputs |= {settings.output for settings in _sft_roles(config).values()}
+    if "train" in stages:
+        outputs.add(config.run.dir)
+    if "teacher" in stages and config.teacher is not None:
+        outputs |= {config.teacher.output / name for name in ("train.parquet", "test.parquet")}
+    return outputs
 
 
 def check_model_folder(path: Path, hint: str = "") -> None:

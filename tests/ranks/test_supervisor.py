@@ -105,7 +105,7 @@ def test_one_rank_fails(tmp_path: Path, action: str, code: int, told: str) -> No
 
 
 def test_a_hang_names_rank_and_phase(tmp_path: Path) -> None:
-    launch = {"hang_timeout_seconds": 9, "grace_seconds": 5}
+    launch = {"hang_timeout_seconds": 12, "grace_seconds": 5}
     supervisor = make_run(tmp_path / "run", launch, rank=1, step=2, action="hang", step_seconds=0.4, gloo=True)
     assert supervisor.run() == 1
     text = output(supervisor)
@@ -135,6 +135,22 @@ def test_a_stop_while_loading_loses_nothing_and_takes_no_time(tmp_path: Path) ->
     assert "ended while loading, there was nothing to save" in output(supervisor)
 
 
+def test_a_deadline_needs_no_signal(tmp_path: Path) -> None:
+    supervisor = make_run(tmp_path / "run", {"grace_seconds": 20}, steps=100_000, step_seconds=0.05)
+    supervisor.deadline = time.time() + 3600
+
+    def come_near() -> None:
+        wait_for(lambda: not is_loading(supervisor.directory))
+        supervisor.deadline = time.time() + 10
+
+    asker = threading.Thread(target=come_near)
+    asker.start()
+    assert supervisor.run() == 85
+    asker.join()
+    assert "the time limit is near: saving at the next safe point" in output(supervisor)
+    assert counted(supervisor.directory) >= 1
+
+
 def ranks_are_in_rollout(directory: RunDirectory) -> bool:
     beats = list(directory.heartbeats.glob("rank_*.json"))
     return len(beats) == 2 and all("rollout" in beat.read_text() for beat in beats)
@@ -142,7 +158,7 @@ def ranks_are_in_rollout(directory: RunDirectory) -> bool:
 
 def start_program(path: Path) -> subprocess.Popen[str]:
     """A supervisor in a process of its own, as a terminal or Slurm would start it."""
-    make_run(path, steps=1000, step_seconds=0.05)
+    make_run(path, steps=100_000, step_seconds=0.05)
     program = f"import tests.ranks.test_supervisor as t; from pathlib import Path; t.main(Path({str(path)!r}))"
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
@@ -154,7 +170,7 @@ def start_program(path: Path) -> subprocess.Popen[str]:
 
 
 def main(path: Path) -> None:
-    supervisor = make_run(path, steps=1000, step_seconds=0.05)
+    supervisor = make_run(path, steps=100_000, step_seconds=0.05)
     code = supervisor.run()
     print(output(supervisor))
     sys.exit(code)
@@ -189,4 +205,4 @@ def test_a_killed_supervisor_leaves_no_orphans(tmp_path: Path) -> None:
     assert len(pids) == 2 and all(map(is_alive, pids))
     process.kill()
     process.wait()
-    wait_for(lambda: not any(map(is_alive, pids)), 5)
+    wait_for(lambda: not any(map(is_alive, pids)), 30)

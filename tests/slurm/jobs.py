@@ -22,6 +22,7 @@ from tango_hpc.launch.attempts import Attempt, AttemptLog
 from tango_hpc.launch.profiles import Profile
 from tango_hpc.launch.status import RunState, states
 from tango_hpc.launch.submit import submit
+from tango_hpc.launch.watch import is_loading
 from tango_hpc.run.directory import RunDirectory
 from tests.helpers.counter_rank import RANK_COMMAND
 
@@ -81,9 +82,13 @@ class CountingJob:
         return AttemptLog(self.directory).read()
 
     def wait_for_step(self, step: int) -> None:
-        """Until rank 0 has done `step`."""
+        """Until rank 0 has done `step` and its heartbeat has told of a safe point: from then on a stop saves."""
         log = self.directory.rank_log(0)
-        wait_until(lambda: log.exists() and f"rank 0 step {step}\n" in log.read_text(), self.explain)
+
+        def done() -> bool:
+            return log.exists() and f"rank 0 step {step}\n" in log.read_text() and not is_loading(self.directory)
+
+        wait_until(done, self.explain)
 
     def wait_for_attempts(self, count: int) -> list[Attempt]:
         """Until so many attempts have ended."""
@@ -117,6 +122,19 @@ class CountingJob:
             if file.is_file() and file.suffix in (".log", ".out"):
                 shown.append(f"== {file.name}\n{file.read_text(errors='replace')[-1500:]}")
         return "\n".join([*shown, slurm.run_command("squeue", check=False)])
+
+
+def processes_of(job: str) -> list[str]:
+    """Command lines of the processes that belong to a job, told by their environment; of an array, to any of its tasks."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            if {f"SLURM_JOB_ID={job}".encode(), f"SLURM_ARRAY_JOB_ID={job}".encode()} & set(variables):
+                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+    return [words for words in found if words]  # a zombie has none
 
 
 def start_requeued(job: str) -> None:

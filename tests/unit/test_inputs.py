@@ -67,6 +67,14 @@ def test_all_problems_of_a_stage_come_in_one_message(tmp_path: Path) -> None:
     assert all("`tango sft CONFIG` writes it" in line for line in lines[2:])
 
 
+def test_what_an_earlier_stage_writes_need_not_be_there_yet_and_all_else_must(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", "task.last_letter=null")
+    with pytest.raises(UserError) as caught:
+        check_inputs(config, "train", after=["sft"])
+    assert [line.partition(" at ")[0] for line in str(caught.value).splitlines()] == ["no data set"] * 2
+    check_inputs(small_config(tmp_path / "run"), "train", after=["sft"])
+
+
 def test_synthesised_files_depend_on_the_seed_alone_and_existing_ones_are_kept(tmp_path: Path) -> None:
     first, second = small_config(tmp_path / "a"), small_config(tmp_path / "b")
     synthesise_data(first)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
 from tango_hpc.errors import UserError
 from tango_hpc.launch import profiles, slurm
-from tango_hpc.launch.attempts import AttemptLog, RunLock
+from tango_hpc.launch.attempts import AttemptLog, RunLock, remember_job
 from tango_hpc.launch.environment import free_port, place, prepare_rank, rendezvous_file
+from tango_hpc.launch.job import resume_command, run_attempt
+from tango_hpc.launch.prepare import prepare_run
 from tango_hpc.launch.profiles import Profile, load_profile, setup_lines, time_limit_minutes
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.launch.staging import stage_weights, with_staged_weights
-from tango_hpc.launch.status import run_state
+from tango_hpc.launch.status import find_runs, run_state, show_logs, show_status
 from tango_hpc.launch.submit import check_time, script
 from tango_hpc.launch.sweep import load_sweep
 from tango_hpc.launch.sweep_results import CellResult, group
@@ -121,6 +126,12 @@ def test_all_mistakes_of_a_profile_in_one_message(tmp_path: Path) -> None:
     assert "apptainer.imag: unknown key; did you mean image?" in text
 
 
+def test_a_profile_that_is_no_mapping(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("- account\n")
+    with pytest.raises(UserError, match="mine.yaml must hold a mapping of settings, not list"):
+        load_profile(str(tmp_path / "mine.yaml"))
+
+
 def test_profiles_of_the_user_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     mine = tmp_path / "tango_hpc" / "profiles"
@@ -129,6 +140,12 @@ def test_profiles_of_the_user_come_first(tmp_path: Path, monkeypatch: pytest.Mon
     assert load_profile("generic").account == "mine"
     with pytest.raises(UserError, match="no profile named 'nowhere'; there are: alliance_canada_like, generic"):
         load_profile("nowhere")
+
+
+def test_a_variable_that_a_node_lacks_ends_the_job(tmp_path: Path) -> None:
+    lines = [*setup_lines(Profile(cache_dir="$NO_SUCH/cache")), "echo never"]
+    done = subprocess.run(["bash", "-c", "\n".join(lines)], env={}, capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and done.stdout == "" and "NO_SUCH: unbound variable" in done.stderr
 
 
 def test_setup_runs_in_bash_and_ends_at_the_first_failure(tmp_path: Path) -> None:
@@ -247,6 +264,55 @@ def test_states_without_slurm(tmp_path: Path) -> None:
     assert (state.state, state.detail, state.attempts) == ("stopped", "Ctrl-C", 1)
 
 
+def test_what_is_missing_on_the_compute_node_is_the_reason_that_status_gives(tmp_path: Path) -> None:
+    config = counting_config(tmp_path, "run [1]", {"nodes": 1})
+    directory = prepare_run(["train"], config, resume=False)
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match="lacks tokenizer.json"):
+        run_attempt(directory, "train", config, Console(file=io.StringIO()))
+    state = run_state(directory, {})
+    assert (state.state, state.attempts) == ("failed", 1) and "lacks tokenizer.json" in state.detail
+    shown = io.StringIO()
+    show_logs(directory.path, Console(file=shown), rank=None, lines=5, follow=True)
+    assert shown.getvalue().startswith("the model folder ")
+    shown = io.StringIO()
+    show_status(tmp_path, Console(file=shown, width=400), as_json=False)
+    assert f"{tmp_path}/run [1]" in shown.getvalue()
+
+
+def test_the_command_that_continues_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = RunDirectory(tmp_path / "my run")
+    directory.control.mkdir(parents=True)
+    config = shlex.quote(str(directory.config))
+    assert resume_command(directory, "train") == f"tango train {config} --resume"
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert resume_command(directory, "train") == f"tango submit train {config} --resume"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").touch()
+    for profile in ("mycluster", "mine.yaml"):
+        job = SimpleNamespace(job_id="7", paths=SimpleNamespace(stdout=Path("log")))
+        remember_job(directory, "sft,train", "slurm", job, profile)
+        name = "mycluster" if profile == "mycluster" else f"{tmp_path}/mine.yaml"
+        assert resume_command(directory, "train") == f"tango submit sft,train {config} --resume --profile {name}"
+
+
+def test_runs_below_a_folder_and_not_below_runs(tmp_path: Path) -> None:
+    for name in ("b", "a/deep", "b/checkpoints/copy"):
+        (tmp_path / name / "control").mkdir(parents=True)
+        (tmp_path / name / "config.yaml").touch()
+    assert [run.path for run in find_runs(tmp_path)] == [tmp_path / "a" / "deep", tmp_path / "b"]
+    with pytest.raises(UserError, match="is no run directory and holds none"):
+        find_runs(tmp_path / "c")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_the_test_cluster_says_why_it_cannot_start(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "tools" / "slurm_test_cluster.sh"
+    words = ["bash", "-s", "start", "/nowhere"]
+    done = subprocess.run(words, user=65534, input=script.read_text(), capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and done.stderr.startswith("no Slurm here: ")
+
+
 def test_a_snapshot_holds_the_package_where_it_came_from_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot" / "old").touch()
@@ -300,6 +366,8 @@ def test_every_mistake_of_a_sweep_at_once(tmp_path: Path) -> None:
         load_sweep(_sweep_file(tmp_path))
     with pytest.raises(UserError, match="gird: unknown key; did you mean grid"):
         load_sweep(_sweep_file(tmp_path, gird={}))
+    with pytest.raises(UserError, match="grid.algorithm.name: list should have at least 1 item"):
+        load_sweep(_sweep_file(tmp_path, grid={"algorithm.name": []}))
 
 
 def test_results_best_first_with_the_spread_over_seeds() -> None:
