@@ -158,7 +158,8 @@ def explain_mistake(item: Any, model: type[BaseModel] = Config) -> str:
         return f"{path}: unknown key; {hint}"
     if item["type"] == "missing":
         return f"{path}: required, but not given"
-    return f"{path}: {item['msg'][0].lower()}{item['msg'][1:]} (got {item['input']!r})"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{path}: {message[0].lower()}{message[1:]} (got {item['input']!r})"
 
 
 def _field_names(parents: list[str | int], model: Any) -> list[str]:

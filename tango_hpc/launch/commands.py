@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -41,11 +42,17 @@ def submit(
     if dry_run:
         typer.echo(submission.script(stage, settings, load_profile(profile)))
         return
-    for line in node_local_paths(settings) if cluster == "slurm" else []:
-        typer.echo(f"note: {line}", err=True)
     job = submission.submit(stage, settings, profile=profile, cluster=cluster, resume=resume)
     typer.echo(f"Submitted as {'job' if cluster == 'slurm' else 'process'} {job.job_id}: {settings.run.dir}")
-    typer.echo(f"Watch it with: tango status {settings.run.dir}  or  tango logs {settings.run.dir} --follow")
+    run = shlex.quote(str(settings.run.dir))
+    typer.echo(f"Watch it with: tango status {run}  or  tango logs {run} --follow")
+    local = node_local_paths(settings)
+    if cluster == "slurm" and local:
+        typer.echo(
+            f"Note: {', '.join(local)}: by the name of the folder on a disk of this machine alone; compute nodes need "
+            "storage that all of them share.",
+            err=True,
+        )
     if cluster == "debug":
         job.result()
 

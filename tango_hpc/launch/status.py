@@ -161,7 +161,7 @@ def _process_alive(pid: int) -> bool:
 
 
 def show_status(path: Path, console: Console, *, as_json: bool) -> None:
-    """Prints a table of the run or of all runs below a folder, or a list of JSON objects."""
+    """Prints a table of the run or of all runs below a folder (named from there), or a list of JSON objects."""
     found = states(find_runs(path))
     if as_json:
         print(json.dumps([asdict(state) for state in found], indent=2))
@@ -181,7 +181,9 @@ def show_status(path: Path, console: Console, *, as_json: bool) -> None:
         steps = "" if state.step is None else f"{state.step}/{state.total_steps}"
         job = "" if state.job is None else f"{state.job} {state.job_state or ''}".strip()
         colour = colours.get(state.state, "default")
-        shown = (state.run, state.stage, (state.state, colour), steps, str(state.attempts), job, state.detail)
+        run = Path(state.run)
+        name = state.run if run == path.absolute() else str(run.relative_to(path.absolute()))
+        shown = (name, state.stage, (state.state, colour), steps, str(state.attempts), job, state.detail)
         table.add_row(*(Text(*cell) if isinstance(cell, tuple) else Text(cell) for cell in shown))
     console.print(table)
 

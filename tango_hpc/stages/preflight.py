@@ -74,12 +74,10 @@ def check_inputs(config: Config, stage: str, *, after: Sequence[str] = ()) -> No
 
 
 def node_local_paths(config: Config) -> list[str]:
-    """Lines about files of the config that lie where usually every node has a disk of its own."""
+    """Keys of the config's files and folders that lie where usually every node has a disk of its own."""
     named = {"run.dir": config.run.dir, "data.train": config.data.train, "data.eval": config.data.eval}
     named |= {f"{name}.model.path": role.model.path for name, role in config.roles.items()}
-    local = {name: path for name, path in named.items() if is_node_local(path)}
-    return [f"{name} {path} looks local to this machine; jobs need it on storage that all nodes share"
-            for name, path in local.items()]  # fmt: skip
+    return [key for key, path in named.items() if is_node_local(path)]
 
 
 def is_node_local(path: Path) -> bool:

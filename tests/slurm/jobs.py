@@ -18,7 +18,7 @@ from tango_hpc.config import Config
 from tango_hpc.config.load import validate_tree
 from tango_hpc.data.tables import write_rows
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import Attempt, AttemptLog
+from tango_hpc.launch.attempts import Attempt, AttemptLog, known_jobs, submitted_jobs
 from tango_hpc.launch.profiles import Profile
 from tango_hpc.launch.status import RunState, states
 from tango_hpc.launch.submit import submit
@@ -67,7 +67,22 @@ class CountingJob:
         self.config = counting_config(folder, name, launch, **behaviour)
         self.directory = RunDirectory(self.config.run.dir)
 
-    def submit(self, profile: Profile = PROFILE) -> CountingJob:
+    def behave(self, **behaviour: Any) -> None:
+        """Changes what its ranks do from their next start on."""
+        file = self.directory.path.with_name(f"{self.directory.path.name}.behaviour.json")
+        file.write_text(json.dumps(json.loads(file.read_text()) | behaviour))
+
+    def end_soon(self) -> int:
+        """Has the next start do two steps more than were done so far, and end; the number of the last one."""
+        steps = self.steps_logged()[-1] + 2
+        self.behave(steps=steps)
+        return steps
+
+    def supervisor_log(self) -> str:
+        """What its batch process has printed, over all attempts of its last job."""
+        return Path(submitted_jobs(self.directory)[-1]["log"]).read_text()
+
+    def submit(self, profile: str | Profile = PROFILE) -> CountingJob:
         """Puts it into the queue."""
         self.job = submit("train", self.config, profile=profile)
         self.job_id: str = self.job.job_id
@@ -106,9 +121,9 @@ class CountingJob:
         return self.state()
 
     def is_in_queue(self) -> bool:
-        """Whether Slurm still has it."""
-        found = slurm.show_job(self.job_id)
-        return found is not None and found.is_alive
+        """Whether Slurm still has it, or a later job of its run."""
+        found = map(slurm.show_job, {self.job_id, *known_jobs(self.directory)})
+        return any(job is not None and job.is_alive for job in found)
 
     def steps_logged(self, rank: int = 0) -> list[int]:
         """The steps that `rank` did, over all attempts, in order."""
@@ -143,6 +158,13 @@ def start_requeued(job: str) -> None:
     if found is not None and found.state == "PENDING" and found.reason == "BeginTime":
         time.sleep(2)  # in the second of the requeue it would fail with "job credential revoked"
         slurm.run_command("scontrol", "update", f"jobid={job}", "starttime=now", check=False)
+
+
+def start_now(job: str) -> None:
+    """Waits until a job that was told to go is in the queue again, and spares it the two minutes."""
+    held = ("PENDING", "BeginTime")
+    wait_until(lambda: (found := slurm.show_job(job)) is not None and (found.state, found.reason) == held)
+    start_requeued(job)
 
 
 def wait_until(condition: Callable[[], bool], explain: Callable[[], str] = str, timeout: float = 120) -> None:

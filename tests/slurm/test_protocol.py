@@ -10,10 +10,21 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tango_hpc.launch import slurm
 from tango_hpc.launch.status import find_runs, states
-from tests.slurm.jobs import PROFILE, ROOT, CountingJob, counting_config, start_requeued, tango, wait_until
+from tests.slurm.jobs import (
+    PROFILE,
+    ROOT,
+    TANGO,
+    CountingJob,
+    counting_config,
+    processes_of,
+    start_requeued,
+    tango,
+    wait_until,
+)
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -48,7 +59,7 @@ def test_a_job_to_its_end_and_after(folder: Path) -> None:
 
 @pytest.mark.parametrize("how", ["usr2_to_batch", "term_to_ranks", "usr2_to_ranks", "requeue"])
 def test_told_to_go_it_saves_requeues_and_continues(folder: Path, how: str) -> None:
-    job = CountingJob(folder, how, steps=80, step_seconds=0.1).submit()
+    job = CountingJob(folder, how, steps=4000, step_seconds=0.1).submit()
     job.wait_for_step(2)
     words = {
         "usr2_to_batch": ["scancel", "--batch", "--signal=USR2", job.job_id],
@@ -64,31 +75,54 @@ def test_told_to_go_it_saves_requeues_and_continues(folder: Path, how: str) -> N
     assert saved_seconds < 60
     wait_until(lambda: job.state().state == "waiting", job.explain)
     assert "continues from step_0" in job.state().detail
+    steps = job.end_soon()
     assert job.wait_for_end().state == "done"
-    counted_on_without_a_gap(job, 80)
+    counted_on_without_a_gap(job, steps)
     assert [attempt.code for attempt in job.attempts()] == [85, 0]
     assert job.job.result()["stages"]["train"]["status"] == "done"
 
 
-def test_the_time_limit_itself(folder: Path) -> None:
+def test_the_time_limit_where_requeueing_is_off_and_the_command_that_it_names(folder: Path) -> None:
     job = CountingJob(folder, "time limit", {"grace_seconds": 10}, steps=4000, step_seconds=0.1)
-    job.submit(PROFILE.model_copy(update={"time": "1"}))
+    profile = folder / "one minute.yaml"
+    profile.write_text(yaml.safe_dump({"time": "1", "requeue": False, "env": PROFILE.env}))
+    job.submit(str(profile))
     first = job.wait_for_attempts(1)[0]
-    assert first.code == 85 and "the time limit is near" in first.reason
-    slurm.run_command("scancel", job.job_id)
+    assert first.code == 85 and "the time limit is near" in first.reason and first.saved_after is not None
     assert job.wait_for_end().state == "stopped"
+    told = job.supervisor_log().splitlines()
+    assert f"Not requeued: job {job.job_id} was not submitted with --requeue." in told
+    (command,) = (line.removeprefix("Continue with: tango ") for line in told if line.startswith("Continue with: "))
+    steps = job.end_soon()
+    tango(*shlex.split(command))
+    assert job.wait_for_end().state == "done"
+    counted_on_without_a_gap(job, steps)
 
 
-@pytest.mark.parametrize("command", ["cancel", "stop"])
-def test_cancel_and_stop_save_and_do_not_come_back(folder: Path, command: str) -> None:
-    job = CountingJob(folder, command, steps=4000, step_seconds=0.1).submit()
-    job.wait_for_step(2)
-    tango(command, str(job.directory.path))
-    assert job.wait_for_end().state == "stopped"
-    attempt = job.attempts()[0]
-    assert attempt.code == 85 and attempt.saved_after is not None
+def test_cancel_and_stop_of_a_folder_save_and_the_jobs_do_not_come_back(folder: Path) -> None:
+    jobs = {
+        name: CountingJob(folder / group, name, steps=4000, step_seconds=0.1).submit()
+        for group, names in (("cancelled", "ab"), ("stopped", "cd"))
+        for name in names
+    }
+    for job in jobs.values():
+        job.wait_for_step(2)
+    follower = subprocess.Popen(
+        [*TANGO, "logs", str(folder / "cancelled"), "--follow"], stdout=subprocess.PIPE, text=True, env=os.environ
+    )
+    assert "job " + jobs["a"].job_id in tango("cancel", str(folder / "cancelled")).stdout
+    tango("stop", str(folder / "stopped"))
+    assert {name: job.wait_for_end().state for name, job in jobs.items()} == dict.fromkeys("abcd", "stopped")
+    followed, _ = follower.communicate(timeout=60)
+    for name in "ab":
+        assert f"===== {jobs[name].directory.path} =====" in followed
+    assert followed.count(": stopped after ") >= 2 and "rank 0 step 3" in followed
+    for job in jobs.values():
+        attempt = job.attempts()[0]
+        assert attempt.code == 85 and attempt.saved_after is not None
+        assert processes_of(job.job_id) == []
     time.sleep(3)
-    assert not job.is_in_queue()
+    assert not any(job.is_in_queue() for job in jobs.values())
 
 
 @pytest.mark.parametrize("action", ["kill", "fail"])
@@ -103,8 +137,7 @@ def test_one_rank_ends_the_job_on_every_node(folder: Path, action: str) -> None:
     assert first_line.startswith("rank 3 on ") and "in phase 'rollout'" in first_line
     told = "killed by SIGKILL" if action == "kill" else "ValueError: the loss went for a walk"
     assert told in first_line
-    left = subprocess.run(["pgrep", "-f", f"counter_rank {job.directory.path}"], capture_output=True, check=False)
-    assert left.stdout == b""
+    assert processes_of(job.job_id) == []
 
 
 def test_a_failure_after_progress_is_tried_again(folder: Path) -> None:
@@ -132,14 +165,24 @@ def test_requeue_stops_without_progress(folder: Path) -> None:
         wait_until(lambda: job.state().state == "waiting", job.explain)
         if number == 1:
             start_requeued(job.job_id)
-    assert job.wait_for_end().state == "stopped"
-    assert len(job.attempts()) == 2
-    log = next((job.directory.logs / "submitit").glob("*.out")).read_text()
-    assert f"2 attempts of job {job.job_id} in a row ended without a new checkpoint" in log
+    state = job.wait_for_end()
+    given_up = f"given up: 2 attempts of job {job.job_id} in a row ended without a new checkpoint"
+    assert state.state == "failed" and state.detail.startswith(given_up)
+    assert [attempt.code for attempt in job.attempts()] == [85, 85, 1]
+    assert tango("logs", str(job.directory.path)).stdout.startswith(given_up)
+    assert "Continue with: tango submit train " in job.supervisor_log()
+
+
+def test_a_job_that_ends_before_python_starts(folder: Path) -> None:
+    job = CountingJob(folder, "no module").submit(PROFILE.model_copy(update={"modules": ["python/9.99"]}))
+    state = job.wait_for_end()
+    assert state.state == "failed" and state.detail == f"job {job.job_id} ended before the run started: FAILED"
+    assert "tango: failed: module load python/9.99" in tango("logs", str(job.directory.path)).stdout
+    assert job.attempts() == []
 
 
 def test_a_hang_is_named(folder: Path) -> None:
-    launch = {"hang_timeout_seconds": 9, "grace_seconds": 5}
+    launch = {"hang_timeout_seconds": 12, "grace_seconds": 5}
     job = CountingJob(folder, "hang", launch, rank=1, step=2, action="hang", gloo=True).submit()
     state = job.wait_for_end()
     assert state.state == "failed" and "in phase 'rollout': hangs: no progress for" in state.detail
@@ -147,28 +190,34 @@ def test_a_hang_is_named(folder: Path) -> None:
 
 
 def test_a_node_goes_down(folder: Path) -> None:
-    job = CountingJob(folder, "node down", steps=60, step_seconds=0.2, save_every=5).submit()
+    job = CountingJob(folder, "node down", steps=4000, step_seconds=0.1, save_every=5).submit()
     job.wait_for_step(6)
     try:
         slurm.run_command("scontrol", "update", "nodename=n2", "state=down", "reason=test")
         wait_until(lambda: slurm.show_job(job.job_id).state in ("PENDING", "COMPLETING"), job.explain)  # type: ignore[union-attr]
     finally:
         slurm.run_command("scontrol", "update", "nodename=n2", "state=resume", check=False)
+    steps = job.end_soon()
     assert job.wait_for_end().state == "done"
-    assert job.steps_logged()[-1] == 60
-    assert len(job.attempts()) == 2
+    assert job.steps_logged()[-1] == steps
+    first, second = job.attempts()
+    assert first.saved_before is None and second.saved_before is not None and second.code == 0
 
 
 def test_two_jobs_on_one_node_at_once(folder: Path) -> None:
     launch = {"nodes": 1, "tasks_per_node": 2}
     profile = PROFILE.model_copy(update={"sbatch": {"nodelist": "n1"}})
-    jobs = [CountingJob(folder, f"twin {name}", launch, steps=40).submit(profile) for name in "ab"]
+    jobs = [CountingJob(folder, f"twin {name}", launch, steps=4000).submit(profile) for name in "ab"]
     for job in jobs:
         job.wait_for_step(2)
-    assert all(job.is_in_queue() for job in jobs)
-    assert [job.wait_for_end().state for job in jobs] == ["done", "done"]
+    assert [job.state().state for job in jobs] == ["running", "running"]
     for job in jobs:
-        counted_on_without_a_gap(job, 40)
+        slurm.run_command("scancel", "--batch", "--signal=USR2", job.job_id)
+        job.wait_for_attempts(1)
+    steps = [job.end_soon() for job in jobs]
+    assert [job.wait_for_end().state for job in jobs] == ["done", "done"]
+    for job, count in zip(jobs, steps, strict=True):
+        counted_on_without_a_gap(job, count)
 
 
 def test_plain_sbatch_and_srun(folder: Path) -> None:
@@ -177,7 +226,7 @@ def test_plain_sbatch_and_srun(folder: Path) -> None:
     command = folder / "tango"
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m tango_hpc.cli "$@"\n')
     command.chmod(0o755)
-    job = CountingJob(folder, "by sbatch", steps=40)
+    job = CountingJob(folder, "by sbatch", steps=4000)
     words = ["sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", f"--output={folder}/plain-%j.log"]
     script = [str(ROOT / "slurm" / "train.sbatch"), str(folder / "by sbatch.yaml")]
     done = subprocess.run([*words, *script], env=env, capture_output=True, text=True, check=True)
@@ -186,8 +235,9 @@ def test_plain_sbatch_and_srun(folder: Path) -> None:
     (folder / "by sbatch.yaml").write_text("run: {dir: " + f"'{folder}/by sbatch'" + "}\nnow: wrong\n")
     slurm.run_command("scancel", "--batch", "--signal=USR2", job.job_id)
     job.wait_for_attempts(1)
+    steps = job.end_soon()
     assert job.wait_for_end().state == "done"
-    counted_on_without_a_gap(job, 40)
+    counted_on_without_a_gap(job, steps)
     assert [attempt.code for attempt in job.attempts()] == [85, 0]
 
 
@@ -246,11 +296,31 @@ def test_a_run_is_submitted_once(folder: Path) -> None:
     assert states(find_runs(folder / "twice"))[0].state == "stopped"
 
 
-def test_the_doctor_in_an_allocation(folder: Path) -> None:
+def test_the_doctor_in_an_allocation_and_on_a_login_node(folder: Path) -> None:
     counting_config(folder, "examined")
-    words = ["salloc", "--nodes=2", sys.executable, "-m", "tango_hpc.cli", "doctor", str(folder / "examined.yaml")]
+    profile = folder / "examined profile.yaml"
+    profile.write_text(
+        yaml.safe_dump({"cache_dir": str(folder / "cache"), "stage_weights_to": str(folder / "scratch")})
+    )
+    words = [*TANGO, "doctor", str(folder / "examined.yaml"), "--profile", str(profile)]
+    words = ["salloc", "--nodes=2", *words]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Gloo all-reduce of 64 MB over 2 ranks on n1, n2" in done.stdout
     assert "train: models and data are there" in done.stdout
     assert "clocks agree within" in done.stdout
+    assert f"n2: scratch {folder / 'scratch'} has " in done.stdout
+    assert "Slurm would take the job: sbatch: Job " in done.stdout
+
+    profile.write_text(yaml.safe_dump({"partition": "nowhere", "venv": "/no/venv", "cache_dir": "$NO_SUCH/cache"}))
+    missing = f"data.train={folder}/none.parquet"
+    done = tango("doctor", str(folder / "examined.yaml"), missing, "--profile", str(profile), check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    for wrong in (
+        "FAIL train: no data set at ",
+        "FAIL venv: /no/venv/bin/activate is not there",
+        "note cache_dir: $NO_SUCH/cache is not set here",
+        "FAIL Slurm refuses: ",
+        "3 thing(s) to mend.",
+    ):
+        assert wrong in done.stdout, done.stdout

@@ -1,10 +1,13 @@
-"""Real training on two Slurm nodes: three ways to start, two of them interrupted, one set of final weights.
+"""Real training on two Slurm nodes: three ways to start, two of them interrupted twice, one set of final weights.
 
-The generator is split over the nodes (TP=2), the verifier is copied (DP=2).
+The generator is split over the nodes (TP=2), the verifier is copied (DP=2). The run that is started from Python is left
+alone. The one under plain sbatch gets USR2, then SIGTERM by `scancel --signal`. The one in a job array loses a rank by
+SIGKILL, then meets `scontrol requeue`. All three must end with the same weights and metrics.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -20,14 +23,14 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tango_hpc.config import config_to_yaml
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import AttemptLog
+from tango_hpc.launch.attempts import Attempt, AttemptLog
 from tango_hpc.launch.profiles import Profile
 from tango_hpc.launch.status import run_state, states
 from tango_hpc.launch.submit import submit
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import read_metrics
 from tests.helpers.runs import prepare_small_run, small_config
-from tests.slurm.jobs import ROOT, start_requeued, tango, wait_until
+from tests.slurm.jobs import ROOT, processes_of, start_now, start_requeued, tango, wait_until
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(900)]
 
@@ -90,8 +93,6 @@ def rows(directory: RunDirectory) -> int:
 
 
 def rank_pid(directory: RunDirectory, rank: int) -> int:
-    import json
-
     return json.loads(directory.heartbeat_file(rank).read_text())["pid"]
 
 
@@ -124,7 +125,22 @@ def same_run(trained: Trained, straight: RunDirectory, other: RunDirectory) -> N
     assert [row["step"] for row in read_metrics(other)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_plain_sbatch_with_a_time_limit_that_is_near(trained: Trained, straight: RunDirectory) -> None:
+def interrupted(directory: RunDirectory, job: str, at_row: int, *words: str) -> Attempt:
+    """Runs the command `words` once so many optimizer steps are done; the attempt that this ended, the job waiting again."""
+    before = len(AttemptLog(directory).read())
+    wait_until(lambda: rows(directory) >= at_row, lambda: explain(directory), timeout=280)
+    slurm.run_command(*words)
+    asked = time.monotonic()
+
+    def ended() -> bool:
+        return AttemptLog(directory).read()[before - 1].ended is not None
+
+    wait_until(ended, lambda: explain(directory), timeout=280)
+    print(f"{' '.join(words[:2])}: {time.monotonic() - asked:.1f} s to the end of the attempt")
+    return AttemptLog(directory).read()[before - 1]
+
+
+def test_plain_sbatch_told_to_go_by_usr2_and_by_term(trained: Trained, straight: RunDirectory) -> None:
     command = trained.folder / "tango"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tango_hpc.cli "$@"\n')
     command.chmod(0o755)
@@ -135,17 +151,18 @@ def test_plain_sbatch_with_a_time_limit_that_is_near(trained: Trained, straight:
         env=os.environ | {"PATH": f"{trained.folder}:{os.environ['PATH']}"}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     job = done.stdout.strip()
-    wait_until(lambda: rows(directory) >= 2, lambda: explain(directory), timeout=280)
-    asked = time.monotonic()
-    slurm.run_command("scancel", "--batch", "--signal=USR2", job)  # what Slurm sends before the limit
-    wait_until(lambda: AttemptLog(directory).read()[0].ended is not None, lambda: explain(directory), timeout=280)
-    print(f"from signal to saved: {time.monotonic() - asked:.1f} s")
+    # To the batch process alone, as Slurm does before the time limit; then to every rank.
+    first = interrupted(directory, job, 2, "scancel", "--batch", "--signal=USR2", job)
+    start_now(job)
+    second = interrupted(directory, job, 4, "scancel", "--signal=TERM", job)
     trained.wait(directory, job)
-    assert [attempt.code for attempt in AttemptLog(directory).read()] == [85, 0], explain(directory)
+    assert (first.code, second.code) == (85, 85) and first.saved_after != second.saved_after
+    assert [attempt.code for attempt in AttemptLog(directory).read()] == [85, 85, 0], explain(directory)
+    assert tango("logs", str(directory.path)).stdout.count(f"{trained.folder}/plain-{job}.log") == 1
     same_run(trained, straight, directory)
 
 
-def test_a_job_array_with_a_killed_rank(trained: Trained, straight: RunDirectory) -> None:
+def test_a_job_array_with_a_killed_rank_and_a_requeue(trained: Trained, straight: RunDirectory) -> None:
     file = trained.folder / "sweep.yaml"
     file.write_text(yaml.safe_dump({"config": "train.yaml", "dir": str(trained.folder / "sweep"), "cells": [{}]}))
     profile = trained.folder / "profile.yaml"
@@ -159,10 +176,13 @@ def test_a_job_array_with_a_killed_rank(trained: Trained, straight: RunDirectory
     killed = time.monotonic()
     os.kill(rank_pid(directory, 1), signal.SIGKILL)
     wait_until(lambda: AttemptLog(directory).read()[0].ended is not None, lambda: explain(directory), timeout=280)
+    wait_until(lambda: processes_of(job.partition("_")[0]) == [], lambda: explain(directory), timeout=60)
     assert time.monotonic() - killed < 60
-    print(f"from a killed rank to the end of the attempt: {time.monotonic() - killed:.1f} s")
+    print(f"killed rank: {time.monotonic() - killed:.1f} s until no process of the job is left")
+    start_now(job)
+    second = interrupted(directory, job, 4, "scontrol", "requeue", job)
     trained.wait(directory, job)
-    first, second = AttemptLog(directory).read()
+    first, _, third = AttemptLog(directory).read()
     assert first.code == 1 and first.reason.startswith("rank 1 on n2") and "SIGKILL" in first.reason
-    assert second.code == 0, explain(directory)
+    assert (second.code, third.code) == (85, 0), explain(directory)
     same_run(trained, straight, directory)

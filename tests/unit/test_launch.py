@@ -277,7 +277,7 @@ def test_what_is_missing_on_the_compute_node_is_the_reason_that_status_gives(tmp
     assert shown.getvalue().startswith("the model folder ")
     shown = io.StringIO()
     show_status(tmp_path, Console(file=shown, width=400), as_json=False)
-    assert f"{tmp_path}/run [1]" in shown.getvalue()
+    assert " run [1] " in shown.getvalue() and str(tmp_path) not in shown.getvalue()
 
 
 def test_the_command_that_continues_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
