@@ -147,8 +147,8 @@ def processes_of(job: str) -> list[str]:
             variables = (folder / "environ").read_bytes().split(b"\0")
             if {f"SLURM_JOB_ID={job}".encode(), f"SLURM_ARRAY_JOB_ID={job}".encode()} & set(variables):
                 found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it has ended, or it is another user's
     return [words for words in found if words]  # a zombie has none
 
 
