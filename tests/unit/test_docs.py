@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tango_hpc.cli import app
+from tango_hpc.launch.profiles import Profile
 from tango_hpc.run.dumps import ROLLOUT_SCHEMA
 from tango_hpc.run.metrics import REQUIRED_KEYS
 
@@ -35,6 +36,25 @@ def test_commands_in_code_exist_and_so_do_their_configs(page: Path) -> None:
         for word in shlex.split(snippet.replace("'", ""), comments=True):
             if re.fullmatch(r"(configs|slurm|tools)/[\w./-]+\.(yaml|sh|sbatch|py)", word):
                 assert (ROOT / word).is_file(), f"{word} in {snippet!r}"
+
+
+def test_the_ten_failures_quote_messages_and_settings_that_exist() -> None:
+    page = (ROOT / "docs/on_your_cluster.md").read_text()
+    section = page.partition("## The ten most likely failures")[2].partition("\n## ")[0]
+    failures = re.findall(r"^\d+\. \*\*(.+?)\*\*(.*?)(?=^\d+\. |\Z)", section, re.DOTALL | re.MULTILINE)
+    assert len(failures) == 10
+    sources = "\n".join(path.read_text() for path in ROOT.glob("tango_hpc/**/*.py"))
+    sources = re.sub(r'"\n\s*f?"', "", sources)  # strings that go on in the next line
+    of_slurm = {"invalid account or partition", "Out Of Memory"}
+    for title, _ in failures:
+        for quoted in set(re.findall(r'"([^"]+)"', title)) - of_slurm:
+            for part in filter(None, map(str.strip, quoted.split("…"))):
+                assert part in sources, quoted
+    known = set(re.findall(r"^    (\w+): ", (ROOT / "tango_hpc/config/schema.py").read_text(), re.MULTILINE))
+    for setting in re.findall(r"`((?:launch|rollout|parallel|checkpoint|run)\.\w+)`", page):
+        assert setting.partition(".")[2] in known, setting
+    for setting in re.findall(r"`(\w+): [^`]+`", page):
+        assert setting in known | set(Profile.model_fields) | {"tango"}, setting
 
 
 def test_every_command_has_help_with_an_example() -> None:
