@@ -167,7 +167,7 @@ def start_now(job: str) -> None:
     start_requeued(job)
 
 
-def wait_until(condition: Callable[[], bool], explain: Callable[[], str] = str, timeout: float = 120) -> None:
+def wait_until(condition: Callable[[], bool], explain: Callable[[], str] = str, timeout: float = 240) -> None:
     """Returns when `condition` holds; fails with `explain()` if it does not within `timeout` seconds."""
     end = time.monotonic() + timeout
     while not condition():

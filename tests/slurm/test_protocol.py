@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from tango_hpc.launch import slurm
 from tango_hpc.launch.status import find_runs, states
@@ -43,10 +44,17 @@ def counted_on_without_a_gap(job: CountingJob, steps: int) -> None:
         assert job.steps_logged(rank) == list(range(1, steps + 1))
 
 
-def test_a_job_to_its_end_and_after(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def finished(folder: Path, cluster: None) -> CountingJob:
+    """A run that came to its end undisturbed."""
     job = CountingJob(folder, "plain", steps=3).submit()
-    summary = job.job.result()
-    assert (summary["stages"]["train"]["status"], summary["stages"]["train"]["steps"]) == ("done", 3)
+    assert job.job.result()["stages"]["train"]["steps"] == 3
+    return job
+
+
+def test_a_job_to_its_end_and_after(finished: CountingJob, folder: Path) -> None:
+    job = finished
+    assert job.job.result()["stages"]["train"]["status"] == "done"
     counted_on_without_a_gap(job, 3)
     state = job.state()
     assert (state.state, state.attempts, state.job) == ("done", 1, job.job_id)
@@ -137,6 +145,8 @@ def test_one_rank_ends_the_job_on_every_node(folder: Path, action: str) -> None:
     assert first_line.startswith("rank 3 on ") and "in phase 'rollout'" in first_line
     told = "killed by SIGKILL" if action == "kill" else "ValueError: the loss went for a walk"
     assert told in first_line
+    with pytest.raises(FailedJobError, match="failed with exit code 1; see `tango logs"):
+        job.job.result()
     assert processes_of(job.job_id) == []
 
 
@@ -179,6 +189,8 @@ def test_a_job_that_ends_before_python_starts(folder: Path) -> None:
     assert state.state == "failed" and state.detail == f"job {job.job_id} ended before the run started: FAILED"
     assert "tango: failed: module load python/9.99" in tango("logs", str(job.directory.path)).stdout
     assert job.attempts() == []
+    with pytest.raises(UncompletedJobError):
+        job.job.result()
 
 
 def test_a_hang_is_named(folder: Path) -> None:
@@ -324,3 +336,14 @@ def test_the_doctor_in_an_allocation_and_on_a_login_node(folder: Path) -> None:
         "3 thing(s) to mend.",
     ):
         assert wrong in done.stdout, done.stdout
+
+
+def test_what_slurm_has_forgotten_is_still_known(finished: CountingJob) -> None:
+    # MinJobAge of the test cluster is 20 s, and Slurm looks once a minute; most of that has passed by now.
+    wait_until(lambda: slurm.show_job(finished.job_id) is None, finished.explain)
+    path = str(finished.directory.path)
+    assert finished.state().state == "done" and finished.state().job_state is None
+    assert "done" in tango("status", path).stdout
+    assert ": done after " in tango("logs", path, "--follow").stdout
+    assert "nothing runs or waits" in tango("cancel", path).stdout
+    assert finished.job.done() and finished.job.state == "DONE"
