@@ -74,7 +74,7 @@ class CountingJob:
 
     def end_soon(self) -> int:
         """Has the next start do two steps more than were done so far, and end; the number of the last one."""
-        steps = self.steps_logged()[-1] + 2
+        steps = max(self.steps_logged(), default=0) + 2
         self.behave(steps=steps)
         return steps
 
