@@ -32,7 +32,7 @@ from tango_hpc.run.metrics import read_metrics
 from tests.helpers.runs import prepare_small_run, small_config
 from tests.slurm.jobs import ROOT, processes_of, start_now, start_requeued, tango, wait_until
 
-pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(1800)]
 
 # Models and data lie outside the runs, for all of them.
 OVERRIDES = ("launch.nodes=2", "launch.tasks_per_node=1", "launch.grace_seconds=50", "checkpoint.every_steps=1")
@@ -59,7 +59,7 @@ class Trained:
             start_requeued(job)
             return states([directory])[0].is_over
 
-        wait_until(over, lambda: explain(directory), timeout=280)
+        wait_until(over, lambda: explain(directory), timeout=600)
 
     def weights(self, directory: RunDirectory) -> dict[str, torch.Tensor]:
         found = {}
@@ -128,14 +128,14 @@ def same_run(trained: Trained, straight: RunDirectory, other: RunDirectory) -> N
 def interrupted(directory: RunDirectory, job: str, at_row: int, *words: str) -> Attempt:
     """Runs the command `words` once so many optimizer steps are done; the attempt that this ended, the job waiting again."""
     before = len(AttemptLog(directory).read())
-    wait_until(lambda: rows(directory) >= at_row, lambda: explain(directory), timeout=280)
+    wait_until(lambda: rows(directory) >= at_row, lambda: explain(directory), timeout=600)
     slurm.run_command(*words)
     asked = time.monotonic()
 
     def ended() -> bool:
         return AttemptLog(directory).read()[before - 1].ended is not None
 
-    wait_until(ended, lambda: explain(directory), timeout=280)
+    wait_until(ended, lambda: explain(directory), timeout=600)
     print(f"{' '.join(words[:2])}: {time.monotonic() - asked:.1f} s to the end of the attempt")
     return AttemptLog(directory).read()[before - 1]
 
@@ -172,10 +172,10 @@ def test_a_job_array_with_a_killed_rank_and_a_requeue(trained: Trained, straight
     directory = RunDirectory(path)
     job = states([directory])[0].job
     assert job is not None
-    wait_until(lambda: rows(directory) >= 2, lambda: explain(directory), timeout=280)
+    wait_until(lambda: rows(directory) >= 2, lambda: explain(directory), timeout=600)
     killed = time.monotonic()
     os.kill(rank_pid(directory, 1), signal.SIGKILL)
-    wait_until(lambda: AttemptLog(directory).read()[0].ended is not None, lambda: explain(directory), timeout=280)
+    wait_until(lambda: AttemptLog(directory).read()[0].ended is not None, lambda: explain(directory), timeout=600)
     wait_until(lambda: processes_of(job.partition("_")[0]) == [], lambda: explain(directory), timeout=60)
     assert time.monotonic() - killed < 60
     print(f"killed rank: {time.monotonic() - killed:.1f} s until no process of the job is left")
