@@ -23,6 +23,8 @@ from tango_hpc.run.directory import RunDirectory
 Cluster = Literal["slurm", "local", "debug"]
 # Room for the supervisor around the ranks' launch.grace_seconds.
 SIGNAL_AHEAD_SECONDS = 30
+# Variables of Slurm that tell how to reach it, and nothing of a job.
+SLURM_SETTINGS = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 STAGES = ("sft", "train", "eval", "teacher")
 
 
@@ -53,7 +55,7 @@ def submit(
     directory.stop_file.unlink(missing_ok=True)
     take_snapshot(directory.snapshot)
     folder = directory.logs / "submitit"
-    with _visible_to_background(chosen, directory.snapshot):
+    with job_environment(chosen, directory.snapshot, cluster):
         made = executor(settings, chosen, folder, job_name(stages, directory), cluster, directory.snapshot)
         with refused_by_slurm():
             job = made.submit(run_job, str(directory.path), stages)
@@ -166,11 +168,21 @@ def refused_by_slurm() -> Iterator[None]:
 
 
 @contextmanager
-def _visible_to_background(profile: Profile, snapshot: Path) -> Iterator[None]:
-    """The job's variables in this process's environment, which a local background job inherits."""
-    path = os.pathsep.join(filter(None, [str(snapshot), os.environ.get("PYTHONPATH")]))
+def job_environment(profile: Profile, snapshot: Path, cluster: Cluster) -> Iterator[None]:
+    """What the job inherits of this process's environment, while this is in use.
+
+    A local job gets the variables of the profile. A Slurm job gets none that describe the job or step in which the
+    submission is typed (`srun --pty bash`, say): sbatch hands on those that it does not set itself, and the new job
+    would take itself for a task of a step.
+    """
     before = dict(os.environ)
-    os.environ.update(job_variables(profile) | {"PYTHONPATH": path})
+    if cluster == "slurm":
+        for name in before:
+            if name.startswith(("SLURM_", "SLURMD_", "SRUN_")) and name not in SLURM_SETTINGS:
+                del os.environ[name]
+    else:
+        path = os.pathsep.join(filter(None, [str(snapshot), os.environ.get("PYTHONPATH")]))
+        os.environ.update(job_variables(profile) | {"PYTHONPATH": path})
     try:
         yield
     finally:

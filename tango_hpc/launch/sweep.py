@@ -46,6 +46,7 @@ from tango_hpc.launch.submit import (
     check_log_folder,
     check_time,
     executor,
+    job_environment,
     refused_by_slurm,
     sbatch_options,
 )
@@ -188,7 +189,7 @@ def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster
     snapshot = take_snapshot(home / f"snapshot_{number}")
     made = executor(cells[0].config, chosen_profile, home / "logs", f"sweep-{home.name}", cluster, snapshot)
     made.update_parameters(array_parallelism=sweep.settings.throttle)
-    with refused_by_slurm():
+    with job_environment(chosen_profile, snapshot, cluster), refused_by_slurm():
         jobs = made.map_array(run_job, [str(cell.directory.path) for cell in cells], [stages] * len(cells))
     for cell, job in zip(cells, jobs, strict=True):
         remember_job(cell.directory, stages, cluster, job, profile)

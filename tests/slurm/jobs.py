@@ -181,3 +181,11 @@ def tango(*words: str, check: bool = True, env: dict[str, str] | None = None) ->
     done = subprocess.run([*TANGO, *words], capture_output=True, text=True, timeout=240, check=False, env=both)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def tango_command(folder: Path) -> Path:
+    """A program `tango` in `folder`, for a batch script to find on its PATH."""
+    command = folder / "tango"
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(TANGO)} "$@"\n')
+    command.chmod(0o755)
+    return command

@@ -24,6 +24,7 @@ from tests.slurm.jobs import (
     processes_of,
     start_requeued,
     tango,
+    tango_command,
     wait_until,
 )
 
@@ -233,11 +234,7 @@ def test_two_jobs_on_one_node_at_once(folder: Path) -> None:
 
 
 def test_plain_sbatch_and_srun(folder: Path) -> None:
-    env = os.environ | {"TANGO_RANK_COMMAND": PROFILE.env["TANGO_RANK_COMMAND"]}
-    env["PATH"] = f"{folder}:{env['PATH']}"
-    command = folder / "tango"
-    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m tango_hpc.cli "$@"\n')
-    command.chmod(0o755)
+    env = os.environ | PROFILE.env | {"PATH": f"{tango_command(folder).parent}:{os.environ['PATH']}"}
     job = CountingJob(folder, "by sbatch", steps=4000)
     words = ["sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", f"--output={folder}/plain-%j.log"]
     script = [str(ROOT / "slurm" / "train.sbatch"), str(folder / "by sbatch.yaml")]
@@ -255,7 +252,7 @@ def test_plain_sbatch_and_srun(folder: Path) -> None:
 
 def test_inside_a_step_the_command_is_the_rank(folder: Path) -> None:
     job = CountingJob(folder, "by srun", steps=3)
-    env = os.environ | {"TANGO_RANK_COMMAND": PROFILE.env["TANGO_RANK_COMMAND"]}
+    env = os.environ | PROFILE.env
     words = [
         "srun",
         "--nodes=2",
@@ -272,6 +269,32 @@ def test_inside_a_step_the_command_is_the_rank(folder: Path) -> None:
     assert job.state().state == "done"
     wrong = subprocess.run([*words, "launch.tasks_per_node=2"], env=env, capture_output=True, text=True, check=False)
     assert wrong.returncode == 2 and "this srun step has 2 tasks" in wrong.stderr
+
+
+def test_submitted_from_an_interactive_step(folder: Path) -> None:
+    job, plain = CountingJob(folder, "from a step", steps=3), CountingJob(folder, "plain from a step", steps=3)
+    (folder / "step profile.yaml").write_text(yaml.safe_dump({"time": "10", "env": PROFILE.env}))
+    submit = [
+        *TANGO,
+        "submit",
+        "train",
+        str(folder / "from a step.yaml"),
+        "--profile",
+        str(folder / "step profile.yaml"),
+    ]
+    sbatch = ["sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", f"--output={folder}/plain-%j.log"]
+    sbatch += [str(ROOT / "slurm" / "train.sbatch"), str(folder / "plain from a step.yaml")]
+    both = f"{shlex.join(submit)} && {shlex.join(sbatch)}"
+    # Beside one step's variables, a request for memory that contradicts the new job's own.
+    words = ["srun", "--ntasks=1", "env", "SLURM_MEM_PER_CPU=100", "SLURM_RESTART_COUNT=1", "bash", "-c", both]
+    env = os.environ | PROFILE.env | {"PATH": f"{tango_command(folder).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    job.job_id, plain.job_id = job.state().job or "", done.stdout.split()[-1]
+    for one in (job, plain):
+        wait_until(lambda one=one: len(one.attempts()) > 0, one.explain)  # type: ignore[misc]
+        assert one.wait_for_end().state == "done"
+        counted_on_without_a_gap(one, 3)
 
 
 def test_what_cannot_be_submitted(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from tango_hpc.launch.submit import submit
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import read_metrics
 from tests.helpers.runs import prepare_small_run, small_config
-from tests.slurm.jobs import ROOT, processes_of, start_now, start_requeued, tango, wait_until
+from tests.slurm.jobs import ROOT, processes_of, start_now, start_requeued, tango, tango_command, wait_until
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(1800)]
 
@@ -141,14 +140,12 @@ def interrupted(directory: RunDirectory, job: str, at_row: int, *words: str) -> 
 
 
 def test_plain_sbatch_told_to_go_by_usr2_and_by_term(trained: Trained, straight: RunDirectory) -> None:
-    command = trained.folder / "tango"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tango_hpc.cli "$@"\n')
-    command.chmod(0o755)
+    path = f"{tango_command(trained.folder).parent}:{os.environ['PATH']}"
     directory = RunDirectory(trained.folder / "sbatch")
     done = subprocess.run(
         ["sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", f"--output={trained.folder}/plain-%j.log",
          str(ROOT / "slurm" / "train.sbatch"), str(trained.file), f"run.dir={directory.path}"],
-        env=os.environ | {"PATH": f"{trained.folder}:{os.environ['PATH']}"}, capture_output=True, text=True, check=True,
+        env=os.environ | {"PATH": path}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     job = done.stdout.strip()
     # To the batch process alone, as Slurm does before the time limit; then to every rank.
