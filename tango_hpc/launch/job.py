@@ -100,7 +100,12 @@ def _note_failure(directory: RunDirectory, log: AttemptLog, attempt: Attempt, co
 
 def run_stages(directory: RunDirectory, stages: str, console: Console) -> int:
     """Runs "sft,train" and the like, one after the other, until one does not end with 0."""
-    config = load_config(directory.config)
+    try:
+        config = load_config(directory.config)
+    except UserError as error:  # a folder that this machine does not see, say
+        log = AttemptLog(directory)
+        _note_failure(directory, log, log.start(stages.partition(",")[0]), error.exit_code, str(error))
+        raise
     code = 0
     for stage in stages.split(","):
         code = run_attempt(directory, stage, config, console)

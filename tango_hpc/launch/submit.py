@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, Literal
 
@@ -162,7 +163,8 @@ def refused_by_slurm() -> Iterator[None]:
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     try:
-        yield
+        with redirect_stderr(io.StringIO()):  # submitit copies there what the error will say
+            yield
     except (FailedJobError, FailedSubmissionError) as error:
         raise UserError(f"Slurm refused the job: {str(error).strip()}") from None
 

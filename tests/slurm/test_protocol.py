@@ -165,6 +165,15 @@ def test_a_wrong_config_is_not_tried_again(folder: Path) -> None:
     assert [attempt.code for attempt in job.attempts()] == [78]
 
 
+def test_a_model_that_compute_nodes_do_not_see(folder: Path) -> None:
+    job = CountingJob(folder / "unseen", "run")
+    hide = f"rm -r {shlex.quote(f'{folder}/unseen/model')}"  # as the last thing before Python
+    job.submit(PROFILE.model_copy(update={"setup": [hide]}))
+    state = job.wait_for_end()
+    assert state.state == "failed" and f"no folder at {folder}/unseen/model" in state.detail
+    assert [attempt.code for attempt in job.attempts()] == [2]
+
+
 def test_requeue_stops_without_progress(folder: Path) -> None:
     launch = {"max_attempts_without_progress": 2}
     job = CountingJob(folder, "no progress", launch, steps=4000, step_seconds=0.1, saves=False).submit()
@@ -313,7 +322,7 @@ def test_what_cannot_be_submitted(folder: Path, tmp_path: Path, monkeypatch: pyt
     assert "memry: unknown key; did you mean memory?" in refused.stderr
     (tmp_path / "impossible.yaml").write_text("partition: nowhere\n")
     refused = tango("submit", "train", file, "--profile", str(tmp_path / "impossible.yaml"), check=False)
-    assert refused.returncode == 2 and "invalid partition" in refused.stderr.lower()
+    assert refused.returncode == 2 and refused.stderr.lower().count("invalid partition specified") == 1
     monkeypatch.setenv("PATH", str(tmp_path))
     refused = tango("submit", "train", file, check=False)
     assert refused.returncode == 2 and "sbatch was not found" in refused.stderr
