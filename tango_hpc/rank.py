@@ -14,7 +14,7 @@ from importlib import import_module
 
 from tango_hpc.config import Config, load_config
 from tango_hpc.errors import CheckFailed, UserError
-from tango_hpc.launch.environment import prepare_rank
+from tango_hpc.launch.environment import own_rank, prepare_rank
 from tango_hpc.launch.staging import with_staged_weights
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.interrupt import StopSignal, run_guarded
@@ -30,6 +30,11 @@ STAGES = {
 
 def run_stage(directory: RunDirectory, stage: str, stop: StopSignal) -> None:
     """Join the other ranks and run `stage` to its end; a user's mistake found here becomes `CheckFailed`."""
+    stop.enter("meeting the other ranks")
+    try:
+        os.environ.update(prepare_rank(directory))
+    except UserError as error:
+        raise CheckFailed(str(error)) from error
     config = with_staged_weights(load_config(directory.config))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what a job needs was on the shared disk before it started
     if config.launch.device == "cpu":
@@ -60,8 +65,7 @@ def main() -> int:
     """Entry point; the exit code is in the module's docstring."""
     path, stage = sys.argv[1:]
     directory = RunDirectory.open(path)
-    os.environ.update(prepare_rank(directory))
-    return run_guarded(directory, int(os.environ["RANK"]), lambda stop: run_stage(directory, stage, stop))
+    return run_guarded(directory, own_rank(), lambda stop: run_stage(directory, stage, stop))
 
 
 if __name__ == "__main__":

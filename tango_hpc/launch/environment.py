@@ -7,11 +7,13 @@ one process asks Slurm's controller, and the port is free on the node that will 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import time
 from collections.abc import Mapping
@@ -50,13 +52,23 @@ def place(env: Mapping[str, str], world_size: int) -> Place:
     return "rank"
 
 
-def prepare_rank(directory: RunDirectory, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The torchrun-style variables of this rank; those that are set already stay. Rank 0 publishes where it listens."""
+def own_rank(env: Mapping[str, str] = os.environ) -> int:
+    """The number of this rank, as a launcher or srun gives it. Raises UserError where neither started this process."""
     if "RANK" in env and "MASTER_PORT" in env:
-        return {}
+        return int(env["RANK"])
     if "SLURM_PROCID" not in env:
         raise UserError("this process is no rank: neither RANK and MASTER_PORT nor SLURM_PROCID is set")
-    rank = int(env["SLURM_PROCID"])
+    return int(env["SLURM_PROCID"])
+
+
+def prepare_rank(directory: RunDirectory, env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The torchrun-style variables of this rank, none where a launcher has set them. Rank 0 publishes where it listens.
+
+    Raises UserError where rank 0 has no address for its peers, or publishes none.
+    """
+    rank = own_rank(env)
+    if "RANK" in env and "MASTER_PORT" in env:
+        return {}
     file = rendezvous_file(directory, env)
     if rank == 0:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +122,16 @@ def free_port() -> int:
 
 
 def own_address(env: Mapping[str, str]) -> str:
-    """An address of this node that its peers can reach: its name where that resolves, else Slurm's NodeAddr."""
+    """An address of this node that its peers can reach.
+
+    MASTER_ADDR if somebody has set it; else that of the interface that GLOO_SOCKET_IFNAME names (on some clusters the
+    node's name stands for a slower network, or one that its peers do not reach); else the node's name where that
+    resolves; else Slurm's NodeAddr. Raises UserError where there is none.
+    """
+    if env.get("MASTER_ADDR"):
+        return env["MASTER_ADDR"]
+    if env.get("GLOO_SOCKET_IFNAME"):
+        return interface_address(env["GLOO_SOCKET_IFNAME"].split(",")[0])
     name = env.get("SLURMD_NODENAME", socket.gethostname())
     if resolves(name):
         return name
@@ -121,6 +142,30 @@ def own_address(env: Mapping[str, str]) -> str:
             "set MASTER_ADDR to an address of the first node"
         )
     return address
+
+
+def interface_address(interface: str) -> str:
+    """The IPv4 address of a network interface of this machine. Raises UserError where it has none."""
+    get_address = 0x8915  # Linux's SIOCGIFADDR
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, get_address, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            raise UserError(
+                f"{socket.gethostname()} has no network interface {interface} with an IPv4 address; up there: "
+                f"{', '.join(interfaces())}. Correct socket_interface in the profile, or GLOO_SOCKET_IFNAME"
+            ) from None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def interfaces() -> list[str]:
+    """Network interfaces that are up, loopback left out."""
+    up = []
+    for folder in sorted(Path("/sys/class/net").glob("*")):
+        state = folder / "operstate"
+        if folder.name != "lo" and state.exists() and state.read_text().strip() == "up":
+            up.append(folder.name)
+    return up
 
 
 def resolves(name: str) -> bool:

@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.launch.environment import prepare_rank
+from tango_hpc.errors import UserError
+from tango_hpc.launch.environment import interfaces, prepare_rank
 from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.files import write_atomically
@@ -73,16 +74,6 @@ def _all_reduce() -> dict[str, Any]:
     return found
 
 
-def interfaces() -> list[str]:
-    """Network interfaces that are up, loopback left out."""
-    up = []
-    for folder in sorted(Path("/sys/class/net").glob("*")):
-        state = folder / "operstate"
-        if folder.name != "lo" and state.exists() and state.read_text().strip() == "up":
-            up.append(folder.name)
-    return up
-
-
 def _own_address() -> str | None:
     """What this host's name resolves to, which is where Gloo listens unless told otherwise."""
     try:
@@ -94,7 +85,11 @@ def _own_address() -> str | None:
 def main() -> int:
     """Entry point."""
     directory = RunDirectory(sys.argv[1])
-    os.environ.update(prepare_rank(directory))
+    try:
+        os.environ.update(prepare_rank(directory))
+    except UserError as error:
+        print(f"tango: {error}", file=sys.stderr)
+        return error.exit_code
     found = probe(directory)
     write_atomically(directory.path / f"probe_{found['rank']:05d}.json", json.dumps(found))
     return 0

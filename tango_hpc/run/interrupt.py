@@ -109,7 +109,8 @@ class StopSignal:
 
     def _beat(self) -> None:
         # Many ranks beat more slowly together: their files lie on one file system.
-        seconds = HEARTBEAT_SECONDS * max(1.0, int(os.environ.get("WORLD_SIZE", "1")) / RANKS_AT_FULL_PACE)
+        size = os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1"
+        seconds = HEARTBEAT_SECONDS * max(1.0, int(size) / RANKS_AT_FULL_PACE)
         while not self._closed.wait(seconds / 10):
             self._phase_changed.wait(seconds)
             self._phase_changed.clear()

@@ -19,7 +19,7 @@ from multiprocessing.connection import Client, Connection, Listener
 
 import tango_hpc
 from tango_hpc.errors import CheckFailed, StoppedEarly
-from tango_hpc.launch.environment import prepare_rank
+from tango_hpc.launch.environment import own_rank, prepare_rank
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.files import write_atomically
 from tango_hpc.run.interrupt import StopSignal, run_guarded
@@ -30,6 +30,7 @@ RANK_COMMAND = (sys.executable, "-P", "-m", "tests.helpers.counter_rank")
 
 def count(directory: RunDirectory, stage: str, stop: StopSignal) -> None:
     """Counts to behaviour["steps"], in step with all other ranks."""
+    os.environ.update(prepare_rank(directory))
     behaviour = json.loads(directory.path.with_name(f"{directory.path.name}.behaviour.json").read_text())
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     any_rank = join_over_gloo() if behaviour.get("gloo") else join_over_sockets(rank, world_size)
@@ -125,8 +126,7 @@ def main() -> int:
     """Entry point."""
     path, stage = sys.argv[1:]
     directory = RunDirectory.open(path)
-    os.environ.update(prepare_rank(directory))
-    return run_guarded(directory, int(os.environ["RANK"]), lambda stop: count(directory, stage, stop))
+    return run_guarded(directory, own_rank(), lambda stop: count(directory, stage, stop))
 
 
 if __name__ == "__main__":

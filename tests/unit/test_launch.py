@@ -18,7 +18,7 @@ from rich.console import Console
 from tango_hpc.errors import UserError
 from tango_hpc.launch import profiles, slurm
 from tango_hpc.launch.attempts import AttemptLog, RunLock, remember_job
-from tango_hpc.launch.environment import free_port, place, prepare_rank, rendezvous_file
+from tango_hpc.launch.environment import free_port, own_address, place, prepare_rank, rendezvous_file
 from tango_hpc.launch.job import resume_command, run_attempt
 from tango_hpc.launch.prepare import prepare_run
 from tango_hpc.launch.profiles import Profile, load_profile, setup_lines, time_limit_minutes
@@ -106,7 +106,8 @@ def test_wrong_time_limits(text: str) -> None:
 
 @pytest.mark.parametrize("file", sorted(SHIPPED.glob("*.yaml")), ids=lambda file: file.stem)
 def test_shipped_profiles_are_valid_and_so_are_their_commented_keys(file: Path) -> None:
-    load_profile(str(file))
+    text = script("train", _gpu_config(), load_profile(str(file)))
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     keys = {
         line[2:].partition(":")[0] for line in file.read_text().splitlines() if line.startswith("# ") and ": " in line
     }
@@ -218,6 +219,15 @@ def test_a_rank_from_slurms_variables(tmp_path: Path) -> None:
     }  # fmt: skip
     requeued = env | {"SLURM_RESTART_COUNT": "1"}
     assert rendezvous_file(directory, requeued) != rendezvous_file(directory, env)
+
+
+def test_where_rank_0_listens() -> None:
+    node = {"SLURMD_NODENAME": "localhost"}
+    assert own_address(node) == "localhost"
+    assert own_address(node | {"GLOO_SOCKET_IFNAME": "lo,eth0"}) == "127.0.0.1"
+    assert own_address(node | {"GLOO_SOCKET_IFNAME": "nosuch0", "MASTER_ADDR": "10.0.0.7"}) == "10.0.0.7"
+    with pytest.raises(UserError, match="has no network interface nosuch0 with an IPv4 address; up there: "):
+        own_address(node | {"GLOO_SOCKET_IFNAME": "nosuch0"})
 
 
 def test_free_ports_lie_below_those_of_outgoing_connections() -> None:
