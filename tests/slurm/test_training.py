@@ -126,17 +126,17 @@ def same_run(trained: Trained, straight: RunDirectory, other: RunDirectory) -> N
 
 def interrupted(directory: RunDirectory, job: str, at_row: int, *words: str) -> Attempt:
     """Runs the command `words` once so many optimizer steps are done; the attempt that this ended, the job waiting again."""
-    before = len(AttemptLog(directory).read())
     wait_until(lambda: rows(directory) >= at_row, lambda: explain(directory), timeout=600)
+    number = len(AttemptLog(directory).read())
     slurm.run_command(*words)
     asked = time.monotonic()
 
     def ended() -> bool:
-        return AttemptLog(directory).read()[before - 1].ended is not None
+        return AttemptLog(directory).read()[number - 1].ended is not None
 
     wait_until(ended, lambda: explain(directory), timeout=600)
-    print(f"{' '.join(words[:2])}: {time.monotonic() - asked:.1f} s to the end of the attempt")
-    return AttemptLog(directory).read()[before - 1]
+    print(f"{' '.join(words[:-1])}: {time.monotonic() - asked:.1f} s to the end of the attempt")
+    return AttemptLog(directory).read()[number - 1]
 
 
 def test_plain_sbatch_told_to_go_by_usr2_and_by_term(trained: Trained, straight: RunDirectory) -> None:
