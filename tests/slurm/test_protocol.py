@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import yaml
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from tango_hpc.launch import slurm
-from tango_hpc.launch.status import find_runs, states
+from tango_hpc.launch.status import RunState, find_runs, states
 from tests.slurm.jobs import (
     PROFILE,
     ROOT,
@@ -66,29 +67,50 @@ def test_a_job_to_its_end_and_after(finished: CountingJob, folder: Path) -> None
     assert '"state": "done"' in tango("status", str(folder), "--json").stdout
 
 
-@pytest.mark.parametrize("how", ["usr2_to_batch", "term_to_ranks", "usr2_to_ranks", "requeue"])
-def test_told_to_go_it_saves_requeues_and_continues(folder: Path, how: str) -> None:
-    job = CountingJob(folder, how, steps=4000, step_seconds=0.1).submit()
-    job.wait_for_step(2)
-    words = {
-        "usr2_to_batch": ["scancel", "--batch", "--signal=USR2", job.job_id],
-        "term_to_ranks": ["scancel", "--signal=TERM", job.job_id],
-        "usr2_to_ranks": ["scancel", "--signal=USR2", job.job_id],
-        "requeue": ["scontrol", "requeue", job.job_id],
-    }
-    started = time.monotonic()
-    slurm.run_command(*words[how])
-    first = job.wait_for_attempts(1)[0]
-    saved_seconds = time.monotonic() - started
+WAYS_TO_GO = {
+    "usr2_to_batch": ["scancel", "--batch", "--signal=USR2"],
+    "term_to_ranks": ["scancel", "--signal=TERM"],
+    "usr2_to_ranks": ["scancel", "--signal=USR2"],
+    "requeue": ["scontrol", "requeue"],
+}
+
+
+@dataclass
+class Told:
+    """A job that was told to go, at a Unix time; its state while it waits, and the last step it will do."""
+
+    job: CountingJob
+    at: float = 0.0
+    waiting: RunState | None = None
+    steps: int = 0
+
+
+@pytest.fixture(scope="module")
+def told(folder: Path, cluster: None) -> dict[str, Told]:
+    """Jobs beside each other on both nodes, each told to go in its own way when it has done two steps."""
+    jobs = {how: Told(CountingJob(folder, how, steps=4000, step_seconds=0.1).submit()) for how in WAYS_TO_GO}
+    for how, one in jobs.items():
+        one.job.wait_for_step(2)
+        one.at = time.time()
+        slurm.run_command(*WAYS_TO_GO[how], one.job.job_id)
+    for one in jobs.values():
+        one.job.wait_for_attempts(1)
+        wait_until(lambda one=one: one.job.state().state == "waiting", one.job.explain)  # type: ignore[misc]
+        one.waiting, one.steps = one.job.state(), one.job.end_soon()
+    return jobs
+
+
+@pytest.mark.parametrize("how", WAYS_TO_GO)
+def test_told_to_go_it_saves_requeues_and_continues(told: dict[str, Told], how: str) -> None:
+    one = told[how]
+    first = one.job.attempts()[0]
     assert first.code == 85 and first.saved_after is not None
-    assert saved_seconds < 60
-    wait_until(lambda: job.state().state == "waiting", job.explain)
-    assert "continues from step_0" in job.state().detail
-    steps = job.end_soon()
-    assert job.wait_for_end().state == "done"
-    counted_on_without_a_gap(job, steps)
-    assert [attempt.code for attempt in job.attempts()] == [85, 0]
-    assert job.job.result()["stages"]["train"]["status"] == "done"
+    assert first.ended is not None and first.ended - one.at < 60
+    assert one.waiting is not None and "continues from step_0" in one.waiting.detail
+    assert one.job.wait_for_end().state == "done"
+    counted_on_without_a_gap(one.job, one.steps)
+    assert [attempt.code for attempt in one.job.attempts()] == [85, 0]
+    assert one.job.job.result()["stages"]["train"]["status"] == "done"
 
 
 def test_the_time_limit_where_requeueing_is_off_and_the_command_that_it_names(folder: Path) -> None:
