@@ -24,6 +24,7 @@ from tango_hpc.plan.sizes import (
     GPU_GRAPH_BYTES,
     GPU_HEAP_SLACK,
     GPU_PROCESS_BYTES,
+    SAVE_BYTES,
     Engine,
     Trainer,
 )
@@ -175,8 +176,7 @@ def _gpu_phases(config: Config, role: _Role, num_engines: int, gpu_bytes: int, p
         update = int(role.update_workspace(stage) * (1 + GPU_HEAP_SLACK))
         candidates["train"].append(resident | {"activations, logits": update})
         candidates["reshard"].append(resident | engine | {"buckets": role.sync_bytes})
-        gather = 4 * (2 * sizes.num_parameters + -(-sizes.num_parameters // trainer.data))
-        candidates["saving"].append(resident | {"gathered optimizer": gather})
+        candidates["saving"].append(resident)
     for name, options in candidates.items():
         if options:
             phases.append(Phase(name, role.name, max(options, key=lambda items: sum(items.values()))))
@@ -229,8 +229,7 @@ def _node_phases(config: Config, roles: Mapping[str, _Role]) -> list[Phase]:
             update = sum(int(role.update_workspace(trainer.stage) * slack) for trainer in trainers)
             phases.append(Phase("train", role.name, base | {"activations, logits": update}))
             phases.append(Phase("reshard", role.name, base | freed | {"buckets": len(ranks) * role.sync_bytes}))
-        save = sum(trainer.save_workspace() for trainer in trainers)
-        phases.append(Phase("saving", role.name, base | freed | {"gathered optimizer": save}))
+        phases.append(Phase("saving", role.name, base | freed | {"a piece of the checkpoint": len(ranks) * SAVE_BYTES}))
     return phases
 
 
@@ -270,7 +269,7 @@ ADVICE = {
         "{role}.recompute_activations=true, or take more ranks (the optimizer is spread over data-parallel ones)"
     ),
     "reshard": "lower rollout.gpu_memory_utilization or rollout.kv_cache_gb, or raise {role}.parallel.tensor",
-    "saving": "raise {role}.parallel.tensor or pipeline, or spread the ranks over more nodes",
+    "saving": "raise {role}.parallel.tensor or pipeline, or take more ranks",
     "training": "spread the ranks over more nodes (launch.nodes), or set algorithm.kl_coef=0 to drop the references",
 }
 NODE_ADVICE = (

@@ -2,7 +2,7 @@
 
 Counted from the code that allocates them: `policy/optimizer.py` (gradients in fp32; AdamW's moments in fp32, plus fp32
 masters for 16-bit weights, both spread over data-parallel ranks), `policy/attention.py` and Megatron-core's unfused
-local layers (activations), `policy/vocab_parallel.py` (logits by chunks), `policy/checkpoint.py` (what a save gathers).
+local layers (activations), `policy/vocab_parallel.py` (logits by chunks), `policy/checkpoint.py` (a piece at a time).
 Legend: T tokens of a micro-batch on one rank.
 """
 
@@ -17,6 +17,7 @@ from tango_hpc.reshard.shapes import LocalParam, ModelShape, megatron_layout, pa
 GIB = 2**30
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 LOGIT_CHUNK = 64 * 2**20  # elements of one chunk of logits in policy/vocab_parallel.py
+SAVE_BYTES = 2 * 4 * 16 * 2**20  # a piece of a checkpoint in policy/checkpoint.py in fp32, and its bytes on the way out
 
 # Measured on one rank (`ps`, resident set): Python with torch, Megatron-core and transformers; what vLLM's import and
 # an engine's own tables add; what a second engine adds.
@@ -149,15 +150,6 @@ class Trainer:
         hidden = 4 * self.shape.hidden_size * self.element_bytes * num_tokens
         layer = self.layer_workspace(num_tokens, backward=False)
         return hidden + max(layer, self.head_workspace(num_tokens, backward=False))
-
-    def save_workspace(self) -> int:
-        """Host memory of saving the optimizer: masters and both moments of this rank's part, gathered over data ranks.
-
-        Megatron-core's layout-independent format has them whole in fp32 on every rank (12 bytes a parameter), this
-        rank's shards once more, and while one is gathered, received, sent and joined.
-        """
-        count = self.sizes.num_parameters
-        return 12 * count + (12 + 4) * -(-count // self.data) + 8 * count
 
     def _widths(self) -> tuple[int, int, int, int]:
         """Hidden size, and this rank's widths of queries, keys and the feed-forward part."""

@@ -1,32 +1,45 @@
 """A policy's whole state in Megatron-core's distributed checkpoint format: readable in any other layout.
 
-Two departures from Megatron-core's way of writing. Each rank writes its files itself, in order, instead of
-starting helper processes next to vLLM's threads. And a rank that cannot write (a full disk) goes on to the end of
-the save with its peers, where all learn of it, instead of leaving them in a collective.
+Every rank describes its tensors where they lie, weights and its own share of the optimizer alike, as boxes of at most
+PIECE elements with their places in the whole. Writing copies one box at a time and reading fills the tensors in place,
+so either takes little memory and no exchange between ranks, where Megatron-core's layout-independent format makes
+about three copies of the optimizer first.
+
+Two more departures from Megatron-core's way of writing. Each rank writes its file itself instead of starting helper
+processes next to vLLM's threads. And a rank that cannot write (a full disk) goes on to the end of the save with its
+peers, where all learn of it, instead of leaving them in a collective.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
-from collections.abc import Callable, Iterator
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing import serialization
+from megatron.core.dist_checkpointing import ShardedTensor, serialization
+from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.dist_checkpointing.strategies import common as common_strategy
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, SerializationFormat, _write_item
+from torch.distributed.checkpoint.planner import WriteItemType
 
 from tango_hpc.parallel.collectives import all_gather_objects
 from tango_hpc.parallel.megatron_cpu import megatron_on_cpu
 
 if TYPE_CHECKING:
     from tango_hpc.policy.policy import Policy
+
+# Elements written or read at once. In fp32 it is more than the C library ever keeps of freed memory.
+PIECE = 16 * 2**20
 
 
 def save(policy: Policy, folder: Path) -> None:
@@ -35,7 +48,7 @@ def save(policy: Policy, folder: Path) -> None:
     problems: list[str] = []
     with megatron_on_cpu(), _writing_here(problems):
         try:
-            dist_checkpointing.save(_sharded_state(policy, is_loading=False), str(folder))
+            dist_checkpointing.save(_described(policy), str(folder))
         except CheckpointException as error:
             problems += [f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items()]
     everywhere = [problem for found in all_gather_objects(problems) for problem in found]
@@ -46,68 +59,118 @@ def save(policy: Policy, folder: Path) -> None:
 def load(policy: Policy, folder: Path) -> None:
     """Bring the policy to the state in `folder`, which any layout may have written."""
     with megatron_on_cpu():
-        state = dist_checkpointing.load(_sharded_state(policy, is_loading=True), str(folder))
-        policy.model.load_state_dict(state["model"], strict=False)
+        state = dist_checkpointing.load(_described(policy), str(folder))  # fills the tensors themselves
         if policy.optimizer is not None:
             policy.optimizer.load(state["optimizer"], state["step_count"])
+
+
+def _described(policy: Policy) -> dict[str, Any]:
+    """All that a checkpoint holds; tensors as pieces that are views of this rank's own."""
+    data_group = policy.groups.data
+    weights = policy.model.sharded_state_dict(metadata={"non_homogeneous_layers": True, "dp_cp_group": data_group})
+    names = {id(parameter): name for name, parameter in policy.named_shards().items()}
+    pieces: dict[str, list[ShardedTensor]] = {}
+    for entry in weights.values():
+        if id(entry.data) not in names:
+            continue  # empty places for Transformer Engine's own state
+        name = names[id(entry.data)]
+        pieces[name] = _pieces(entry, "", entry.data, data_group.rank())
         if policy.reference is not None:
-            for name, tensor in policy.reference.items():
-                tensor.copy_(state["reference"][name])
-
-
-def _sharded_state(policy: Policy, *, is_loading: bool) -> dict[str, Any]:
-    """Where each tensor of this rank lies in the whole; numbers are the same on all ranks."""
-    metadata = {
-        "distrib_optim_sharding_type": "fully_reshardable",
-        "distrib_optim_fully_reshardable_mem_efficient": False,
-        "chained_optim_avoid_prefix": True,
-        "non_homogeneous_layers": True,
-        "dp_cp_group": policy.groups.data,
-    }
-    model = policy.model.sharded_state_dict(metadata=metadata)
-    state: dict[str, Any] = {"model": model}
+            pieces[f"reference.{name}"] = _pieces(entry, "reference.", policy.reference[name], data_group.rank())
+        if policy.optimizer is not None:
+            start, tensors = policy.optimizer.share_of(entry.data)
+            for key, tensor in tensors.items():
+                # Nobody else has this share, so it counts as the main copy on whatever rank it lies.
+                prefix = f"optimizer.state.{key}."
+                pieces[f"{prefix}{name}"] = _pieces(entry, prefix, tensor, data_rank=0, start=start)
+    assert names.keys() <= {id(entry.data) for entry in weights.values()}, "a parameter is not in the checkpoint"
+    state: dict[str, Any] = {"pieces": pieces}
     if policy.optimizer is not None:
-        state["optimizer"] = policy.optimizer.optimizer.sharded_state_dict(
-            model, is_loading=is_loading, metadata=metadata
-        )
-        state["step_count"] = policy.optimizer.step_count
-    if policy.reference is not None:
-        names = {id(parameter): name for name, parameter in policy.named_shards().items()}
-        state["reference"] = {
-            names[id(entry.data)]: replace(
-                entry, key=f"reference.{entry.key}", data=policy.reference[names[id(entry.data)]]
-            )
-            for entry in model.values()
-            if id(entry.data) in names
-        }
+        state |= {"optimizer": policy.optimizer.common_state(), "step_count": policy.optimizer.step_count}
     return state
 
 
+def _pieces(
+    entry: ShardedTensor | ShardedTensorFactory, prefix: str, tensor: Tensor, data_rank: int, start: int = 0
+) -> list[ShardedTensor]:
+    """Boxes of `tensor`, which holds the elements from `start` on of the flattened shard that `entry` places.
+
+    A factory places the two halves of a feed-forward weight, one after the other in the shard, apart in the whole.
+    """
+    flat_N = tensor.detach().view(-1)
+    pieces, first = [], 0
+    for part in entry.build() if isinstance(entry, ShardedTensorFactory) else [entry]:
+        assert part.prepend_axis_num == 0, part
+        last = first + part.data.numel()
+        for low, offset, shape in _boxes(
+            part.local_shape, max(start, first) - first, min(start + len(flat_N), last) - first
+        ):
+            begin = first + low - start
+            box = flat_N[begin : begin + math.prod(shape)].view(shape)
+            place = tuple(map(sum, zip(part.global_offset, offset, strict=True)))
+            pieces.append(
+                replace(
+                    part,
+                    key=f"{prefix}{part.key}",
+                    data=box,
+                    dtype=box.dtype,
+                    local_shape=shape,
+                    global_offset=place,
+                    axis_fragmentations=None,  # boxes of any size
+                    replica_id=(*part.replica_id[:-1], data_rank),
+                )
+            )
+        first = last
+    return pieces
+
+
+def _boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """Cut the elements [start, stop) of a row-major vector or matrix into boxes: (first element, offset, shape)."""
+    width = math.prod(shape[1:])
+    while start < stop:
+        row, column = divmod(start, width)
+        if column or stop - start < width:
+            rows, length = 1, min(width - column, stop - start)
+        else:
+            rows, length = min((stop - start) // width, max(PIECE // width, 1)), width
+        yield start, (row, column)[: len(shape)], (rows, length)[: len(shape)]
+        start += rows * length
+
+
 class _Writer(filesystem_async.FileSystemWriterAsync):
-    """Writes its files one after the other in this process."""
+    """Writes one file in this process, a tensor at a time."""
 
     problems: list[str]
 
-    def get_save_function_and_args(self) -> tuple[Callable[..., None] | None, Callable[..., Any] | None, list[Any]]:
-        if not self.write_buckets:
-            return None, None, []
-        self.results_queue: queue.Queue[Any] = queue.Queue()
-        return self._write, lambda: self.preload_tensors(self.write_buckets, False), [0, self.write_buckets, None]
+    def prepare_write_data(self, plan: Any, planner: Any) -> None:
+        self._plan, self._planner = plan, planner
 
-    def _write(self, _rank: int, buckets: list[Any], _queue: None) -> None:
-        done: dict[int, Any] | Exception = {}
-        transforms = [self.transforms] if hasattr(self, "transforms") else []
-        for number, bucket in enumerate(buckets):
-            results: queue.Queue[Any] = queue.Queue()
-            count: queue.Queue[int] = queue.Queue()
-            count.put(number)
-            self.write_preloaded_data(transforms, number, bucket, results, count, use_fsync=True)
-            result = results.get_nowait()[1]
-            if isinstance(result, Exception):
-                done = result
-                break
-            done[number] = result  # type: ignore[index]
-        self.results_queue.put(done)
+    def get_save_function_and_args(self) -> tuple[Callable[..., None] | None, Callable[..., Any] | None, list[Any]]:
+        return self._write, None, []
+
+    def _write(self) -> None:
+        self._results: Any = []
+        name = f"{self._plan.storage_data.prefix}0{DEFAULT_SUFFIX}"
+        if not self._plan.items:
+            return
+        try:
+            with open(os.path.join(self.checkpoint_dir, name), "wb") as stream:
+                for item in self._plan.items:
+                    data = self._planner.resolve_data(item)
+                    if item.type != WriteItemType.BYTE_IO:
+                        data = data.detach().cpu()
+                        if data.untyped_storage().nbytes() != data.nbytes:
+                            data = data.clone()  # a view would be written with all that it looks at
+                    self._results.append(
+                        _write_item(self.transforms, stream, data, item, name, SerializationFormat.TORCH_SAVE)
+                    )
+                stream.flush()
+                os.fsync(stream.fileno())
+        except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
+            self._results = filesystem_async._wrap_exception(error)
+
+    def retrieve_write_results(self) -> Any:
+        return self._results
 
     def finish(self, metadata: Any, results: Any) -> None:
         with _remembering(self.problems):
@@ -119,7 +182,7 @@ def _remembering(problems: list[str]) -> Iterator[None]:
     """Note a failure to write and go on."""
     try:
         yield
-    except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
+    except (OSError, RuntimeError) as error:
         problems.append(f"rank {dist.get_rank()}: {error}")
 
 
@@ -136,7 +199,6 @@ def _writing_here(problems: list[str]) -> Iterator[None]:
 
     replacements = [
         (torch_strategy, "FileSystemWriterAsync", type("_Writer", (_Writer,), {"problems": problems})),
-        (filesystem_async, "_get_write_results_queue", queue.Queue),
         (serialization, "save_config", tolerant(serialization.save_config)),
         (
             common_strategy.TorchCommonSaveStrategy,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -52,6 +55,15 @@ class DeviceMemory:
                     _bytes_of(storage).copy_(self._host[key], non_blocking=True)
         if weights:
             torch.cuda.synchronize()
+
+    @contextlib.contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Everything is on the GPU inside; afterwards away again is what was away before."""
+        was_away = set(self._away)
+        self.onload()
+        yield
+        if was_away:
+            self.offload(keep_weights=was_away.isdisjoint(storage._cdata for storage in self._storages()[0]))
 
     def _storages(self) -> tuple[list[torch.UntypedStorage], ...]:
         """GPU storages of (weights, optimizer state, gradients), each once."""

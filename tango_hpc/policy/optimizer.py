@@ -104,19 +104,32 @@ class PolicyOptimizer:
             if isinstance(tensor, Tensor)
         ]
 
+    def share_of(self, parameter: Tensor) -> tuple[int, dict[str, Tensor]]:
+        """This rank's part of a parameter's master weights ("param") and moments: (first element, flat tensors).
+
+        The tensors are the optimizer's own, and there are none where other data-parallel ranks have it all.
+        """
+        (inner,) = self.optimizer.chained_optimizers
+        if parameter not in inner.model_param_gbuf_map:
+            return 0, {}
+        tensors = inner._get_main_param_and_optimizer_states(parameter)
+        start = inner._get_model_param_range_map(parameter)["param"].start
+        return start, {key: tensors[key] for key in ("param", "exp_avg", "exp_avg_sq")}
+
+    def common_state(self) -> dict[str, Any]:
+        """What is the same on all ranks: AdamW's settings and how many steps it took."""
+        (inner,) = self.optimizer.chained_optimizers
+        return inner.state_dict()
+
     def load(self, state: dict[str, Any], step_count: int) -> None:
-        """Take over what a checkpoint holds."""
+        """Take over another optimizer's `common_state`; tensors are not touched."""
         self.step_count = step_count
         (inner,) = self.optimizer.chained_optimizers
-        tensors = state.pop("param_state")
         inner.load_state_dict(state)
-        # Megatron-core hands all parameters of PyTorch's AdamW one step counter, which each would then advance, and
-        # does not expect the counter among the tensors.
-        steps = {parameter: values.pop("step", None) for parameter, values in inner.optimizer.state.items()}
-        inner.load_parameter_state_from_fully_reshardable(tensors)
-        for parameter, step in steps.items():
-            if step is not None:
-                inner.optimizer.state[parameter]["step"] = step.detach().clone()
+        # Megatron-core hands all parameters of PyTorch's AdamW one step counter, which each would then advance.
+        for values in inner.optimizer.state.values():
+            if "step" in values:
+                values["step"] = values["step"].detach().clone()
 
     def _allocate_state(self) -> None:
         """Give AdamW its moments now: a checkpoint may be written or read before the first step."""

@@ -234,11 +234,13 @@ class Policy:
 
     def save(self, folder: Path) -> None:
         """Write everything that `load` needs to go on bit for bit. OSError, on all ranks, if it cannot be written."""
-        checkpoint.save(self, folder)
+        with self._memory.on_device():
+            checkpoint.save(self, folder)
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote, in this or any other layout."""
-        checkpoint.load(self, folder)
+        with self._memory.on_device():
+            checkpoint.load(self, folder)
 
     def offload(self, *, keep_weights: bool = False) -> None:
         """Move optimizer state, and weights, from the GPU to the host; drop gradients. Nothing to do on a CPU."""
