@@ -9,13 +9,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+def _samples_as_told(value: float) -> float:
+    """vLLM raises temperatures between 0 and 0.01 to 0.01: the trainer would take another distribution for sampled."""
+    if 0 < value < 0.01:
+        raise ValueError("vLLM samples at no temperature below 0.01; give 0.01 or more")
+    return value
+
+
+# Of sampling; and where 0 means greedy.
+Temperature = Annotated[float, Field(gt=0.0, allow_inf_nan=False), AfterValidator(_samples_as_told)]
+TemperatureOrGreedy = Annotated[float, Field(ge=0.0, allow_inf_nan=False), AfterValidator(_samples_as_told)]
 
 
 class Section(BaseModel):
@@ -85,7 +97,7 @@ class RoleConfig(Section):
     trainable: bool = Field(True, description="False keeps this role's weights as they are (paper, Section 4.3).")
     max_prompt_tokens: Positive = 1024
     max_response_tokens: Positive = 2048
-    temperature: PositiveFloat = 1.0
+    temperature: Temperature = Field(1.0, description="Of the rollouts; 0.01 or more.")
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     micro_batch_tokens: Positive = Field(
         16384, description="Most tokens, prompt and response, of one packed micro-batch."
@@ -234,7 +246,7 @@ class EvalConfig(Section):
     checkpoints: Literal["last", "all"] = Field("last", description="Which checkpoints of that run.")
     use_verifier: bool = Field(True, description="Judge all answers with the verifier, if there is one.")
     samples: Count = Field(0, description="Samples per question: pass@k, majority vote, best of n by the verifier.")
-    temperature: PositiveFloat = Field(1.0, description="Of the samples.")
+    temperature: Temperature = Field(1.0, description="Of the samples; 0.01 or more.")
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(1.0, description="Of the samples.")
     verifier_samples: Positive = Field(
         1, description="Verifications of each sample: 1 is greedy, more are sampled and averaged."
@@ -246,7 +258,7 @@ class TeacherConfig(Section):
 
     questions: Path = Field(description="Prepared questions: columns id, question, answer, source.")
     output: Path = Field(description="Folder: train.parquet, test.parquet, and parts/ while it is being made.")
-    temperature: NonNegative = 0.1
+    temperature: TemperatureOrGreedy = Field(0.1, description="0 is greedy; else 0.01 or more.")
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     samples: Positive = Field(1, description="Attempts at each question; the first that is right is kept.")
     test_rows: Count = Field(500, description="Solutions set apart in test.parquet.")

@@ -77,6 +77,18 @@ def test_impossible_combinations_are_refused(overrides: list[str], expected: str
     assert expected in "\n".join(mistakes(*overrides))
 
 
+def test_temperatures_that_the_engine_would_raise_are_refused() -> None:
+    teacher = ["teacher.questions=q.parquet", "teacher.output=out"]
+    keys = ("generator.temperature", "verifier.temperature", "eval.temperature", "teacher.temperature")
+    lines = mistakes(*teacher, *(f"{key}=0.005" for key in keys))
+    assert len(lines) == len(keys)
+    for key in keys:
+        assert any(key in line and "no temperature below 0.01; give 0.01 or more (got 0.005)" in line for line in lines)
+    load_config(QUICKSTART, [*teacher, *(f"{key}=0.01" for key in keys)])
+    load_config(QUICKSTART, [*teacher, "teacher.temperature=0"])  # greedy
+    assert len(mistakes("eval.temperature=0")) == 1
+
+
 @pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2", "seed: 1\nseed: 2"])
 def test_broken_yaml_is_a_users_mistake(tmp_path: Path, text: str) -> None:
     file = tmp_path / "broken.yaml"
