@@ -36,6 +36,10 @@ class PolicyOptimizer:
             buffer.numel_unpadded = buffer.numel
             for bucket in buffer.buckets:
                 bucket.numel_unpadded = bucket.grad_data.numel()
+        if groups.data_size == 1:
+            # One rank has nothing to add up and nothing to gather; Gloo would copy every bucket for it.
+            for bucket_group in self.ddp.bucket_groups:
+                bucket_group.start_grad_sync = bucket_group.start_param_sync = lambda *_, **__: None
         # Our losses are sums over global counts, so gradients are added up and not scaled.
         model.config.finalize_model_grads_func = lambda chunks, _num_tokens, **kwargs: finalize_model_grads(
             chunks, None, **kwargs
