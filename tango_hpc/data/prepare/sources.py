@@ -36,7 +36,7 @@ def find_files(source: str, patterns: Sequence[str]) -> list[Path]:
         if fitting:
             return fitting
     names = ", ".join(file.relative_to(folder).as_posix() for file in files[:8]) or "no data files at all"
-    raise UserError(f"{source} has no file like {' or '.join(patterns)}; it has {names}")
+    raise UserError(f"{source} has no file like {' or '.join(patterns)}; it has {names} (--split chooses)")
 
 
 def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
