@@ -48,6 +48,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen2.5-Math-7B": _QWEN_7B | {"max_position_embeddings": 4096},
     "Qwen2.5-7B": _QWEN_7B | {"max_position_embeddings": 131072},
     "Qwen2.5-0.5B": _QWEN_05B | {"max_position_embeddings": 32768},
+    "Qwen2.5-0.5B-Instruct": _QWEN_05B | {"max_position_embeddings": 32768},
     "Qwen2.5-1.5B": _QWEN_15B | {"max_position_embeddings": 131072},
     "Qwen2.5-Math-1.5B": _QWEN_15B | {"max_position_embeddings": 4096},
     "Llama-3.1-8B-Instruct": _LLAMA_8B | {"max_position_embeddings": 131072},
