@@ -21,7 +21,7 @@ from tango_hpc.run.checkpoint import Checkpoints
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import write_rollouts
 from tango_hpc.run.interrupt import StopSignal
-from tango_hpc.stages.evaluation import evaluate
+from tango_hpc.stages.evaluation import Evaluation
 from tango_hpc.stages.journal import Clock, Journal
 from tango_hpc.stages.role import Role, request_seeds
 from tango_hpc.stages.schedule import role_schedule
@@ -46,7 +46,6 @@ class Tango:
         self.schedule = role_schedule(config)
         self.task = get_task(config.task.name)
         self.questions = read_rows(config.data.train, QUESTION_COLUMNS)
-        self.eval_questions = read_rows(config.data.eval, QUESTION_COLUMNS, limit=config.data.eval_questions)
         num_steps = Counter(self.schedule)
         self.roles: dict[str, Role] = {}
         for name in config.roles:
@@ -55,6 +54,8 @@ class Tango:
         self.policies = {name: role.policy for name, role in self.roles.items() if role.policy is not None}
         self.generator = self.roles["generator"]
         self.verifier = self.roles.get("verifier")
+        eval_questions = read_rows(config.data.eval, QUESTION_COLUMNS, limit=config.data.eval_questions)
+        self.evaluation = Evaluation(self.task, eval_questions, self.generator, self.verifier)
         self.sampler = QuestionSampler(len(self.questions), config.seed, self._fits)
         self.class_weights = ClassWeightEma(config.algorithm.class_ema_decay)
         self.checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep, PHASES)
@@ -111,9 +112,9 @@ class Tango:
         raise StoppedEarly(f"stopped after {self.step} of {len(self.schedule)} steps")
 
     def evaluate(self, suffix: str) -> None:
-        """Greedy accuracy, and how well the verifier judges those answers, on held-out questions."""
+        """Greedy accuracy on held-out questions, and how well the verifier judges solutions of them."""
         self.journal.phase("evaluation")
-        values = evaluate(self.task, self.eval_questions, self.generator, self.verifier)
+        values = self.evaluation.run()
         self.journal.evaluated(self.step, values)
         names = {"accuracy": "generator/accuracy", "outcome_f1": "verifier/outcome_f1", "step_f1": "verifier/step_f1"}
         results = {
@@ -162,6 +163,7 @@ class Tango:
             "step": self.step,
             "sampler": self.sampler.state_dict(),
             "class_weights": self.class_weights.state_dict(),
+            "evaluation": self.evaluation.state_dict(),
             "pending": self.pending,
             "generated_tokens": self.generated_tokens,
             "step_seconds": self.step_seconds,
@@ -177,6 +179,7 @@ class Tango:
         self.step, self.pending = state["step"], state["pending"]
         self.sampler.load_state_dict(state["sampler"])
         self.class_weights.load_state_dict(state["class_weights"])
+        self.evaluation.load_state_dict(state["evaluation"])
         self.generated_tokens, self.step_seconds = state["generated_tokens"], state["step_seconds"]
         self.clock.seconds.update(self.pending.get("seconds", {}))
 

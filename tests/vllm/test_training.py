@@ -97,8 +97,12 @@ def test_rows_keep_the_contract_and_the_engine_agrees_with_the_trainer(runs: Any
         assert not [key for key in never_null if row[key] is None and not key.startswith("seconds/")]
         assert row["logprob_gap/mean_abs"] < 1e-4
         assert row["reshard/bytes_sent"] == row["reshard/bytes_minimum"]
-    steps = [row["step"] for row in read_evaluations(directory)]
-    assert steps == [0, 1, 3, 6]
+    evaluations = {row["step"]: row for row in read_evaluations(directory)}
+    assert list(evaluations) == [0, 1, 3, 6]
+    # Only the generator learnt in steps 2 and 3, and the verifier still judges the same solutions.
+    verifier_keys = [key for key in evaluations[1] if key.startswith("verifier/")]
+    assert len(verifier_keys) == 4
+    assert [evaluations[1][key] for key in verifier_keys] == [evaluations[3][key] for key in verifier_keys]
     summary = json.loads(directory.summary.read_text())
     assert summary["status"] == "done" and summary["generator"].keys() == {"accuracy_before", "accuracy_after"}
 
