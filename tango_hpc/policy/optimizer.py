@@ -138,12 +138,9 @@ class PolicyOptimizer:
     def _allocate_state(self) -> None:
         """Give AdamW its moments now: a checkpoint may be written or read before the first step."""
         for inner in self.optimizer.chained_optimizers:
-            if not isinstance(inner.optimizer, torch.optim.AdamW):
-                continue  # Transformer Engine's and Apex's keep the step elsewhere
+            # Transformer Engine's and Apex's AdamW keep the step elsewhere.
+            steps = isinstance(inner.optimizer, torch.optim.AdamW)
             for group in inner.optimizer.param_groups:
                 for parameter in group["params"]:
-                    inner.optimizer.state[parameter] = {
-                        "step": torch.tensor(0.0),
-                        "exp_avg": torch.zeros_like(parameter),
-                        "exp_avg_sq": torch.zeros_like(parameter),
-                    }
+                    moments = {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+                    inner.optimizer.state[parameter] = {"step": torch.tensor(0.0)} | moments if steps else moments
