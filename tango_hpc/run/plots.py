@@ -153,7 +153,8 @@ ACCURACY = Panel(
 )
 VERIFIER_F1 = Panel(
     "Verifier F1",
-    "Harmonic mean of the accuracy on right and on wrong ones; a verifier that always says the same scores 0.",
+    "Harmonic mean of the accuracy on right and on wrong ones; a verifier that always says the same scores 0. "
+    "Held out, it judges the same solutions every time.",
     (
         Line("verifier/outcome_f1", "outcome, training batch", "verifier"),
         Line("verifier/outcome_f1", "outcome, held out", "verifier", held_out=True),
