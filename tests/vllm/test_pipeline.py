@@ -13,6 +13,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tango_hpc.benchmarks.records import read_answers
+from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import read_metrics
 from tango_hpc.run.summary import read_summary
@@ -45,7 +46,8 @@ def test_the_teacher_keeps_what_is_right(folder: Path) -> None:
     assert len(rows) == report["train"]
     for row in rows:
         letters = "".join(word[-1] for word in row["question"].split())
-        assert row["solution_text"].endswith(f"<answer>\\boxed{{{letters}}}</answer>")
+        solution = parse_solution(row["solution_text"])
+        assert solution.well_formed and solution.answer == letters
 
 
 def test_both_models_are_trained_after_it(folder: Path) -> None:
