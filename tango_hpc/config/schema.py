@@ -238,7 +238,9 @@ class EvalConfig(Section):
         description="Which sets, in this order; processbench asks the verifier, task the questions of data.eval.",
     )
     data: Path = Field(Path("data/eval"), description="Folder of the prepared files NAME.parquet.")
-    max_questions: Positive | None = Field(None, description="Only the first so many questions of each set.")
+    max_questions: Positive | None = Field(
+        None, description="Only so many questions of each set, evenly spaced in its file."
+    )
     checkpoints_of: Path | None = Field(
         None,
         description="Run whose checkpoints are evaluated; null: this run's own if it has any, else the models as they are.",

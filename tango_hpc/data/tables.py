@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tango_hpc.errors import UserError
+
+Row = TypeVar("Row")
 
 QUESTION_COLUMNS = ("id", "question", "answer", "source")
 SFT_COLUMNS = {
@@ -48,6 +51,13 @@ def read_rows(path: Path, columns: tuple[str, ...], limit: int | None = None) ->
             row = table[name].is_null().index(pa.scalar(True)).as_py()
             raise UserError(f"{path}: column {name} is empty in row {row} and {table[name].null_count - 1} more")
     return table.to_pylist()
+
+
+def evenly_spaced(rows: Sequence[Row], count: int | None) -> list[Row]:
+    """`count` of the rows (default and at most: all), in their order and equally far apart: files are often sorted."""
+    if count is None or count >= len(rows):
+        return list(rows)
+    return [rows[i * len(rows) // count] for i in range(count)]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -25,7 +25,7 @@ from tango_hpc.benchmarks.results import write_results
 from tango_hpc.config import Config
 from tango_hpc.config.schema import RoleConfig
 from tango_hpc.data.prepare.metadata import read_metadata
-from tango_hpc.data.tables import read_rows
+from tango_hpc.data.tables import evenly_spaced, read_rows
 from tango_hpc.errors import StoppedEarly
 from tango_hpc.grading.pool import GradingPool, Verdict
 from tango_hpc.policy.policy import Policy
@@ -128,7 +128,9 @@ class Evaluation:
     # -- asking ----------------------------------------------------------------------------------------------
 
     def _ask(self, name: str) -> list[Answer]:
-        rows = read_rows(evaluated_file(self.config, name), evaluated_columns(name), limit=self.settings.max_questions)
+        rows = evenly_spaced(
+            read_rows(evaluated_file(self.config, name), evaluated_columns(name)), self.settings.max_questions
+        )
         if name == "processbench":
             return self._ask_verifier(rows)
         if name == "task":

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tango_hpc.data.tables import QUESTION_COLUMNS, check_table, read_rows, write_rows
+from tango_hpc.data.tables import QUESTION_COLUMNS, check_table, evenly_spaced, read_rows, write_rows
 from tango_hpc.errors import UserError
 from tango_hpc.stages.preflight import check_inputs, check_model_folder, synthesise_data
 from tests.helpers.runs import small_config
@@ -88,3 +88,9 @@ def test_synthesised_files_depend_on_the_seed_alone_and_existing_ones_are_kept(t
     synthesise_data(first)
     assert read_rows(first.data.train, QUESTION_COLUMNS) == [ROW]
     check_inputs(first, "sft")
+
+
+def test_a_part_of_a_sorted_file_is_spread_over_it() -> None:
+    rows = list(range(10))
+    assert evenly_spaced(rows, 4) == [0, 2, 5, 7]
+    assert evenly_spaced(rows, None) == evenly_spaced(rows, 10) == evenly_spaced(rows, 11) == rows
