@@ -18,10 +18,13 @@ NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
+MIN_TEMPERATURE = 0.01  # vLLM raises those between 0 and this to it
+
+
 def _samples_as_told(value: float) -> float:
-    """vLLM raises temperatures between 0 and 0.01 to 0.01: the trainer would take another distribution for sampled."""
-    if 0 < value < 0.01:
-        raise ValueError("vLLM samples at no temperature below 0.01; give 0.01 or more")
+    """The trainer would take another distribution for sampled."""
+    if 0 < value < MIN_TEMPERATURE:
+        raise ValueError(f"vLLM samples at no temperature below {MIN_TEMPERATURE}; give {MIN_TEMPERATURE} or more")
     return value
 
 

@@ -22,6 +22,7 @@ from tango_hpc.launch.starters import Starter
 from tango_hpc.launch.watch import Failure, Watchdog, clear_last_attempt, find_cause, is_loading, read_outcomes
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.files import write_atomically
+from tango_hpc.run.interrupt import RANKS_AT_FULL_PACE
 from tango_hpc.run.progress import ProgressView
 
 STOPPED = StoppedEarly.exit_code
@@ -36,7 +37,6 @@ SIGNAL_REASONS = {
 
 POLL_SECONDS = 0.2
 WATCH_SECONDS = 2.0
-RANKS_AT_FULL_PACE = 64
 # After the first failure the other ranks get this long to write down their own.
 LAST_WORDS_SECONDS = 3.0
 TEARDOWN_SECONDS = 30.0

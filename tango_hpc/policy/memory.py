@@ -61,9 +61,11 @@ class DeviceMemory:
         """Everything is on the GPU inside; afterwards away again is what was away before."""
         was_away = set(self._away)
         self.onload()
-        yield
-        if was_away:
-            self.offload(keep_weights=was_away.isdisjoint(storage._cdata for storage in self._storages()[0]))
+        try:
+            yield
+        finally:
+            if was_away:
+                self.offload(keep_weights=was_away.isdisjoint(storage._cdata for storage in self._storages()[0]))
 
     def _storages(self) -> tuple[list[torch.UntypedStorage], ...]:
         """GPU storages of (weights, optimizer state, gradients), each once."""

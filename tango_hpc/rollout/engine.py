@@ -22,6 +22,7 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 
+from tango_hpc.config.schema import MIN_TEMPERATURE
 from tango_hpc.rollout.spread import spread_requests
 from tango_hpc.types import Generation, GenerationRequest, SamplingSettings
 
@@ -33,8 +34,6 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 # Where vLLM's tensor groups meet; it would leave its sockets in the temporary folder for good.
 _SOCKETS = Path(tempfile.gettempdir()) / f"tango-{uuid.uuid4().hex[:12]}"
 os.environ["VLLM_RPC_BASE_PATH"] = str(_SOCKETS)
-
-_MIN_TEMPERATURE = 1e-2  # vLLM clamps below this
 
 
 class RolloutEngine:
@@ -159,8 +158,8 @@ class RolloutEngine:
     def _complete(self, requests: list[GenerationRequest], sampling: SamplingSettings) -> list[Generation]:
         from vllm import SamplingParams
 
-        if 0 < sampling.temperature < _MIN_TEMPERATURE:
-            raise ValueError(f"temperature {sampling.temperature} is neither 0 (greedy) nor >= {_MIN_TEMPERATURE}")
+        if 0 < sampling.temperature < MIN_TEMPERATURE:
+            raise ValueError(f"temperature {sampling.temperature} is neither 0 (greedy) nor >= {MIN_TEMPERATURE}")
         parameters = [
             SamplingParams(
                 temperature=sampling.temperature,

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from tango_hpc.config import Config
 from tango_hpc.config.schema import SftRoleConfig
 from tango_hpc.data.sampler import QuestionSampler
-from tango_hpc.data.tables import SFT_COLUMNS, read_rows
+from tango_hpc.data.tables import SFT_COLUMNS, evenly_spaced, read_rows
 from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.policy.policy import Policy
 from tango_hpc.protocol.prompts import generator_prompt_ids, response_ids, verifier_prompt_ids
@@ -81,9 +81,8 @@ class FineTuning:
                 f"max_response_tokens of the {role}), and {settings.eval_rows} are kept for evaluation "
                 f"(sft.{role}.eval_rows): nothing is left to train on"
             )
-        # Evenly spaced: the rows may be a curriculum.
-        held_out = {i * len(fitting) // settings.eval_rows for i in range(settings.eval_rows)}
-        self.held_out = [fitting[i] for i in sorted(held_out)]
+        held_out = set(evenly_spaced(range(len(fitting)), settings.eval_rows))  # the rows may be a curriculum
+        self.held_out = [sequence for i, sequence in enumerate(fitting) if i in held_out]
         self.train = [sequence for i, sequence in enumerate(fitting) if i not in held_out]
         self.sampler = QuestionSampler(len(self.train), config.seed, lambda index: True, shuffle=settings.shuffle)
         self.policy = Policy(
