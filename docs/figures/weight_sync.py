@@ -14,9 +14,10 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from tango_hpc.reshard.engine_layout import engine_layout
+from tango_hpc.model.engine_layout import engine_layout
+from tango_hpc.model.shape import ModelShape
+from tango_hpc.model.trainer_layout import LocalParam, megatron_layout
 from tango_hpc.reshard.plan import Layouts, build_plan
-from tango_hpc.reshard.shapes import LocalParam, ModelShape, megatron_layout
 from tango_hpc.reshard.transfer import Locator
 
 SHAPE = ModelShape("llama", 2, 32, 64, 8, 4, 4, 128, False, False, False)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.config.published import published_dimensions
 from tango_hpc.config.schema import Config, ModelConfig, ParallelConfig, RoleConfig
+from tango_hpc.model.published import published_dimensions
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 

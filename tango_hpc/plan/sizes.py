@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tango_hpc.reshard.engine_layout import engine_layout
-from tango_hpc.reshard.shapes import LocalParam, ModelShape, megatron_layout, padded_vocab_size, pipeline_stages
+from tango_hpc.model.engine_layout import engine_layout
+from tango_hpc.model.shape import ModelShape, padded_vocab_size, pipeline_stages
+from tango_hpc.model.trainer_layout import LocalParam, megatron_layout
 
 GIB = 2**30
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}

@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tango_hpc.errors import UserError
+from tango_hpc.model.shape import ModelShape, hf_tensors
+from tango_hpc.model.trainer_layout import Box, LocalParam, megatron_layout
 from tango_hpc.parallel.groups import PolicyGroups
-from tango_hpc.reshard.shapes import Box, LocalParam, ModelShape, hf_tensors, megatron_layout
 
 # Files of a model folder that go along with exported weights.
 _WEIGHT_FILES = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5")

@@ -14,10 +14,10 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
 from torch import Tensor
 
+from tango_hpc.model.shape import ModelShape, padded_vocab_size, pipeline_stages
 from tango_hpc.parallel.groups import PolicyGroups
 from tango_hpc.parallel.ranks import this_device
 from tango_hpc.policy.attention import PackedCoreAttention, PackedSelfAttention
-from tango_hpc.reshard.shapes import ModelShape, padded_vocab_size, pipeline_stages
 
 # The dimension along which tensor ranks cut a weight; all others are whole on every rank.
 _CUT_DIMENSION = {

@@ -23,8 +23,10 @@ from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from torch import Tensor
 
 from tango_hpc.config.schema import OptimizerConfig, ParallelConfig
+from tango_hpc.data.packing import pack
 from tango_hpc.equations import policy_loss_terms
 from tango_hpc.errors import CheckFailed
+from tango_hpc.model.shape import ModelShape, check_parallel
 from tango_hpc.parallel.groups import PolicyGroups
 from tango_hpc.parallel.megatron_cpu import megatron_on_cpu
 from tango_hpc.parallel.ranks import this_device
@@ -33,10 +35,8 @@ from tango_hpc.policy.batch import MicroBatch, build_micro_batch, fed_length, re
 from tango_hpc.policy.memory import DeviceMemory
 from tango_hpc.policy.model import build_model, transformer_config
 from tango_hpc.policy.optimizer import PolicyOptimizer
-from tango_hpc.policy.packing import pack
 from tango_hpc.policy.rotary import rope_frequencies
 from tango_hpc.policy.vocab_parallel import vocab_parallel_logprobs
-from tango_hpc.reshard.shapes import ModelShape, check_parallel
 from tango_hpc.types import TrainSequence
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -132,7 +132,7 @@ class Policy:
         self._memory = DeviceMemory(self.model, self.optimizer)
 
     def named_shards(self) -> dict[str, Tensor]:
-        """This rank's parameters by their name in the layout of `reshard.shapes`."""
+        """This rank's parameters by their name in the layout of `model.trainer_layout`."""
         return dict(self.model.named_parameters())
 
     @torch.no_grad()

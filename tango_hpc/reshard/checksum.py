@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from tango_hpc.reshard.shapes import Box
+from tango_hpc.model.trainer_layout import Box
 
 _CHUNK_ELEMENTS = 2**21
 _BITS = {2: torch.int16, 4: torch.int32}

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 import torch
 import torch.distributed as dist
 
+from tango_hpc.model.shape import ModelShape, hf_tensors
+from tango_hpc.model.trainer_layout import Piece, megatron_layout
 from tango_hpc.parallel.groups import PolicyGroups
-from tango_hpc.reshard.shapes import ModelShape, Piece, hf_tensors, megatron_layout
 
 # Of one trainer shard and one layer: (parameter, piece), in an order that all ranks know.
 Pieces = list[tuple[str, Piece]]

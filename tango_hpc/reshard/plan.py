@@ -19,8 +19,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from tango_hpc.errors import UserError
-from tango_hpc.reshard.engine_layout import check_rollout_tensor, engine_layout
-from tango_hpc.reshard.shapes import Box, ModelShape, check_parallel, hf_tensors, megatron_layout, pipeline_stages
+from tango_hpc.model.engine_layout import check_rollout_tensor, engine_layout
+from tango_hpc.model.shape import ModelShape, check_parallel, hf_tensors, pipeline_stages
+from tango_hpc.model.trainer_layout import Box, megatron_layout
 
 Segment = tuple[str, Box]  # a box of a Hugging Face tensor
 Pack = tuple[Segment, ...]

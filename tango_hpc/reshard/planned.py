@@ -8,8 +8,8 @@ from typing import Any
 from tango_hpc.config import Config
 from tango_hpc.config.checks import model_dimensions
 from tango_hpc.errors import UserError
+from tango_hpc.model.shape import ModelShape
 from tango_hpc.reshard.plan import Layouts, build_plan
-from tango_hpc.reshard.shapes import ModelShape
 from tango_hpc.tasks.tiny import VOCABULARY_SIZE
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}

@@ -18,11 +18,12 @@ import torch.distributed as dist
 
 from tango_hpc.config.schema import ReshardConfig
 from tango_hpc.errors import CheckFailed
+from tango_hpc.model.engine_layout import engine_layout
+from tango_hpc.model.shape import ModelShape
+from tango_hpc.model.trainer_layout import LocalParam, megatron_layout
 from tango_hpc.parallel.collectives import all_gather_objects
 from tango_hpc.parallel.groups import PolicyGroups
-from tango_hpc.reshard.engine_layout import engine_layout
 from tango_hpc.reshard.plan import Layouts, build_plan
-from tango_hpc.reshard.shapes import LocalParam, ModelShape, megatron_layout
 from tango_hpc.reshard.transfer import Transfer
 from tango_hpc.reshard.verify import find_mismatches
 from tango_hpc.rollout.engine import RolloutEngine

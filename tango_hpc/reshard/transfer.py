@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import P2POp, ProcessGroup
 
+from tango_hpc.model.trainer_layout import Box, LocalParam
 from tango_hpc.reshard.plan import Pack, RankPlan, Segment, segment_elements
-from tango_hpc.reshard.shapes import Box, LocalParam
 
 Slices = tuple[slice, ...]
 

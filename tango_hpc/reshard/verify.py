@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from tango_hpc.model.shape import hf_tensors
+from tango_hpc.model.trainer_layout import LocalParam
 from tango_hpc.parallel.collectives import all_gather_objects
 from tango_hpc.reshard.checksum import box_checksum
 from tango_hpc.reshard.plan import Layouts, match_layouts
-from tango_hpc.reshard.shapes import LocalParam, hf_tensors
 from tango_hpc.reshard.transfer import Locator
 
 

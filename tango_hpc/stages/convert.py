@@ -81,8 +81,8 @@ def import_model(source: str, out: Path, dtype: str = "bfloat16") -> str:
         folder = _download(source)
     import torch
 
+    from tango_hpc.model.shape import ModelShape, hf_tensors
     from tango_hpc.policy import hf_io
-    from tango_hpc.reshard.shapes import ModelShape, hf_tensors
 
     config = hf_io.read_config(folder)
     shape = ModelShape.from_hf_config(config)

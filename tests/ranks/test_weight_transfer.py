@@ -15,9 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tango_hpc.reshard.engine_layout import engine_layout
+from tango_hpc.model.engine_layout import engine_layout
+from tango_hpc.model.shape import ModelShape, hf_tensors
+from tango_hpc.model.trainer_layout import LocalParam, megatron_layout
 from tango_hpc.reshard.plan import Layouts, build_plan
-from tango_hpc.reshard.shapes import LocalParam, ModelShape, hf_tensors, megatron_layout
 from tango_hpc.reshard.transfer import Transfer, WeightSyncError
 from tests.helpers.ranks import run_ranks
 

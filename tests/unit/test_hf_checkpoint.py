@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tango_hpc.errors import UserError
+from tango_hpc.model.shape import ModelShape, hf_tensors
 from tango_hpc.policy.hf_io import check_checkpoint, read_config
-from tango_hpc.reshard.shapes import ModelShape, hf_tensors
 from tests.helpers.tiny import make_tiny_hf
 
 

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from tango_hpc.config import load_config
 from tango_hpc.errors import UserError
+from tango_hpc.model.shape import ModelShape
 from tango_hpc.plan.batch import role_batch
 from tango_hpc.plan.memory import memory_of_this_machine
 from tango_hpc.plan.report import make_plan
 from tango_hpc.plan.sizes import GIB, Engine, Trainer
-from tango_hpc.reshard.shapes import ModelShape
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -13,10 +13,11 @@ import pytest
 
 from tango_hpc.config import load_config
 from tango_hpc.errors import UserError
-from tango_hpc.reshard.engine_layout import engine_layout
+from tango_hpc.model.engine_layout import engine_layout
+from tango_hpc.model.shape import ModelShape, hf_tensors
+from tango_hpc.model.trainer_layout import LocalParam, megatron_layout
 from tango_hpc.reshard.plan import Layouts, Plan, RankPlan, Segment, build_plan
 from tango_hpc.reshard.planned import plan_report
-from tango_hpc.reshard.shapes import LocalParam, ModelShape, hf_tensors, megatron_layout
 from tango_hpc.reshard.transfer import Locator
 
 TRAINING = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)]

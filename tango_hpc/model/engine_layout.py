@@ -9,7 +9,8 @@ ranks. A tied output layer shares the embedding's parameter. Names, with their l
 from __future__ import annotations
 
 from tango_hpc.errors import UserError
-from tango_hpc.reshard.shapes import VOCAB_MULTIPLE, Box, LocalParam, ModelShape, Piece
+from tango_hpc.model.shape import VOCAB_MULTIPLE, ModelShape
+from tango_hpc.model.trainer_layout import Box, LocalParam, Piece
 
 
 def check_rollout_tensor(shape: ModelShape, tensor_size: int) -> None:
