@@ -122,7 +122,12 @@ def data(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Data set; `tango data list` names all of them.")],
     out: Annotated[Path | None, typer.Option(help="Parquet file to write.")] = None,
     source: Annotated[str | None, typer.Option(help="File, folder or hub id; default: the set's hub id.")] = None,
-    split: Annotated[str | None, typer.Option(help="Split to read; default: the one used in the paper.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="Split to read; default: the one used in the paper. last_letter: which questions, default train."
+        ),
+    ] = None,
     exclude: Annotated[
         list[Path] | None, typer.Option(help="Prepared evaluation sets to keep out (repeatable).")
     ] = None,
@@ -150,9 +155,11 @@ def data(
     if out is None:
         raise UserError(f"give the file to write: tango data {name} --out {name}.parquet")
     if name == "last_letter":
-        from tango_hpc.data.prepare.last_letter import make_last_letter
+        from tango_hpc.tasks.last_letter_files import make_last_letter
 
-        count = make_last_letter(out, kind=kind, rows=rows, words=words, letters=letters, slip=slip, seed=seed)
+        count = make_last_letter(
+            out, kind=kind, split=split, rows=rows, words=words, letters=letters, slip=slip, seed=seed
+        )
         typer.echo(f"last_letter ({kind}): {count:,} rows in {out}")
         return
     from tango_hpc.data.prepare.pipeline import prepare

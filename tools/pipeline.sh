@@ -24,8 +24,8 @@ say() { printf '\n== %s\n' "$*"; }
 say "prepare"
 ranges=(--words 2-3 --letters 3-3)
 tango data last_letter "${ranges[@]}" --seed 1 --rows 400 --out data/train.parquet
-tango data last_letter "${ranges[@]}" --seed 2 --rows 64 --out data/eval.parquet
-tango data last_letter "${ranges[@]}" --seed 3 --rows 256 --out data/teacher_questions.parquet
+tango data last_letter "${ranges[@]}" --seed 2 --rows 64 --split eval --out data/eval.parquet
+tango data last_letter "${ranges[@]}" --seed 3 --rows 256 --split sft_generator --out data/teacher_questions.parquet
 tango data last_letter "${ranges[@]}" --seed 4 --rows 4000 --kind generator_sft --slip 0.3 --out data/sloppy.parquet
 tango data last_letter "${ranges[@]}" --seed 5 --rows 4000 --kind verifier_sft --slip 0.2 --out data/sft_verifier.parquet
 

@@ -1,14 +1,19 @@
-"""Combinations of settings that cannot work, found before anything loads."""
+"""Combinations of settings that cannot work, found before anything loads.
+
+What a model or the ranks allow is asked of the functions that cut them (`model.shape`, `model.engine_layout`,
+`equations.alpha_schedule`), so that what is refused here is what would fail later.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from tango_hpc.config.models import built_otherwise, model_dimensions
 from tango_hpc.config.schema import Config, ModelConfig, ParallelConfig, RoleConfig
-from tango_hpc.model.published import published_dimensions
+from tango_hpc.errors import UserError
+from tango_hpc.model.engine_layout import check_rollout_tensor
+from tango_hpc.model.shape import ModelShape, check_parallel
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
@@ -16,31 +21,6 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 def find_conflicts(config: Config) -> list[str]:
     """Every impossible combination as one line that starts with the key's path; empty where all is well."""
     return list(_conflicts(config))
-
-
-def model_dimensions(model: ModelConfig, config: Config) -> dict[str, Any] | None:
-    """The Hugging Face config of `model`: of its folder, of what `sft` will make it from, of `model.build`, or as
-    published; None where all are unknown.
-    """
-    file = model.path / "config.json"
-    if file.is_file():
-        return json.loads(file.read_text())
-    for tuning in (config.sft.generator, config.sft.verifier):
-        if tuning is not None and tuning.output == model.path != tuning.init.path:
-            return model_dimensions(tuning.init, config)
-    if model.build is None:
-        return published_dimensions(model.path.name)
-    tiny = model.build
-    return {
-        "model_type": tiny.family,
-        "hidden_size": tiny.hidden_size,
-        "intermediate_size": tiny.intermediate_size,
-        "num_hidden_layers": tiny.num_layers,
-        "num_attention_heads": tiny.num_heads,
-        "num_key_value_heads": tiny.num_kv_heads,
-        "max_position_embeddings": tiny.max_position,
-        "tie_word_embeddings": tiny.tie_embeddings,
-    }
 
 
 def _conflicts(config: Config) -> Iterator[str]:
@@ -57,13 +37,25 @@ def _conflicts(config: Config) -> Iterator[str]:
         if tuned is None:
             yield f"sft.{role_name}: given, but there is no {role_name}"
             continue
-        data_size = world // (tuned.parallel.tensor * tuned.parallel.pipeline)
-        if data_size and sft.batch_size % data_size:
-            yield f"sft.{role_name}.batch_size: {sft.batch_size} is not divisible by {data_size} data-parallel ranks"
         if sft.init.path == sft.output:
             yield f"sft.{role_name}.output: is sft.{role_name}.init.path; the starting weights would be lost"
         yield from _model_conflicts(f"sft.{role_name}.init", sft.init, tuned.parallel, config)
-    train = config.train
+    yield from _training_conflicts(config)
+    yield from _task_conflicts(config)
+    if config.launch.device == "cpu" and config.rollout.kv_cache_gb is None:
+        yield "rollout.kv_cache_gb: required with launch.device cpu, e.g. 0.5"
+    if config.rollout.max_batched_tokens < config.rollout.max_num_seqs:
+        yield (
+            f"rollout.max_batched_tokens: {config.rollout.max_batched_tokens} is below rollout.max_num_seqs "
+            f"{config.rollout.max_num_seqs}: an engine takes at least one token of each sequence at a time"
+        )
+    if config.launch.grace_seconds >= config.launch.hang_timeout_seconds:
+        yield "launch.grace_seconds: must be below launch.hang_timeout_seconds"
+
+
+def _training_conflicts(config: Config) -> Iterator[str]:
+    """Which steps are taken, and with which weight of the step advantages."""
+    train, algorithm = config.train, config.algorithm
     if config.verifier is None and train.verifier_warmup_steps:
         yield "train.verifier_warmup_steps: must be 0 without a verifier"
     if config.verifier is None and train.verifier_steps_per_cycle:
@@ -74,12 +66,14 @@ def _conflicts(config: Config) -> Iterator[str]:
                 yield f"train.{key}: must be 0 with verifier.trainable false"
     if not config.generator.trainable and not (train.verifier_steps_per_cycle or train.verifier_warmup_steps):
         yield "generator.trainable: false, and the verifier takes no steps either: nothing would be trained"
-    if config.algorithm.alpha_end > config.algorithm.alpha_start:
-        yield f"algorithm.alpha_end: {config.algorithm.alpha_end} is above alpha_start {config.algorithm.alpha_start}"
-    if config.algorithm.alpha_start > 0 and config.algorithm.alpha_end == 0:
+    if algorithm.alpha_start > 0 and algorithm.alpha_end > algorithm.alpha_start:
+        yield f"algorithm.alpha_end: {algorithm.alpha_end} is above alpha_start {algorithm.alpha_start}"
+    if algorithm.alpha_start > 0 and algorithm.alpha_end == 0:
         yield "algorithm.alpha_end: an exponential decay never reaches 0; give a small number such as 1e-3"
-    if config.launch.device == "cpu" and config.rollout.kv_cache_gb is None:
-        yield "rollout.kv_cache_gb: required with launch.device cpu, e.g. 0.5"
+
+
+def _task_conflicts(config: Config) -> Iterator[str]:
+    """What is asked: the task's own settings, benchmarks, the teacher's shards."""
     if "processbench" in config.eval.benchmarks and config.verifier is None:
         yield "eval.benchmarks: processbench asks the verifier, and there is none"
     if config.teacher is not None and config.teacher.shard >= config.teacher.num_shards:
@@ -92,8 +86,6 @@ def _conflicts(config: Config) -> Iterator[str]:
             low, high = getattr(synthetic, key)
             if low > high:
                 yield f"task.last_letter.{key}: [{low}, {high}] is not from low to high"
-    if config.launch.grace_seconds >= config.launch.hang_timeout_seconds:
-        yield "launch.grace_seconds: must be below launch.hang_timeout_seconds"
 
 
 def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str]:
@@ -103,68 +95,60 @@ def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str
             f"{name}.parallel: tensor {role.parallel.tensor} * pipeline {role.parallel.pipeline} does not divide "
             f"the {config.world_size} ranks (launch.nodes * launch.tasks_per_node)"
         )
-    else:
-        data_size = config.world_size // split
-        responses = config.train.questions_per_step * config.train.rollouts_per_question
-        if role.trainable and responses % data_size:
-            yield (
-                f"train.questions_per_step: {responses} responses of a step are not divisible by the "
-                f"{data_size} data-parallel ranks of the {name}"
-            )
+    if role.trainable and role.top_p < 1:
+        yield (
+            f"{name}.top_p: {role.top_p} with {name}.trainable: the engine's log-probabilities are those of the "
+            "truncated distribution, the trainer's are not, and the importance weights would be biased; set it to 1 "
+            "(evaluation and teachers have a top_p of their own)"
+        )
     length = role.max_prompt_tokens + role.max_response_tokens
     if role.micro_batch_tokens < length:
         yield (
             f"{name}.micro_batch_tokens: {role.micro_batch_tokens} cannot hold one sequence of max_prompt_tokens + "
             f"max_response_tokens = {length}"
         )
-    if config.rollout.max_batched_tokens < role.max_prompt_tokens:
+    if config.launch.device == "cpu" and config.rollout.max_batched_tokens < length:
         yield (
-            f"rollout.max_batched_tokens: {config.rollout.max_batched_tokens} is below "
-            f"{name}.max_prompt_tokens {role.max_prompt_tokens}"
+            f"rollout.max_batched_tokens: {config.rollout.max_batched_tokens} is below {name}.max_prompt_tokens + "
+            f"max_response_tokens = {length}; on a CPU a prompt is never cut in two"
         )
-    dimensions = model_dimensions(role.model, config)
+    yield from _model_conflicts(f"{name}.model", role.model, role.parallel, config)
+    try:
+        dimensions = model_dimensions(role.model, config)
+    except UserError:
+        return  # said above
     if dimensions is None and not Path(role.model.path).exists() and getattr(config.sft, name) is None:
         yield f"{name}.model.path: no folder at {role.model.path}"
-    if dimensions is not None:
-        limit = dimensions.get("max_position_embeddings")
-        if limit is not None and length > limit:
-            yield (
-                f"{name}.max_response_tokens: max_prompt_tokens + max_response_tokens = {length} is over the "
-                f"model's {limit} positions"
-            )
-    yield from _model_conflicts(f"{name}.model", role.model, role.parallel, config)
+    limit = (dimensions or {}).get("max_position_embeddings")
+    if limit is not None and length > limit:
+        yield (
+            f"{name}.max_response_tokens: max_prompt_tokens + max_response_tokens = {length} is over the "
+            f"model's {limit} positions"
+        )
 
 
 def _model_conflicts(key: str, model: ModelConfig, parallel: ParallelConfig, config: Config) -> Iterator[str]:
-    rollout_tensor = config.rollout.tensor
     try:
         dimensions = model_dimensions(model, config)
-    except (OSError, json.JSONDecodeError) as error:
-        yield f"{key}.path: cannot read {model.path / 'config.json'}: {error}"
+        if dimensions is None:
+            return
+        shape = ModelShape.from_hf_config(dimensions)
+    except UserError as error:
+        yield f"{key}.path: {error}"
         return
-    if dimensions is None:
-        return
-    family = dimensions.get("model_type")
-    if family not in ("qwen2", "qwen3", "llama"):
-        yield f"{key}.path: model_type {family!r} is not supported; dense qwen2, qwen3 and llama are"
-        return
-    heads = dimensions["num_attention_heads"]
-    kv_heads = dimensions.get("num_key_value_heads") or heads
-    hidden, inner, layers = (dimensions[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers"))
-    if dimensions.get("head_dim") is None and hidden % heads:
-        yield f"{key}: hidden size {hidden} is not divisible by {heads} attention heads"
-    head_size = dimensions.get("head_dim") or hidden // heads
-    if config.launch.device == "cpu" and head_size not in CPU_HEAD_SIZES:
+    if model.build is not None and model.build.hidden_size % model.build.num_heads:
+        yield f"{key}.build: hidden size {model.build.hidden_size} is not divisible by {model.build.num_heads} heads"
+    difference = built_otherwise(model, config.seed)
+    if difference is not None:
+        yield f"{key}.build: {difference}. Give what it was built with, remove that folder, or name another in {key}.path"
+    if config.launch.device == "cpu" and shape.head_dim not in CPU_HEAD_SIZES:
         sizes = ", ".join(map(str, CPU_HEAD_SIZES))
-        yield f"{key}: heads of {head_size} numbers; vLLM on a CPU has attention for {sizes}"
-    if heads % kv_heads:
-        yield f"{key}: {heads} attention heads are not divisible by {kv_heads} key-value heads"
-    for label, size in (("attention heads", heads), ("key-value heads", kv_heads), ("intermediate size", inner)):
-        if size % parallel.tensor:
-            yield f"{key}: {size} {label} cannot be split over parallel.tensor = {parallel.tensor}"
-    if layers % parallel.pipeline:
-        yield f"{key}: {layers} layers cannot be split over parallel.pipeline = {parallel.pipeline}"
-    if heads % rollout_tensor:
-        yield f"{key}: {heads} attention heads cannot be split over rollout.tensor = {rollout_tensor}"
-    if kv_heads % rollout_tensor and rollout_tensor % kv_heads:
-        yield f"{key}: {kv_heads} key-value heads neither split nor replicate over rollout.tensor = {rollout_tensor}"
+        yield f"{key}: heads of {shape.head_dim} numbers; vLLM on a CPU has attention for {sizes}"
+    try:
+        check_parallel(shape, parallel.tensor, parallel.pipeline)
+    except UserError as error:
+        yield f"{key}: {error}"
+    try:
+        check_rollout_tensor(shape, config.rollout.tensor)
+    except UserError as error:
+        yield f"{key}: {error}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +12,9 @@ import pyarrow.parquet as pq
 
 from tango_hpc.errors import UserError
 
-Row = TypeVar("Row")
+Item = TypeVar("Item")
+
+MADE_WITH = b"tango_hpc.made_with"  # key of a Parquet file's metadata: the settings of what was made here, JSON
 
 QUESTION_COLUMNS = ("id", "question", "answer", "source")
 SFT_COLUMNS = {
@@ -53,16 +56,45 @@ def read_rows(path: Path, columns: tuple[str, ...], limit: int | None = None) ->
     return table.to_pylist()
 
 
-def evenly_spaced(rows: Sequence[Row], count: int | None) -> list[Row]:
+def evenly_spaced(rows: Sequence[Item], count: int | None) -> list[Item]:
     """`count` of the rows (default and at most: all), in their order and equally far apart: files are often sorted."""
     if count is None or count >= len(rows):
         return list(rows)
     return [rows[i * len(rows) // count] for i in range(count)]
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows as Parquet, whole or not at all."""
+def write_rows(path: Path, rows: list[dict[str, Any]], *, made_with: Mapping[str, Any] | None = None) -> None:
+    """Write rows as Parquet, whole or not at all; the file carries the settings that it was `made_with`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    pq.write_table(pa.Table.from_pylist(rows), partial)
+    table = pa.Table.from_pylist(rows)
+    if made_with is not None:
+        table = table.replace_schema_metadata({MADE_WITH: json.dumps(made_with)})
+    pq.write_table(table, partial)
     partial.replace(path)
+
+
+def read_made_with(path: Path) -> dict[str, Any] | None:
+    """The settings that a file was made with; None for a file that is not there, or that others have made."""
+    if not path.is_file():
+        return None
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"cannot read {path} as Parquet: {error}") from None
+    return json.loads(metadata[MADE_WITH]) if MADE_WITH in metadata else None
+
+
+def check_made_with(path: Path, wanted: Mapping[str, Any], keys: str) -> None:
+    """Raise `UserError` for a file that was made here with other settings than `wanted`; `keys` names the config's."""
+    found = read_made_with(path)
+    if found is None:
+        return
+    wanted = json.loads(json.dumps(wanted))
+    names = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+    if names:
+        difference = ", ".join(f"{name} {found.get(name)} (the config: {wanted.get(name)})" for name in names)
+        raise UserError(
+            f"{path} was made with other settings: {difference}. Give {keys} the values that it was made with, remove "
+            "the file so that it is made anew, or name another one"
+        )

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from tango_hpc.config import Config, config_to_yaml
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_summary, update_summary
-from tango_hpc.stages.preflight import check_inputs, synthesise_data
+from tango_hpc.stages.preflight import check_inputs
+from tango_hpc.tasks.last_letter_files import synthesise_data
 
 
 def prepare_run(stages: Sequence[str], config: Config, *, resume: bool) -> RunDirectory:

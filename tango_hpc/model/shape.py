@@ -12,6 +12,9 @@ from tango_hpc.errors import UserError
 # vLLM pads the vocabulary to a multiple of 64 too, so equal tensor sizes give equal embedding slices.
 VOCAB_MULTIPLE = 64
 
+# Of launch.dtype.
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+
 _FAMILIES = {"qwen2": "qwen2", "qwen3": "qwen3", "llama": "llama"}
 
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tango_hpc.config import Config
+from tango_hpc.config.models import role_shape
+from tango_hpc.model.shape import ELEMENT_BYTES
 from tango_hpc.plan.batch import RoleBatch, role_batch
 from tango_hpc.plan.sizes import (
     CPU_ENGINE_BYTES,
     CPU_HEAP_SLACK,
     CPU_PROCESS_BYTES,
-    ELEMENT_BYTES,
     GIB,
     GPU_CONTEXT_BYTES,
     GPU_GRAPH_BYTES,
@@ -28,7 +29,6 @@ from tango_hpc.plan.sizes import (
     Engine,
     Trainer,
 )
-from tango_hpc.reshard.planned import role_shape
 
 Items = dict[str, int]  # bytes by what they are for
 

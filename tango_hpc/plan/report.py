@@ -23,12 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tango_hpc.config import Config
-from tango_hpc.model.shape import check_parallel
+from tango_hpc.config.models import role_shape
+from tango_hpc.model.shape import ELEMENT_BYTES, check_parallel
 from tango_hpc.plan.batch import role_batch
 from tango_hpc.plan.memory import Phase, cache_bytes, plan_memory
-from tango_hpc.plan.sizes import ELEMENT_BYTES, GIB, Engine
+from tango_hpc.plan.sizes import GIB, Engine
 from tango_hpc.reshard.planned import plan_report as reshard_report
-from tango_hpc.reshard.planned import role_shape
 from tango_hpc.stages.schedule import role_schedule
 
 

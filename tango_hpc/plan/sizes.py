@@ -16,7 +16,6 @@ from tango_hpc.model.shape import ModelShape, padded_vocab_size, pipeline_stages
 from tango_hpc.model.trainer_layout import LocalParam, megatron_layout
 
 GIB = 2**30
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 LOGIT_CHUNK = 64 * 2**20  # elements of one chunk of logits in policy/vocab_parallel.py
 SAVE_BYTES = 2 * 4 * 16 * 2**20  # a piece of a checkpoint in policy/checkpoint.py in fp32, and its bytes on the way out
 

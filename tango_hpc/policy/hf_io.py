@@ -15,13 +15,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tango_hpc.config.models import SEED_FILE
 from tango_hpc.errors import UserError
 from tango_hpc.model.shape import ModelShape, hf_tensors
 from tango_hpc.model.trainer_layout import Box, LocalParam, megatron_layout
 from tango_hpc.parallel.groups import PolicyGroups
 
-# Files of a model folder that go along with exported weights.
-_WEIGHT_FILES = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5")
+# Files of a model folder that do not go along with exported weights.
+_LEFT_BEHIND = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", SEED_FILE)
 # A safetensors file of an export is closed when it has grown past this.
 SHARD_BYTES = 4 * 2**30
 # Tensors that some checkpoints carry and no model needs.
@@ -133,7 +134,7 @@ def copy_side_files(model_dir: Path, out_dir: Path, dtype: torch.dtype) -> None:
     """Copy all but the weights (config, tokenizer, chat template); `config.json` then names `dtype`."""
     out_dir.mkdir(parents=True, exist_ok=True)
     for path in model_dir.iterdir():
-        if path.is_file() and not any(path.match(pattern) for pattern in _WEIGHT_FILES):
+        if path.is_file() and not any(path.match(pattern) for pattern in _LEFT_BEHIND):
             shutil.copyfile(path, out_dir / path.name)
     config_path = out_dir / "config.json"
     config = json.loads(config_path.read_text())

@@ -6,13 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from tango_hpc.config import Config
-from tango_hpc.config.checks import model_dimensions
-from tango_hpc.errors import UserError
-from tango_hpc.model.shape import ModelShape
+from tango_hpc.config.models import role_shape
+from tango_hpc.model.shape import ELEMENT_BYTES
 from tango_hpc.reshard.plan import Layouts, build_plan
-from tango_hpc.tasks.tiny import VOCABULARY_SIZE
-
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def plan_report(config: Config) -> dict[str, Any]:
@@ -22,16 +18,6 @@ def plan_report(config: Config) -> dict[str, Any]:
     `buckets` are the largest of any rank. Loads no weights; needs the model's config.json, or `model.build`.
     """
     return {name: _role_report(config, name) for name, role in config.roles.items() if role.trainable}
-
-
-def role_shape(config: Config, name: str) -> ModelShape:
-    """The shape of a role's model: from its config.json, from the model that it is fine-tuned from, or from the tiny
-    model that is still to be built."""
-    model = config.roles[name].model
-    dimensions = model_dimensions(model, config)
-    if dimensions is None:
-        raise UserError(f"{name}.model.path: no config.json in {model.path}; the plan needs the model's sizes")
-    return ModelShape.from_hf_config({"vocab_size": VOCABULARY_SIZE, **dimensions})
 
 
 def _role_report(config: Config, name: str) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class RolloutEngine:
             seed=seed,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max(max_batched_tokens, max_num_seqs, max_model_len),
+            max_num_batched_tokens=max_batched_tokens,
             enable_prefix_caching=True,
             logprobs_mode="processed_logprobs",
             **arguments,

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from tango_hpc.config import Config
 from tango_hpc.config.schema import SftRoleConfig
-from tango_hpc.data.tables import QUESTION_COLUMNS, SFT_COLUMNS, check_table, write_rows
+from tango_hpc.data.prepare.pipeline import check_held_out
+from tango_hpc.data.tables import QUESTION_COLUMNS, SFT_COLUMNS, check_table
 from tango_hpc.errors import UserError
 from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_columns, evaluated_file, evaluated_roles
+from tango_hpc.tasks.last_letter_files import check_made_files
 
 NODE_LOCAL = ("/tmp", "/dev/shm", "/var/tmp", "/run")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -35,6 +37,8 @@ def check_inputs(config: Config, stage: str, *, after: Sequence[str] = ()) -> No
         except UserError as error:
             problems.append(str(error))
 
+    if stage in ("sft", "train"):
+        problems += check_made_files(config)
     synthetic = config.task.last_letter is not None
     if stage == "sft":
         if not _sft_roles(config):
@@ -51,6 +55,8 @@ def check_inputs(config: Config, stage: str, *, after: Sequence[str] = ()) -> No
         for path in (config.data.train, config.data.eval):
             if not (synthetic and not path.exists()):
                 note(check_table, path, QUESTION_COLUMNS)
+        if config.data.train.is_file() and config.data.eval.is_file():
+            note(lambda path: check_held_out(path, config.data.eval), config.data.train)
         for name, trained in config.roles.items():
             hint = "; `tango sft CONFIG` writes it" if getattr(config.sft, name) else ""
             note(check_model_folder, trained.model.path, hint)
@@ -114,47 +120,6 @@ def check_model_folder(path: Path, hint: str = "") -> None:
         missing.append("tokenizer.json")
     if missing:
         raise UserError(f"the model folder {path} lacks {', '.join(missing)}")
-
-
-def synthesise_data(config: Config) -> None:
-    """Write the last-letter files that the config names and that are not there yet; the same seed, the same files."""
-    settings = config.task.last_letter
-    if settings is None:
-        return
-    from tango_hpc.tasks import last_letter
-
-    seed = config.seed
-    sft = _sft_roles(config)
-    if not config.data.train.exists():
-        rows = last_letter.rl_rows(
-            seed * 4, settings.train_questions, words=settings.train_words, letters=settings.train_letters
-        )
-        write_rows(config.data.train, rows)
-    if not config.data.eval.exists():
-        rows = last_letter.rl_rows(
-            seed * 4 + 1, settings.eval_questions, words=settings.eval_words, letters=settings.eval_letters
-        )
-        write_rows(config.data.eval, rows)
-    if "generator" in sft and not sft["generator"].data.exists():
-        rows = last_letter.generator_sft_rows(
-            seed * 4 + 2,
-            settings.sft_rows,
-            words=settings.sft_words,
-            letters=settings.sft_letters,
-            slip=settings.generator_slip,
-        )
-        write_rows(sft["generator"].data, rows)
-    if "verifier" in sft and not sft["verifier"].data.exists():
-        rows = last_letter.verifier_sft_rows(
-            seed * 4 + 3,
-            settings.sft_rows,
-            words=settings.sft_words,
-            letters=settings.sft_letters,
-            slip=settings.verifier_slip,
-            careful=settings.verifier_careful,
-            drill=settings.verifier_drill,
-        )
-        write_rows(sft["verifier"].data, rows)
 
 
 def _sft_roles(config: Config) -> dict[str, SftRoleConfig]:

@@ -12,21 +12,26 @@ model writes.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from tango_hpc.errors import UserError
 from tango_hpc.protocol.solution import Step
+from tango_hpc.protocol.tiny import LETTERS
 from tango_hpc.protocol.verification import CORRECT, INCORRECT
 
 Range = tuple[int, int]  # from, to; both included
+Split = Literal["train", "eval", "sft_generator", "sft_verifier"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 
 WRONG_SOLUTIONS, WRONG_STEPS = 0.6, 0.75  # of the verifier's fine-tuning data: about as many wrong steps as right ones
 DRILL_WORDS = (4, 8)
 
-_ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+_MAX_DRAWS = 1000  # of letters for a question of given lengths: no split gets too few of them by chance
 _LETTERS = re.compile(r"(?:\\text[a-z]*\{)?([A-Za-z]+)\}?")
 
 
@@ -81,19 +86,28 @@ def _read_step(text: str) -> tuple[str, str] | None:
     return (letter, letters) if arrow and len(letter) == 1 and letters.isalpha() else None
 
 
-def rl_rows(seed: int, count: int, *, words: Range, letters: Range, worded: bool = False) -> list[dict[str, str]]:
+def split_of(words: Sequence[str]) -> Split:
+    """The split that may ask these words, by a hash of them: no two splits share a question, whatever their seeds."""
+    digest = hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest()
+    return SPLITS[int.from_bytes(digest, "big") % len(SPLITS)]
+
+
+def rl_rows(
+    seed: int, count: int, *, words: Range, letters: Range, split: Split = "train", worded: bool = False
+) -> list[dict[str, str]]:
     """`count` questions of random words: columns id, question, answer, source. The same seed, the same rows.
 
     `words` and `letters` are how many words a question and how many letters a word may have. `worded`: the question
-    says what to do (`worded_question`), as a pretrained model needs; without it, it is the words alone.
+    says what to do (`worded_question`), as a pretrained model needs; without it, it is the words alone. Raises
+    `UserError` where the ranges leave too few questions to share out between the splits.
     """
     rng = np.random.default_rng(seed)
     rows = []
     for index in range(count):
-        sampled = _sample_words(rng, words, letters)
+        sampled = _sample_words(rng, words, letters, split)
         rows.append(
             {
-                "id": f"last_letter-{seed}-{index}",
+                "id": f"last_letter-{split}-{seed}-{index}",
                 "question": _question(sampled, worded),
                 "answer": "".join(word[-1] for word in sampled),
                 "source": "last_letter",
@@ -112,7 +126,7 @@ def generator_sft_rows(
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
-        sampled = _sample_words(rng, words, letters)
+        sampled = _sample_words(rng, words, letters, "sft_generator")
         chosen = [word[0] if rng.random() < slip else word[-1] for word in sampled]
         rows.append({"question": _question(sampled, worded), "solution_text": solution_text(sampled, chosen)})
     return rows
@@ -147,7 +161,8 @@ def verifier_sft_rows(
     rows = []
     for index in range(count):
         drills = index < drill * count
-        sampled = _sample_words(rng, DRILL_WORDS if drills else words, (1, 1) if drills else letters)
+        lengths = (DRILL_WORDS, (1, 1)) if drills else (words, letters)
+        sampled = _sample_words(rng, *lengths, "sft_verifier")
         chosen = [word[-1] for word in sampled]
         if rng.random() < WRONG_SOLUTIONS:
             wrong = rng.random(len(sampled)) < WRONG_STEPS
@@ -192,18 +207,26 @@ def _question(words: Sequence[str], worded: bool) -> str:
     return worded_question(words) if worded else " ".join(words)
 
 
-def _sample_words(rng: np.random.Generator, words: Range, letters: Range) -> list[str]:
-    return [
-        "".join(rng.choice(list(_ALPHABET), size=rng.integers(*letters, endpoint=True)))
-        for _ in range(rng.integers(*words, endpoint=True))
-    ]
+def _sample_words(rng: np.random.Generator, words: Range, letters: Range, split: Split) -> list[str]:
+    """Words of random lengths, their letters drawn until the words belong to `split`."""
+    lengths = rng.integers(*letters, size=rng.integers(*words, endpoint=True), endpoint=True)
+    ends = np.cumsum(lengths)
+    for _ in range(_MAX_DRAWS):
+        drawn = "".join(LETTERS[i] for i in rng.integers(len(LETTERS), size=ends[-1]).tolist())
+        sampled = [drawn[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+        if split_of(sampled) == split:
+            return sampled
+    raise UserError(
+        f"{len(lengths)} word(s) of {', '.join(map(str, lengths))} letters make too few questions for the split "
+        f"{split!r}; allow more words or letters"
+    )
 
 
 def _wrong_letter(rng: np.random.Generator, word: str) -> str:
     """A letter of `word` that is not its last: half of the time the first, else any; where all are equal, any other."""
     others = [letter for letter in word if letter != word[-1]]
     if not others:
-        return str(rng.choice([letter for letter in _ALPHABET if letter != word[-1]]))
+        return str(rng.choice([letter for letter in LETTERS if letter != word[-1]]))
     if word[0] != word[-1] and rng.random() < 0.5:
         return word[0]
     return str(rng.choice(others))

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tango_hpc.config.models import SEED_FILE, built_dimensions
 from tango_hpc.config.schema import TinyModelConfig
+from tango_hpc.protocol.tiny import END, PAD, TAGS, UNKNOWN, VOCABULARY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-TAGS = (
-    "<question>", "<solve>", "<solution>", "<verify>", "<think>", "</think>", "<step>", "</step>", "<answer>", "</answer>",
-    "<step_verification>", "</step_verification>", "<final_verification>", "</final_verification>",
-    "\\boxed{CORRECT}", "\\boxed{INCORRECT}", "\\boxed{", "}", "->", ":", ",", " ",
-)  # fmt: skip
-END, PAD, UNKNOWN = "<eos>", "<pad>", "<unk>"
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-VOCABULARY_SIZE = 3 + len(TAGS) + len(LETTERS)
 
 
 def build_tokenizer(out_dir: Path) -> PreTrainedTokenizerBase:
@@ -29,7 +23,7 @@ def build_tokenizer(out_dir: Path) -> PreTrainedTokenizerBase:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {token: i for i, token in enumerate([PAD, END, UNKNOWN, *TAGS, *LETTERS])}
+    vocabulary = {token: i for i, token in enumerate(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     longest_first = sorted(TAGS, key=len, reverse=True)
     escaped = ["".join(f"\\{c}" if not c.isalnum() else c for c in tag) for tag in longest_first]
@@ -43,7 +37,10 @@ def build_tokenizer(out_dir: Path) -> PreTrainedTokenizerBase:
 
 
 def build_tiny_model(out_dir: Path, sizes: TinyModelConfig, seed: int) -> None:
-    """Write a Hugging Face folder with that tokenizer and float32 weights drawn from `seed`, whole or not at all."""
+    """Write a Hugging Face folder with that tokenizer and float32 weights drawn from `seed`, whole or not at all.
+
+    `SEED_FILE` in it remembers the seed; config.json has the sizes.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -51,17 +48,10 @@ def build_tiny_model(out_dir: Path, sizes: TinyModelConfig, seed: int) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     tokenizer = build_tokenizer(partial)
+    dimensions = built_dimensions(sizes)
     config = AutoConfig.for_model(
-        sizes.family,
-        vocab_size=len(tokenizer),
-        hidden_size=sizes.hidden_size,
-        intermediate_size=sizes.intermediate_size,
-        num_hidden_layers=sizes.num_layers,
-        num_attention_heads=sizes.num_heads,
-        num_key_value_heads=sizes.num_kv_heads,
-        head_dim=sizes.hidden_size // sizes.num_heads,
-        max_position_embeddings=sizes.max_position,
-        tie_word_embeddings=sizes.tie_embeddings,
+        dimensions.pop("model_type"),
+        **dimensions,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
@@ -69,4 +59,5 @@ def build_tiny_model(out_dir: Path, sizes: TinyModelConfig, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(partial)
+    (partial / SEED_FILE).write_text(json.dumps({"seed": seed}))
     partial.rename(out_dir)

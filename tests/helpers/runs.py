@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tango_hpc.config import Config, config_to_yaml, load_config
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.stages.preflight import synthesise_data
+from tango_hpc.tasks.last_letter_files import synthesise_data
 from tango_hpc.tasks.tiny import build_tiny_model
 
 ROOT = Path(__file__).parents[2]

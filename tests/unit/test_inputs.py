@@ -10,7 +10,8 @@ import pytest
 
 from tango_hpc.data.tables import QUESTION_COLUMNS, check_table, evenly_spaced, read_rows, write_rows
 from tango_hpc.errors import UserError
-from tango_hpc.stages.preflight import check_inputs, check_model_folder, synthesise_data
+from tango_hpc.stages.preflight import check_inputs, check_model_folder
+from tango_hpc.tasks.last_letter_files import synthesise_data
 from tests.helpers.runs import small_config
 
 ROW = {"id": "1", "question": "ab cd", "answer": "bd", "source": "test"}

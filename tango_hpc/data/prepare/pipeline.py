@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 from tango_hpc.data.prepare.readers import DATA_SETS, DataSet
 from tango_hpc.data.prepare.rows import SCHEMA, Row, fingerprint, loosely_normalized, normalized
 from tango_hpc.data.prepare.sources import find_files, read_records
-from tango_hpc.data.tables import check_table
+from tango_hpc.data.tables import MADE_WITH, check_table, read_made_with
 from tango_hpc.errors import UserError
 
 _ROWS_PER_GROUP = 4096
@@ -79,7 +80,8 @@ def prepare(
 
     exclude: prepared evaluation files, or folders of them; their questions are left out, by normalised text. A
     training split needs it, unless `keep_overlap` says that the overlap is wanted.
-    Rows are streamed: half a million take the memory of their 64-bit fingerprints. A JSON report goes beside `out`.
+    Rows are streamed: half a million take the memory of their 64-bit fingerprints. A JSON report goes beside `out`,
+    which carries these settings itself, the excluded sets by what they hold.
     Raises `UserError` for whatever is wrong with the request or the files.
     """
     if name not in DATA_SETS:
@@ -92,13 +94,22 @@ def prepare(
             f"{name} ({split}) is trained on: give --exclude with the evaluation sets that you prepared (a folder or "
             "files), so that their questions are left out, or --keep-overlap"
         )
-    held_out = _held_out(exclude)
+    held_out, excluded = _held_out(exclude)
+    made_with = {
+        "data_set": name,
+        "split": split,
+        "source": source or data_set.hub,
+        "exclude": excluded,
+        "keep_overlap": keep_overlap,
+        "max_question_characters": max_question_characters,
+        "limit": limit,
+    }
     files = find_files(source or data_set.hub, data_set.patterns(split))
     report = Report(
         name, split, [str(file) for file in files], in_evaluation_sets={name: 0 for name in set(held_out.values())}
     )
     rows = _checked_rows(name, data_set, files, report, held_out, max_question_characters)
-    _write(out, rows, report, limit)
+    _write(out, rows, report, limit, made_with)
     if not report.kept:
         out.unlink()
         raise UserError("\n".join([*report.lines(), "no rows are left to write"]))
@@ -155,26 +166,64 @@ def _fault(row: Row, seen: dict[int, int], report: Report, held_out: dict[int, s
     return None
 
 
-def _held_out(exclude: Iterable[Path]) -> dict[int, str]:
-    """Fingerprint -> name of the evaluation set, of all questions in the given files and folders."""
+def check_held_out(train: Path, held_out: Path) -> None:
+    """Raise `UserError` where the prepared set `train` has questions of `held_out`, which then is not held out.
+
+    What `held_out` was named by --exclude needs no second look, and one who said --keep-overlap wants it so. Files that
+    others have made are theirs to judge.
+    """
+    made_with = read_made_with(train) or {}
+    if "data_set" not in made_with or made_with["keep_overlap"]:
+        return
+    questions = _fingerprints(held_out)
+    if _identity(questions) in made_with["exclude"]:
+        return
+    shared = len(questions.keys() & _fingerprints(train).keys())
+    if shared:
+        raise UserError(
+            f"{shared} of the {len(questions)} questions of {held_out} stand in {train}, which was prepared without "
+            f"that set among its --exclude ({', '.join(made_with['exclude'].values()) or 'none'}). Prepare it again: "
+            f"tango data {made_with['data_set']} --exclude {held_out} ...; or, if that is meant, with --keep-overlap"
+        )
+
+
+def _held_out(exclude: Iterable[Path]) -> tuple[dict[int, str], dict[str, str]]:
+    """Fingerprint -> name of the evaluation set, of all questions in the given files and folders; and identity -> name
+    of each file.
+    """
     found: dict[int, str] = {}
+    files: dict[str, str] = {}
     for path in exclude:
-        files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-        if not files:
+        paths = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+        if not paths:
             raise UserError(f"--exclude {path}: no Parquet files there; prepare the evaluation sets first")
-        for file in files:
-            check_table(file, ("question", "source"))
-            for batch in pq.ParquetFile(file).iter_batches(columns=["question", "source"]):
-                for row in batch.to_pylist():
-                    found.setdefault(fingerprint(loosely_normalized(row["question"])), row["source"])
+        for file in paths:
+            questions = _fingerprints(file)
+            files[_identity(questions)] = file.name
+            found = questions | found
+    return found, files
+
+
+def _fingerprints(file: Path) -> dict[int, str]:
+    """Fingerprint of each question of a prepared file -> the data set that it is from."""
+    check_table(file, ("question", "source"))
+    found: dict[int, str] = {}
+    for batch in pq.ParquetFile(file).iter_batches(columns=["question", "source"]):
+        for row in batch.to_pylist():
+            found.setdefault(fingerprint(loosely_normalized(row["question"])), row["source"])
     return found
 
 
-def _write(out: Path, rows: Iterator[Row], report: Report, limit: int | None) -> None:
+def _identity(questions: Iterable[int]) -> str:
+    """The same for files that hold the same questions."""
+    return f"{fingerprint(','.join(map(str, sorted(questions)))):016x}"
+
+
+def _write(out: Path, rows: Iterator[Row], report: Report, limit: int | None, made_with: dict[str, Any]) -> None:
     """Write row groups as they fill, under another name until all is there."""
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.partial")
-    with pq.ParquetWriter(partial, SCHEMA) as writer:
+    with pq.ParquetWriter(partial, SCHEMA.with_metadata({MADE_WITH: json.dumps(made_with)})) as writer:
         group: list[dict[str, str]] = []
         for row in rows:
             group.append(row.as_columns())

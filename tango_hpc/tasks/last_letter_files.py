@@ -1,0 +1,128 @@
+"""Files of last-letter questions: those that a configuration names and that are made where missing, and
+`tango data last_letter`. Each file carries the settings that it was made with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from tango_hpc.config import Config
+from tango_hpc.data.tables import check_made_with, write_rows
+from tango_hpc.errors import UserError
+from tango_hpc.tasks import last_letter
+from tango_hpc.tasks.last_letter import SPLITS, Range, Split
+
+Kind = Literal["questions", "generator_sft", "verifier_sft"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that the content of a file depends on; what another kind of row needs is None."""
+
+    kind: Kind
+    seed: int
+    rows: int
+    words: Range
+    letters: Range
+    split: Split | None = None
+    slip: float | None = None
+    careful: float | None = None
+    drill: float | None = None
+
+    def made_with(self) -> dict[str, Any]:
+        """The recipe as the file carries it; JSON."""
+        return {"task": "last_letter"} | {name: value for name, value in asdict(self).items() if value is not None}
+
+    def write(self, path: Path) -> None:
+        """Make the rows and write them, whole or not at all."""
+        lengths: dict[str, Any] = {"words": self.words, "letters": self.letters}
+        if self.kind == "questions":
+            rows = last_letter.rl_rows(self.seed, self.rows, **lengths, split=self.split or "train")
+        elif self.kind == "generator_sft":
+            rows = last_letter.generator_sft_rows(self.seed, self.rows, **lengths, slip=self.slip or 0.0)
+        else:
+            rows = last_letter.verifier_sft_rows(
+                self.seed,
+                self.rows,
+                **lengths,
+                slip=self.slip or 0.0,
+                careful=self.careful or 0.0,
+                drill=self.drill or 0.0,
+            )
+        write_rows(path, rows, made_with=self.made_with())
+
+
+def recipes(config: Config) -> dict[Path, Recipe]:
+    """The files that `task.last_letter` makes where they are missing; none without that section."""
+    settings, seed = config.task.last_letter, config.seed
+    if settings is None:
+        return {}
+    train, held_out = (settings.train_words, settings.train_letters), (settings.eval_words, settings.eval_letters)
+    sft = (settings.sft_words, settings.sft_letters)
+    made = {
+        config.data.train: Recipe("questions", seed * 4, settings.train_questions, *train, split="train"),
+        config.data.eval: Recipe("questions", seed * 4 + 1, settings.eval_questions, *held_out, split="eval"),
+    }
+    if config.sft.generator is not None:
+        made[config.sft.generator.data] = Recipe(
+            "generator_sft", seed * 4 + 2, settings.sft_rows, *sft, slip=settings.generator_slip
+        )
+    if config.sft.verifier is not None:
+        made[config.sft.verifier.data] = Recipe(
+            "verifier_sft",
+            seed * 4 + 3,
+            settings.sft_rows,
+            *sft,
+            slip=settings.verifier_slip,
+            careful=settings.verifier_careful,
+            drill=settings.verifier_drill,
+        )
+    return made
+
+
+def check_made_files(config: Config) -> list[str]:
+    """What is wrong with files that are there already: made with other settings than the config's."""
+    problems = []
+    for path, recipe in recipes(config).items():
+        try:
+            check_made_with(path, recipe.made_with(), "task.last_letter or seed")
+        except UserError as error:
+            problems.append(str(error))
+    return problems
+
+
+def synthesise_data(config: Config) -> None:
+    """Write the last-letter files that the config names and that are not there yet; the same seed, the same files."""
+    for path, recipe in recipes(config).items():
+        if not path.exists():
+            recipe.write(path)
+
+
+def make_last_letter(
+    out: Path, *, kind: str, split: str | None, rows: int, words: str, letters: str, slip: float, seed: int
+) -> int:
+    """Write `rows` rows of `kind` to `out`; `words` and `letters` are ranges such as "2-6". Returns the row count.
+
+    `split` says which questions may be asked ("train" unless given); fine-tuning rows have a split of their own.
+    """
+    if kind not in KINDS:
+        raise UserError(f"--kind {kind!r}: choose {', '.join(KINDS)}")
+    if split is not None and (kind != "questions" or split not in SPLITS):
+        raise UserError(f"--split {split!r}: for --kind questions, one of {', '.join(SPLITS)}")
+    lengths = _range("--words", words), _range("--letters", letters)
+    if kind == "questions":
+        recipe = Recipe("questions", seed, rows, *lengths, split=split or "train")
+    else:
+        recipe = Recipe(kind, seed, rows, *lengths, slip=slip)
+    recipe.write(out)
+    return rows
+
+
+def _range(option: str, text: str) -> Range:
+    first, _, last = text.partition("-")
+    if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
+        raise UserError(f"{option} {text!r} is not a range such as 2-6")
+    return int(first), int(last)
