@@ -40,7 +40,8 @@ class TrainSequence:
     """One prompt with its response, as the trainer sees it.
 
     `advantages` and `rollout_logprobs` have one entry per response token; fine-tuning leaves both empty.
-    `reference_logprobs` is filled in where a KL penalty is asked for.
+    `reference_logprobs` is filled in where a KL penalty is asked for, `old_logprobs` (of the policy before the first
+    of several updates) where a batch gets more than one.
     """
 
     prompt_ids: list[int]
@@ -48,6 +49,7 @@ class TrainSequence:
     advantages: list[float] = field(default_factory=list)
     rollout_logprobs: list[float] = field(default_factory=list)
     reference_logprobs: list[float] = field(default_factory=list)
+    old_logprobs: list[float] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

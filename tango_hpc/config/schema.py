@@ -135,6 +135,9 @@ class TrainConfig(Section):
     verifier_steps_per_cycle: Count = Field(1, description="N_v; 0 keeps the verifier as the warm-up left it.")
     questions_per_step: Positive = 256
     rollouts_per_question: Annotated[int, Field(ge=2)] = Field(5, description="M, for both roles.")
+    updates_per_batch: Positive = Field(
+        1, description="Optimizer updates on each batch; the clip of Eq. 1 acts from the second on."
+    )
     eval_every: Count = Field(
         20, description="Greedy evaluation every so many generator steps, and at the end; 0: first and last only."
     )

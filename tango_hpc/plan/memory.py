@@ -170,7 +170,7 @@ def _gpu_phases(config: Config, role: _Role, num_engines: int, gpu_bytes: int, p
     for stage, trainer in enumerate(role.stages):
         sizes = trainer.sizes
         resident = base | {"weights": sizes.weights, "gradients": sizes.gradients, "optimizer": sizes.optimizer}
-        if sizes.reference:
+        if sizes.reference or config.train.updates_per_batch > 1:
             forward = int(trainer.logprob_workspace(tokens) * (1 + GPU_HEAP_SLACK))
             candidates["logprobs"].append(resident | {"reference": sizes.reference, "activations": forward})
         update = int(role.update_workspace(stage) * (1 + GPU_HEAP_SLACK))
@@ -223,7 +223,7 @@ def _node_phases(config: Config, roles: Mapping[str, _Role]) -> list[Phase]:
         trainers = [role.stage_of(rank) for rank in ranks]
         if on_cpu:
             slack, tokens = 1 + CPU_HEAP_SLACK, role.batch.micro_batch_tokens
-            if trainers[0].with_reference:
+            if trainers[0].with_reference or config.train.updates_per_batch > 1:
                 forward = sum(int(trainer.logprob_workspace(tokens) * slack) for trainer in trainers)
                 phases.append(Phase("logprobs", role.name, base | {"activations": forward}))
             update = sum(int(role.update_workspace(trainer.stage) * slack) for trainer in trainers)

@@ -41,8 +41,10 @@ from tango_hpc.types import TrainSequence
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-# (log-probabilities, entropies, flat places of the tokens) -> (loss to minimise, sums to add up, maxima)
-TokenLoss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+# What an update measures, and how it adds up over micro-batches and ranks.
+STATISTICS = {"loss": "sum", "kl": "sum", "entropy": "sum", "clipped": "sum", "gap": "sum", "largest_gap": "max"}
+# (log-probabilities, entropies, flat places of the tokens) -> (loss to minimise, statistics by name; others are 0)
+TokenLoss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
 
 class LogprobGapError(CheckFailed):
@@ -151,9 +153,9 @@ class Policy:
         offsets = response_offsets(sequences)
         flat_N = torch.zeros(int(offsets[-1]), dtype=torch.float32, device=self.device)
 
-        def collect(logprobs_R: Tensor, entropy_R: Tensor, flat_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def collect(logprobs_R: Tensor, entropy_R: Tensor, flat_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             flat_N[flat_R] = entropy_R if entropy else logprobs_R
-            return logprobs_R.sum(), _no_sums, _no_sums
+            return logprobs_R.sum(), {}
 
         with self._reference_weights() if reference else contextlib.nullcontext():
             self._run(sequences, collect, temperature, forward_only=True)
@@ -165,9 +167,9 @@ class Policy:
         return [values[start:stop] for start, stop in itertools.pairwise(offsets)]
 
     def update(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> UpdateStats:
-        """One optimizer step on Eq. 1, with the policy before the step as pi_old.
+        """One optimizer step on Eq. 1, with the policy before the step as pi_old unless sequences say otherwise.
 
-        The mean over a response's tokens and then over responses has global denominators, so the result does not
+        Where a batch gets several updates, every sequence has the `old_logprobs` from before the first one. The mean over a response's tokens and then over responses has global denominators, so the result does not
         depend on the layout. Sequences need advantages, and reference log-probabilities if `kl_coef` is not 0.
         """
         lengths_S = np.array([len(sequence.response_ids) for sequence in sequences])
@@ -179,9 +181,11 @@ class Policy:
         if loss.importance_cap is not None and rollout_N is None:
             raise ValueError("importance_cap is set, but a sequence has no rollout_logprobs; set it to None")
         reference_N = self._flat(_per_token(sequences, "reference_logprobs")) if loss.kl_coef else None
+        has_old = any(sequence.old_logprobs for sequence in sequences)
+        old_N = self._flat(_per_token(sequences, "old_logprobs")) if has_old else None
 
-        def token_loss(logprobs_R: Tensor, entropy_R: Tensor, flat_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            old_R = logprobs_R.detach()
+        def token_loss(logprobs_R: Tensor, entropy_R: Tensor, flat_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            old_R = logprobs_R.detach() if old_N is None else old_N[flat_R]
             gap_R = old_R - rollout_N[flat_R] if rollout_N is not None else torch.zeros_like(old_R)
             terms_R, kl_R, clipped_R = policy_loss_terms(
                 logprobs_R,
@@ -196,32 +200,35 @@ class Policy:
                 ),
             )
             value = (terms_R * weights_N[flat_R]).sum()
-            sums = [value, kl_R.sum(), entropy_R.sum(), clipped_R.sum(), gap_R.abs().sum()]
-            largest = gap_R.abs().max() if len(gap_R) else gap_R.sum()
-            return value, torch.stack([s.detach().double() for s in sums]), largest.detach().double()[None]
+            gaps_R = gap_R.abs()
+            largest = gaps_R.max() if len(gaps_R) else gaps_R.sum()
+            return value, {
+                "kl": kl_R.sum(),
+                "entropy": entropy_R.sum(),
+                "clipped": clipped_R.sum(),
+                "gap": gaps_R.sum(),
+                "largest_gap": largest,
+            }
 
-        def check(sums: list[float], _maxima: list[float]) -> None:
-            gap_mean = sums[4] / max(len(weights_N), 1)
+        def check(totals: dict[str, float]) -> None:
+            gap_mean = totals["gap"] / max(len(weights_N), 1)
             if loss.max_logprob_gap is not None and gap_mean > loss.max_logprob_gap:
                 raise LogprobGapError(
                     f"trainer and engine differ by {gap_mean:.4g} in the mean log-probability of a sampled token, "
                     f"more than {loss.max_logprob_gap:g} allowed; weights were not updated"
                 )
 
-        return self._step(sequences, token_loss, loss.temperature, 5, num_responses, check)
+        return self._step(sequences, token_loss, loss.temperature, num_responses, check)
 
     def update_sft(self, sequences: Sequence[TrainSequence]) -> UpdateStats:
         """One optimizer step on the mean cross-entropy of all response tokens."""
         num_tokens = max(int(response_offsets(sequences)[-1]), 1)
 
-        def token_loss(logprobs_R: Tensor, entropy_R: Tensor, _flat_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            value = -logprobs_R.sum() / num_tokens
-            sums = torch.stack([value.detach().double(), value.new_zeros((), dtype=torch.float64),
-                                entropy_R.sum().double()])  # fmt: skip
-            return value, sums, _no_sums
+        def token_loss(logprobs_R: Tensor, entropy_R: Tensor, _flat_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            return -logprobs_R.sum() / num_tokens, {"entropy": entropy_R.sum()}
 
         num_responses = sum(bool(sequence.response_ids) for sequence in sequences)
-        return self._step(sequences, token_loss, 1.0, 3, num_responses)
+        return self._step(sequences, token_loss, 1.0, num_responses)
 
     def evaluate_sft(self, sequences: Sequence[TrainSequence]) -> float:
         """Mean cross-entropy of all response tokens, in nats."""
@@ -255,9 +262,8 @@ class Policy:
         sequences: Sequence[TrainSequence],
         token_loss: TokenLoss,
         temperature: float,
-        num_sums: int,
         num_responses: int,
-        check: Callable[[list[float], list[float]], None] | None = None,
+        check: Callable[[dict[str, float]], None] | None = None,
     ) -> UpdateStats:
         """Forward and backward over the batch, then one optimizer step unless `check` raises."""
         assert self.optimizer is not None, "this policy has no optimizer"
@@ -265,21 +271,20 @@ class Policy:
         with megatron_on_cpu():
             self.optimizer.zero_grad()
             results = self._run(sequences, token_loss, temperature, forward_only=False)
-            sums, maxima = self._reduce_stats(results, num_sums)
+            totals = self._totals(results)
             if check is not None:
-                check(sums, maxima)
+                check(totals)
             rate = self.optimizer.next_learning_rate
-            stepped, grad_norm = self.optimizer.step(math.isfinite(sums[0]))
-        sums += [0.0] * (5 - num_sums)
+            stepped, grad_norm = self.optimizer.step(math.isfinite(totals["loss"]))
         per_token = 1.0 / max(num_tokens, 1)
         return UpdateStats(
-            loss=sums[0],
+            loss=totals["loss"],
             grad_norm=grad_norm,
-            kl=sums[1] * per_token,
-            entropy=sums[2] * per_token,
-            clip_share=sums[3] * per_token,
-            logprob_gap_mean=sums[4] * per_token,
-            logprob_gap_max=maxima[0],
+            kl=totals["kl"] * per_token,
+            entropy=totals["entropy"] * per_token,
+            clip_share=totals["clipped"] * per_token,
+            logprob_gap_mean=totals["gap"] * per_token,
+            logprob_gap_max=totals["largest_gap"],
             num_tokens=num_tokens,
             num_responses=num_responses,
             learning_rate=rate,
@@ -288,8 +293,8 @@ class Policy:
 
     def _run(
         self, sequences: Sequence[TrainSequence], token_loss: TokenLoss, temperature: float, *, forward_only: bool
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Megatron-core's schedule over this rank's micro-batches; (sums, maxima) of each, on the last stage."""
+    ) -> list[dict[str, Tensor]]:
+        """Megatron-core's schedule over this rank's micro-batches; the statistics of each, on the last stage."""
         groups = self.groups
         members = [i for i, sequence in enumerate(sequences) if sequence.response_ids]
         packs = pack(
@@ -311,7 +316,7 @@ class Policy:
                 input_ids=batch.tokens_1T, position_ids=None, attention_mask=None, packed_seq_params=batch.packed
             )
 
-            def loss(hidden_T1K: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+            def loss(hidden_T1K: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
                 logprobs_R, entropy_R = vocab_parallel_logprobs(
                     hidden_T1K[:, 0].index_select(0, batch.predicted_R),
                     self.model.output_weight(),
@@ -320,8 +325,9 @@ class Policy:
                     vocab_size=self.shape.vocab_size,
                     temperature=temperature,
                 )
-                value, sums, maxima = token_loss(logprobs_R, entropy_R, batch.flat_R)
-                return value, torch.zeros((), dtype=torch.int, device=self.device), (sums, maxima)
+                value, statistics = token_loss(logprobs_R, entropy_R, batch.flat_R)
+                found = {name: number.detach().double() for name, number in {"loss": value, **statistics}.items()}
+                return value, torch.zeros((), dtype=torch.int, device=self.device), found
 
             return output, loss
 
@@ -340,17 +346,17 @@ class Policy:
                 **pipeline,
             )
 
-    def _reduce_stats(self, results: list[tuple[Tensor, Tensor]], num_sums: int) -> tuple[list[float], list[float]]:
-        """Sums and maxima over all micro-batches of all ranks, the same on every rank."""
+    def _totals(self, results: list[dict[str, Tensor]]) -> dict[str, float]:
+        """The `STATISTICS` over all micro-batches of all ranks, the same on every rank."""
         groups = self.groups
-        mine = torch.zeros(num_sums + 1, dtype=torch.float64)
+        mine = torch.zeros(len(STATISTICS), dtype=torch.float64)
         if groups.is_last_stage and groups.tensor_rank == 0:
-            mine[:num_sums] = torch.stack([sums for sums, _ in results]).sum(dim=0).cpu()
-            if len(results[0][1]):
-                mine[num_sums:] = torch.stack([maxima for _, maxima in results]).amax(dim=0).cpu()
-        everyone = torch.empty((dist.get_world_size(groups.world), num_sums + 1), dtype=torch.float64)
+            for place, name in enumerate(STATISTICS):
+                found = [statistics[name] for statistics in results if name in statistics]
+                mine[place] = _combined(name, torch.stack(found)) if found else 0.0
+        everyone = torch.empty((dist.get_world_size(groups.world), len(STATISTICS)), dtype=torch.float64)
         dist.all_gather_into_tensor(everyone.flatten(), mine, group=groups.world)
-        return everyone[:, :num_sums].sum(dim=0).tolist(), everyone[:, num_sums:].amax(dim=0).tolist()
+        return {name: float(_combined(name, everyone[:, place])) for place, name in enumerate(STATISTICS)}
 
     @contextlib.contextmanager
     def _reference_weights(self) -> Iterator[None]:
@@ -369,7 +375,8 @@ class Policy:
         return torch.from_numpy(values.astype(np.float32)).to(self.device)
 
 
-_no_sums = torch.zeros(0, dtype=torch.float64)
+def _combined(name: str, values: Tensor) -> Tensor:
+    return values.sum() if STATISTICS[name] == "sum" else values.amax()
 
 
 def _per_token(sequences: Sequence[TrainSequence], name: str) -> np.ndarray:

@@ -43,6 +43,7 @@ class ProgressReporter:
             "phase": "starting",
             "attempt_started": now,
             "phase_started": now,
+            "notes": [],
         }
         self._write()
 
@@ -57,6 +58,11 @@ class ProgressReporter:
             self._state["step"] = step
         if role is not None:
             self._state["role"] = role
+        self._write()
+
+    def note(self, text: str) -> None:
+        """Adds a line that viewers show once."""
+        self._state["notes"].append(text)
         self._write()
 
     def _write(self) -> None:

@@ -32,7 +32,7 @@ class Evaluation:
             raise CheckFailed(
                 f"none of the {len(questions)} evaluation questions fits generator.max_prompt_tokens, {limit}"
             )
-        self._num_questions = len(questions)
+        self.num_questions, self.num_too_long = len(questions), len(questions) - len(kept)
         self._questions_K, self._prompts_K = [questions[i] for i in kept], [prompts_N[i] for i in kept]
         self._to_judge_K: list[ReadSolution] = []
 
@@ -46,7 +46,7 @@ class Evaluation:
         generations_K = self._generator.generate(self._prompts_K, [0] * len(self._prompts_K), greedy=True)
         solutions_K = self._read(generations_K)
         values: dict[str, float | None] = {
-            "generator/accuracy": sum(one.correct for one in solutions_K) / self._num_questions,
+            "generator/accuracy": sum(one.correct for one in solutions_K) / self.num_questions,
             "generator/response_tokens": statistics.fmean(len(one.generation.token_ids) for one in solutions_K),
             "generator/format_failures": statistics.fmean(not one.solution.well_formed for one in solutions_K),
         }

@@ -36,6 +36,12 @@ class Journal:
         if self._writes:
             self._progress.phase(name, step=self._step, role=role)
 
+    def note(self, text: str) -> None:
+        """Say once what whoever starts the run should know, in the log and on the display."""
+        if self._writes:
+            print(text, flush=True)
+            self._progress.note(text)
+
     def step_done(self, row: Row) -> None:
         """Write the metrics of optimizer step `row["step"]`."""
         self._step = row["step"]

@@ -74,7 +74,12 @@ class FineTuning:
         limit = role_settings.max_prompt_tokens + role_settings.max_response_tokens
         sequences = [sft_sequence(role, row, tokenizer) for row in rows]
         fitting = [sequence for sequence in sequences if sequence.num_tokens <= limit]
-        self.num_dropped = len(sequences) - len(fitting)
+        self.counts = {"data/rows": len(rows), "data/too_long": len(rows) - len(fitting)}
+        if len(fitting) < len(rows):
+            journal.note(
+                f"{settings.data}: {len(rows) - len(fitting):,} of {len(rows):,} rows are left out, longer than {limit} "
+                f"tokens (max_prompt_tokens + max_response_tokens of the {role})"
+            )
         if len(fitting) <= settings.eval_rows:
             raise CheckFailed(
                 f"{settings.data}: {len(fitting)} of {len(rows)} rows fit {limit} tokens (max_prompt_tokens + "
@@ -84,7 +89,7 @@ class FineTuning:
         held_out = set(evenly_spaced(range(len(fitting)), settings.eval_rows))  # the rows may be a curriculum
         self.held_out = [sequence for i, sequence in enumerate(fitting) if i in held_out]
         self.train = [sequence for i, sequence in enumerate(fitting) if i not in held_out]
-        self.sampler = QuestionSampler(len(self.train), config.seed, lambda index: True, shuffle=settings.shuffle)
+        self.sampler = QuestionSampler(len(self.train), config.seed, shuffle=settings.shuffle)
         self.policy = Policy(
             settings.init.path,
             parallel=role_settings.parallel,
@@ -137,7 +142,7 @@ class FineTuning:
             "grad_norm": stats.grad_norm,
             "learning_rate": stats.learning_rate,
             "skipped": stats.skipped,
-            "data/too_long": self.num_dropped,
+            **self.counts,
         }
         self.journal.step_done(row)
         return step + 1

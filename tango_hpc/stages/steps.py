@@ -218,25 +218,33 @@ def update_role(run: Tango, role: Role, sequences_N: Sequence[TrainSequence]) ->
         max_logprob_gap=run.config.train.max_logprob_gap,
         temperature=role.settings.temperature,
     )
+    num_updates = run.config.train.updates_per_batch
+    if num_updates > 1:
+        with run.clock("logprobs"):
+            old_N = policy.logprobs(sequences_N, temperature=role.settings.temperature)
+            for sequence, old_T in zip(sequences_N, old_N, strict=True):
+                sequence.old_logprobs = old_T.tolist()
     with run.clock("train"):
         try:
-            stats = policy.update(sequences_N, settings)
+            updates = [policy.update(sequences_N, settings) for _ in range(num_updates)]
         except LogprobGapError as error:
             raise CheckFailed(f"{role.name}: {error}; {role.weight_differences()}") from error
     run.journal.phase("reshard", role=role.name)
     with run.clock("reshard"):
         sync = role.sync_weights()
+    mean = statistics.fmean
     return {
-        "loss": stats.loss,
-        "grad_norm": stats.grad_norm,
-        "kl": stats.kl,
-        "entropy": stats.entropy,
-        "clip_share": stats.clip_share,
-        "learning_rate": stats.learning_rate,
-        "skipped": stats.skipped,
-        "logprob_gap/mean_abs": stats.logprob_gap_mean,
-        "logprob_gap/max_abs": stats.logprob_gap_max,
-        "tokens/trained": stats.num_tokens,
+        "loss": mean(update.loss for update in updates),
+        "grad_norm": mean(update.grad_norm for update in updates),
+        "kl": mean(update.kl for update in updates),
+        "entropy": mean(update.entropy for update in updates),
+        # The first update of a batch has no ratio but 1: nothing can be clipped in it.
+        "clip_share": mean(update.clip_share for update in updates[1:]) if num_updates > 1 else None,
+        "learning_rate": updates[-1].learning_rate,
+        "skipped": any(update.skipped for update in updates),
+        "logprob_gap/mean_abs": updates[0].logprob_gap_mean,
+        "logprob_gap/max_abs": updates[0].logprob_gap_max,
+        "tokens/trained": sum(update.num_tokens for update in updates),
         "reshard/bytes_sent": sync.bytes_sent,
         "reshard/bytes_local": sync.bytes_local,
         "reshard/bytes_minimum": sync.bytes_minimum,

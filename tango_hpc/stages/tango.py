@@ -8,14 +8,14 @@ in every step and can end the run.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tango_hpc.config import Config
 from tango_hpc.data.sampler import QuestionSampler
 from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows
 from tango_hpc.equations import ClassWeightEma
-from tango_hpc.errors import StoppedEarly
+from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.protocol.prompts import generator_prompt_ids
 from tango_hpc.run.checkpoint import Checkpoints
 from tango_hpc.run.directory import RunDirectory
@@ -25,6 +25,7 @@ from tango_hpc.stages.evaluation import Evaluation
 from tango_hpc.stages.journal import Clock, Journal
 from tango_hpc.stages.role import Role, request_seeds
 from tango_hpc.stages.schedule import role_schedule
+from tango_hpc.stages.sharing import on_all_ranks
 from tango_hpc.stages.steps import StepResult, generator_step, verifier_step
 from tango_hpc.tasks import get_task
 from tango_hpc.types import Generation
@@ -45,18 +46,18 @@ class Tango:
         self.config, self.directory, self.stop = config, directory, stop
         self.schedule = role_schedule(config)
         self.task = get_task(config.task.name)
-        self.questions = read_rows(config.data.train, QUESTION_COLUMNS)
         num_steps = Counter(self.schedule)
         self.roles: dict[str, Role] = {}
         for name in config.roles:
             stop.enter(f"loading the {name}")
-            self.roles[name] = Role(name, config, total_steps=num_steps[name])
+            self.roles[name] = Role(name, config, total_steps=num_steps[name] * config.train.updates_per_batch)
         self.policies = {name: role.policy for name, role in self.roles.items() if role.policy is not None}
         self.generator = self.roles["generator"]
         self.verifier = self.roles.get("verifier")
         eval_questions = read_rows(config.data.eval, QUESTION_COLUMNS, limit=config.data.eval_questions)
         self.evaluation = Evaluation(self.task, eval_questions, self.generator, self.verifier)
-        self.sampler = QuestionSampler(len(self.questions), config.seed, self._fits)
+        self.questions, self.num_too_long = self._that_fit(read_rows(config.data.train, QUESTION_COLUMNS))
+        self.sampler = QuestionSampler(len(self.questions), config.seed)
         self.class_weights = ClassWeightEma(config.algorithm.class_ema_decay)
         self.checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep, PHASES)
         self.step = 0  # optimizer steps done, over both roles
@@ -70,6 +71,16 @@ class Tango:
         """From the last checkpoint, or from the start, to the end of the schedule."""
         self._restore()
         self.journal = Journal(self.directory, STAGE, self.stop, len(self.schedule), self.step)
+        for what, num_too_long, total in (
+            ("training", self.num_too_long, len(self.questions) + self.num_too_long),
+            ("evaluation", self.evaluation.num_too_long, self.evaluation.num_questions),
+        ):
+            if num_too_long:
+                limit = self.generator.settings.max_prompt_tokens
+                self.journal.note(
+                    f"{num_too_long:,} of {total:,} {what} questions are not asked: their prompt is longer than "
+                    f"generator.max_prompt_tokens = {limit}"
+                )
         for name in self.policies:
             self.journal.phase("weights to the engine", role=name)
             self.roles[name].sync_weights()
@@ -135,6 +146,7 @@ class Tango:
         self.step += 1
         seconds = self.clock.seconds
         row = {"step": self.step, "role": role, **result.metrics}
+        row |= {"data/rows": len(self.questions) + self.num_too_long, "data/too_long": self.num_too_long}
         row.update({f"seconds/{phase}": value for phase, value in seconds.items()})
         row["seconds/total"] = sum(seconds.values())
         self.generated_tokens += row["tokens/generated"]
@@ -183,8 +195,16 @@ class Tango:
         self.generated_tokens, self.step_seconds = state["generated_tokens"], state["step_seconds"]
         self.clock.seconds.update(self.pending.get("seconds", {}))
 
-    def _fits(self, index: int) -> bool:
-        """Whether a question's prompt fits the generator's context."""
-        limit = self.generator.settings.max_prompt_tokens
-        question = self.questions[index]["question"]
-        return len(generator_prompt_ids(question, self.generator.tokenizer)) <= limit
+    def _that_fit(self, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+        """The questions whose prompt fits the generator's context, and how many do not. Collective."""
+        limit, tokenizer = self.generator.settings.max_prompt_tokens, self.generator.tokenizer
+
+        def fit(some: Sequence[dict[str, Any]]) -> list[bool]:
+            return [len(generator_prompt_ids(row["question"], tokenizer)) <= limit for row in some]
+
+        kept = [row for row, fits in zip(rows, on_all_ranks(fit, rows), strict=True) if fits]
+        if not kept:
+            raise CheckFailed(
+                f"none of the {len(rows)} questions in {self.config.data.train} fits generator.max_prompt_tokens, {limit}"
+            )
+        return kept, len(rows) - len(kept)

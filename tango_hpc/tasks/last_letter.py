@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -210,10 +211,10 @@ def _question(words: Sequence[str], worded: bool) -> str:
 def _sample_words(rng: np.random.Generator, words: Range, letters: Range, split: Split) -> list[str]:
     """Words of random lengths, their letters drawn until the words belong to `split`."""
     lengths = rng.integers(*letters, size=rng.integers(*words, endpoint=True), endpoint=True)
-    ends = np.cumsum(lengths)
+    ends = np.cumsum(lengths).tolist()
     for _ in range(_MAX_DRAWS):
-        drawn = "".join(LETTERS[i] for i in rng.integers(len(LETTERS), size=ends[-1]).tolist())
-        sampled = [drawn[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+        drawn = (rng.integers(len(LETTERS), size=ends[-1], dtype=np.uint8) + ord(LETTERS[0])).tobytes().decode()
+        sampled = [drawn[start:end] for start, end in pairwise([0, *ends])]
         if split_of(sampled) == split:
             return sampled
     raise UserError(

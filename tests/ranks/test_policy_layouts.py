@@ -97,6 +97,11 @@ def run_all(folder: Path) -> dict[str, dict[str, Any]]:
             "stats": asdict(policy.update(sequences, LossSettings(**LOSS))),
         }
         policy.export_hf(folder / f"{layout}-updated")
+        # The second of two updates on this batch: the policy before the first one stays the old one.
+        for sequence, logprobs in zip(sequences, results[layout]["logprobs"], strict=True):
+            sequence.old_logprobs = logprobs.tolist()
+        results[layout]["second"] = asdict(policy.update(sequences, LossSettings(**LOSS)))
+        policy.export_hf(folder / f"{layout}-updated twice")
     return results
 
 
@@ -140,26 +145,13 @@ def by_transformers(folder: Path, family: str) -> dict[str, Any]:
     )
     plain = torch.cat([of_response(distributions(model, s, 1.0), s) for s in sequences])
     result["sft_loss"] = -plain.mean().item()
-    loss, kl, gaps = torch.zeros((), dtype=torch.float64), [], []
     for sequence in sequences:
         spread = distributions(model, sequence, TEMPERATURE)
-        logprobs = of_response(spread, sequence)
         reference = of_response(distributions(frozen, sequence, TEMPERATURE), sequence).detach()
-        result["logprobs"].append(logprobs.detach().numpy())
+        result["logprobs"].append(of_response(spread, sequence).detach().numpy())
         result["entropy"].append(-(spread.exp() * spread).sum(-1).detach().numpy())
         result["reference"].append(reference.numpy())
-        # Eq. 1 at the old policy: the ratio is 1, nothing is clipped, and its gradient is that of log-probability.
-        gap = logprobs.detach() - torch.tensor(sequence.rollout_logprobs)
-        weight = gap.exp().clamp(max=LOSS["importance_cap"])
-        ratio = (logprobs - logprobs.detach()).exp()
-        difference = reference - logprobs
-        penalty = difference.exp() - difference - 1
-        terms = weight * ratio * torch.tensor(sequence.advantages) - LOSS["kl_coef"] * penalty
-        loss = loss - terms.mean() / len(sequences)
-        kl.append(penalty.detach())
-        gaps.append(gap.abs())
     parameters = list(model.parameters())
-    loss.backward()
     matrices = [p for p in parameters if p.dim() > 1]
     vectors = [p for p in parameters if p.dim() == 1]
     optimizer = torch.optim.AdamW(
@@ -169,10 +161,39 @@ def by_transformers(folder: Path, family: str) -> dict[str, Any]:
         eps=OPTIMIZER.epsilon,
         weight_decay=OPTIMIZER.weight_decay,
     )
-    result["grad_norm"] = torch.nn.utils.clip_grad_norm_(parameters, OPTIMIZER.clip_grad_norm).item()
-    optimizer.step()
-    result |= {"loss": loss.item(), "kl": torch.cat(kl).mean().item(), "gaps": torch.cat(gaps).numpy()}
-    result["weights"] = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def update() -> dict[str, Any]:
+        """One step on Eq. 1, with the model as it was read as the old policy."""
+        loss, kl, gaps, clipped = torch.zeros((), dtype=torch.float64), [], [], []
+        for number, sequence in enumerate(sequences):
+            logprobs = of_response(distributions(model, sequence, TEMPERATURE), sequence)
+            old, reference = (torch.tensor(result[name][number]) for name in ("logprobs", "reference"))
+            gap = old - torch.tensor(sequence.rollout_logprobs)
+            weight = gap.exp().clamp(max=LOSS["importance_cap"])
+            ratio, advantages = (logprobs - old).exp(), torch.tensor(sequence.advantages)
+            bounded = ratio.clamp(1 - LOSS["clip_low"], 1 + LOSS["clip_high"])
+            difference = reference - logprobs
+            penalty = difference.exp() - difference - 1
+            terms = weight * torch.minimum(ratio * advantages, bounded * advantages) - LOSS["kl_coef"] * penalty
+            loss = loss - terms.mean() / len(sequences)
+            kl.append(penalty.detach())
+            gaps.append(gap.abs())
+            clipped.append((bounded * advantages < ratio * advantages).double())
+        optimizer.zero_grad()
+        loss.backward()
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, OPTIMIZER.clip_grad_norm).item()
+        optimizer.step()
+        return {
+            "loss": loss.item(),
+            "kl": torch.cat(kl).mean().item(),
+            "gaps": torch.cat(gaps).numpy(),
+            "clip_share": torch.cat(clipped).mean().item(),
+            "grad_norm": grad_norm,
+            "weights": {name: parameter.detach().clone() for name, parameter in model.named_parameters()},
+        }
+
+    result |= update()
+    result["second"] = update()
     return result
 
 
@@ -208,6 +229,21 @@ def test_one_step_matches_autograd(family: str, layout: str, on_ranks: Any, expe
     assert updated.keys() == {name for name in theirs["weights"] if name in updated}
     for name, tensor in updated.items():
         torch.testing.assert_close(tensor.double(), theirs["weights"][name], atol=1e-5, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize(("family", "layout"), cases())
+def test_a_second_step_on_a_batch_clips_by_the_policy_before_the_first(
+    family: str, layout: str, on_ranks: Any, expected: Any, folder: Path
+) -> None:
+    stats, theirs = on_ranks[0][layout]["second"], expected[family]["second"]
+    assert 0.1 < theirs["clip_share"] < 0.9
+    assert stats["clip_share"] == pytest.approx(theirs["clip_share"], abs=1e-6)
+    assert stats["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
+    assert stats["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+    assert stats["kl"] == pytest.approx(theirs["kl"], rel=1e-3)
+    assert stats["logprob_gap_mean"] == pytest.approx(theirs["gaps"].mean(), abs=1e-5)
+    for name, tensor in load_file(folder / f"{layout}-updated twice" / "model.safetensors").items():
+        torch.testing.assert_close(tensor.double(), theirs["weights"][name], atol=5e-5, rtol=0, msg=name)
 
 
 @pytest.mark.parametrize(("family", "layout"), cases())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,9 @@ from tango_hpc.config import config_to_yaml, load_config
 from tango_hpc.config.load import validate_tree
 from tango_hpc.config.reference import render
 from tango_hpc.errors import UserError
+from tango_hpc.model.published import published_dimensions
+from tango_hpc.reshard.planned import plan_report
+from tango_hpc.tasks.tiny import build_tiny_model
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs/quickstart.yaml"
@@ -59,9 +64,10 @@ def test_all_mistakes_at_once_with_paths_and_suggestions() -> None:
     ("overrides", "expected"),
     [
         (["launch.tasks_per_node=3"], "generator.parallel: tensor 2 * pipeline 1 does not divide the 3 ranks"),
-        (["train.questions_per_step=33", "train.rollouts_per_question=3"], "not divisible by the 2 data-parallel ranks of the verifier"),
-        (["sft.generator.init.build.num_kv_heads=3"], "3 key-value heads cannot be split over parallel.tensor = 2"),
-        (["sft.generator.init.build.num_layers=3", "generator.parallel.pipeline=2", "launch.tasks_per_node=4"], "3 layers cannot be split"),
+        (["sft.generator.init.build.num_kv_heads=3"], "3 key/value heads and tensor size 2 do not divide each other"),
+        (["sft.generator.init.build.num_layers=3", "generator.parallel.pipeline=4", "launch.tasks_per_node=8"], "3 layers cannot be spread over 4 pipeline stages"),
+        (["generator.top_p=0.9"], "generator.top_p: 0.9 with generator.trainable"),
+        (["rollout.max_batched_tokens=300"], "rollout.max_batched_tokens: 300 is below verifier.max_prompt_tokens + max_response_tokens = 440"),
         (["generator.max_response_tokens=600"], "is over the model's 512 positions"),
         (["generator.micro_batch_tokens=100"], "cannot hold one sequence"),
         (["rollout.tensor=3"], "rollout.tensor: 3 does not divide the 2 ranks"),
@@ -75,6 +81,56 @@ def test_all_mistakes_at_once_with_paths_and_suggestions() -> None:
 )  # fmt: skip
 def test_impossible_combinations_are_refused(overrides: list[str], expected: str) -> None:
     assert expected in "\n".join(mistakes(*overrides))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["train.questions_per_step=33", "sft.generator.batch_size=33"],  # 165 responses on 2 data-parallel ranks
+        ["sft.generator.init.build.num_layers=3", "generator.parallel.pipeline=2", "launch.tasks_per_node=4"],
+        ["algorithm.alpha_start=0"],
+        ["verifier.top_p=0.9", "verifier.trainable=false", "train.verifier_warmup_steps=0", "train.verifier_steps_per_cycle=0"],
+        ["eval.top_p=0.9", "teacher.questions=q.parquet", "teacher.output=out", "teacher.top_p=0.5"],
+    ],
+)  # fmt: skip
+def test_what_the_code_below_supports_is_not_refused(overrides: list[str]) -> None:
+    load_config(QUICKSTART, overrides)
+
+
+@pytest.mark.parametrize(
+    ("name", "dimensions", "layout"),
+    [
+        # Llama-3.1-405B, which docs/weight_sync.md plans, and Qwen2.5-1.5B with two key/value heads.
+        ("405b", {"model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
+                  "num_attention_heads": 128, "num_key_value_heads": 8, "vocab_size": 128256}, {"tensor": 8, "pipeline": 16}),
+        ("1.5b", published_dimensions("Qwen2.5-1.5B"), {"tensor": 4, "pipeline": 1}),
+    ],
+)  # fmt: skip
+def test_published_models_are_cut_as_the_weight_sync_plans_them(
+    tmp_path: Path, name: str, dimensions: dict[str, Any], layout: dict[str, int]
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.json").write_text(json.dumps(dimensions))
+    model = f"generator={{model: {{path: {tmp_path / name}}}, parallel: {layout}}}".replace("'", "")
+    ranks = ["launch.device=cuda", "launch.nodes=16", "launch.tasks_per_node=8", "rollout.tensor=4"]
+    alone = ["verifier=null", "sft={}", "train.verifier_warmup_steps=0", "train.verifier_steps_per_cycle=0"]
+    config = load_config(QUICKSTART, [model, *ranks, *alone])
+    assert plan_report(config)["generator"]["ratio_to_minimum"] == 1.0
+
+
+def test_a_model_built_with_other_sizes_or_another_seed_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    init = [f"run.dir={tmp_path}", "sft.generator.init.build.num_layers=2"]
+    config = load_config(QUICKSTART, init)
+    assert config.sft.generator is not None and config.sft.generator.init.build is not None
+    build_tiny_model(config.sft.generator.init.path, config.sft.generator.init.build, seed=0)
+    load_config(QUICKSTART, init)
+    (line,) = mistakes(*init, "sft.generator.init.build.num_layers=3")
+    assert "sft.generator.init.build: " in line and str(config.sft.generator.init.path) in line
+    assert (
+        "was built with num_hidden_layers 2; asked for is num_hidden_layers 3" in line and "remove that folder" in line
+    )
+    (line,) = mistakes(*init, "seed=4")
+    assert "was built with seed 0; asked for is seed 4" in line
 
 
 def test_temperatures_that_the_engine_would_raise_are_refused() -> None:

@@ -12,11 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from tango_hpc.cli import app
+from tango_hpc.config.load import validate_tree
 from tango_hpc.data.prepare.metadata import read_metadata
-from tango_hpc.data.prepare.pipeline import prepare
+from tango_hpc.data.prepare.pipeline import check_held_out, prepare
 from tango_hpc.data.prepare.readers import DATA_SETS
 from tango_hpc.data.prepare.rows import SCHEMA, loosely_normalized, normalized
+from tango_hpc.data.tables import write_rows
 from tango_hpc.errors import UserError
+from tango_hpc.stages.preflight import check_inputs
 
 REAL = Path(__file__).parents[3] / "shared/data"
 needs_real_data = pytest.mark.skipif(not REAL.is_dir(), reason=f"real data sets are not at {REAL}")
@@ -137,6 +140,33 @@ def test_training_rows_that_stand_in_an_evaluation_set_are_removed(tmp_path):
     )
     assert report.in_evaluation_sets == {"math500": 1} and report.kept == 1
     assert any("1 also in math500: gsm8k-0" in line for line in report.lines())
+
+
+def test_a_training_set_prepared_without_the_evaluation_set_is_refused_where_they_share_questions(tmp_path):
+    def held_out(name, *questions):
+        source = write(tmp_path / name / "test.jsonl", [{"problem": text, "answer": "2"} for text in questions])
+        prepare("math500", source=str(source), out=tmp_path / f"{name}.parquet")
+        return tmp_path / f"{name}.parquet"
+
+    first, second, third = held_out("a", "What is 1 + 1?"), held_out("b", "What is 2 + 2?", "x"), held_out("c", "y")
+    train = [{"question": f"What is {n} + {n}?", "answer": f"#### {2 * n}"} for n in range(1, 5)]
+    source, out = str(write(tmp_path / "train.jsonl", train)), tmp_path / "t.parquet"
+    prepare("gsm8k", source=source, split="train", out=out, exclude=[first])
+    check_held_out(out, first)
+    check_held_out(out, third)  # not excluded, but shares nothing
+    with pytest.raises(UserError, match=r"1 of the 2 questions of .*b\.parquet stand in .*t\.parquet.* \(a\.parquet\)"):
+        check_held_out(out, second)
+    tree = {
+        "run": {"dir": str(tmp_path / "run")}, "task": {"name": "math"}, "verifier": None,
+        "data": {"train": str(out), "eval": str(second)}, "generator": {"model": {"path": str(tmp_path)}},
+        "train": {"verifier_warmup_steps": 0, "verifier_steps_per_cycle": 0},
+    }  # fmt: skip
+    with pytest.raises(UserError, match="1 of the 2 questions"):  # and so says the start of a run
+        check_inputs(validate_tree(tree, "config"), "train")
+    prepare("gsm8k", source=source, split="train", out=out, keep_overlap=True)
+    check_held_out(out, second)
+    write_rows(out, [{"question": "What is 2 + 2?", "source": "mine"}])  # a user's own file
+    check_held_out(out, second)
 
 
 def test_a_training_split_without_evaluation_sets_is_refused(tmp_path):

@@ -91,6 +91,33 @@ def test_synthesised_files_depend_on_the_seed_alone_and_existing_ones_are_kept(t
     check_inputs(first, "sft")
 
 
+def test_files_made_with_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run")
+    synthesise_data(config)
+    check_inputs(config, "sft")
+    other = small_config(tmp_path / "run", "task.last_letter.train_words=[2,3]", "task.last_letter.verifier_slip=0.1")
+    with pytest.raises(UserError) as caught:
+        check_inputs(other, "sft")
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 2
+    assert "train.parquet was made with other settings: words [1, 4] (the config: [2, 3])" in lines[0]
+    assert "sft_verifier.parquet was made with other settings: slip 0.28 (the config: 0.1)" in lines[1]
+    assert all("remove the file so that it is made anew" in line for line in lines)
+    with pytest.raises(UserError, match="seed 0 .the config: 4"):
+        check_inputs(small_config(tmp_path / "run", "seed=1"), "train", after=["sft"])
+
+
+def test_no_two_files_of_a_run_share_a_question(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", "task.last_letter.sft_rows=2000", "task.last_letter.train_questions=2000",
+                          "task.last_letter.eval_questions=500")  # fmt: skip
+    synthesise_data(config)
+    assert config.sft.generator is not None and config.sft.verifier is not None
+    paths = (config.data.train, config.data.eval, config.sft.generator.data, config.sft.verifier.data)
+    questions = [{row["question"] for row in read_rows(path, ("question",))} for path in paths]
+    assert all(len(asked) > 300 for asked in questions)
+    assert sum(map(len, questions)) == len(set().union(*questions))
+
+
 def test_a_part_of_a_sorted_file_is_spread_over_it() -> None:
     rows = list(range(10))
     assert evenly_spaced(rows, 4) == [0, 2, 5, 7]

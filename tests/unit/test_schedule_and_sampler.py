@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
-
-import pytest
 
 from tango_hpc.config import load_config
 from tango_hpc.data.sampler import QuestionSampler
@@ -31,30 +28,22 @@ def test_frozen_roles_take_no_steps() -> None:
 
 
 def test_an_epoch_draws_each_question_once_and_the_next_in_another_order() -> None:
-    sampler = QuestionSampler(10, seed=3, fits=lambda index: True)
+    sampler = QuestionSampler(10, seed=3)
     first, second = sampler.draw(10), sampler.draw(10)
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second
 
 
 def test_without_shuffling_the_order_is_the_files_in_every_epoch() -> None:
-    sampler = QuestionSampler(5, 3, lambda index: index != 2, shuffle=False)
-    assert sampler.draw(8) == [0, 1, 3, 4, 0, 1, 3, 4]
-
-
-def test_questions_that_do_not_fit_are_passed_over_and_counted() -> None:
-    sampler = QuestionSampler(10, seed=0, fits=lambda index: index % 2 == 0)
-    assert Counter(sampler.draw(10)) == Counter({index: 2 for index in range(0, 10, 2)})
-    assert 5 <= sampler.num_dropped <= 10
-    with pytest.raises(ValueError, match="none of the 4 questions fits"):
-        QuestionSampler(4, seed=0, fits=lambda index: False).draw(1)
+    sampler = QuestionSampler(5, 3, shuffle=False)
+    assert sampler.draw(8) == [0, 1, 2, 3, 4, 0, 1, 2]
 
 
 def test_drawing_goes_on_where_the_state_was_taken() -> None:
-    uninterrupted = QuestionSampler(7, seed=1, fits=lambda index: index != 3)
+    uninterrupted = QuestionSampler(7, seed=1)
     expected = [uninterrupted.draw(3) for _ in range(8)]
-    sampler = QuestionSampler(7, seed=1, fits=lambda index: index != 3)
+    sampler = QuestionSampler(7, seed=1)
     drawn = [sampler.draw(3) for _ in range(4)]
-    resumed = QuestionSampler(7, seed=1, fits=lambda index: index != 3)
+    resumed = QuestionSampler(7, seed=1)
     resumed.load_state_dict(sampler.state_dict())
     assert drawn + [resumed.draw(3) for _ in range(4)] == expected
