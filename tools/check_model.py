@@ -85,7 +85,7 @@ def as_rank(model: Path, work: Path, with_vllm: bool) -> None:
     import torch
     import torch.distributed as dist
 
-    from tango_hpc.config.schema import ParallelConfig
+    from tango_hpc.config.schema import ModelConfig, ParallelConfig, RoleConfig
     from tango_hpc.parallel.megatron_cpu import megatron_on_cpu
     from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
     from tango_hpc.policy.attention import PackedSequences
@@ -96,10 +96,12 @@ def as_rank(model: Path, work: Path, with_vllm: bool) -> None:
     found: dict[str, object] = {}
 
     def load(dtype: str) -> Policy:
-        return Policy(
-            model, parallel=ParallelConfig(tensor=info.world_size), optimizer=None, dtype=dtype,
-            micro_batch_tokens=4096, with_reference=False, total_steps=0,
-        )  # fmt: skip
+        settings = RoleConfig(
+            model=ModelConfig(path=model),
+            parallel=ParallelConfig(tensor=info.world_size),
+            micro_batch_tokens=4096,
+        )
+        return Policy(settings, dtype)
 
     ids = json.loads((work / "ids.json").read_text())
     policy = load("float32")

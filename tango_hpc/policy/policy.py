@@ -22,7 +22,7 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from torch import Tensor
 
-from tango_hpc.config.schema import OptimizerConfig, ParallelConfig
+from tango_hpc.config.schema import OptimizerConfig, RoleConfig
 from tango_hpc.data.packing import pack
 from tango_hpc.equations import policy_loss_terms
 from tango_hpc.errors import CheckFailed
@@ -93,32 +93,31 @@ class Policy:
 
     def __init__(
         self,
-        model_dir: Path,
-        *,
-        parallel: ParallelConfig,
-        optimizer: OptimizerConfig | None,
+        settings: RoleConfig,
         dtype: str,
-        micro_batch_tokens: int,
-        with_reference: bool,
-        total_steps: int,
-        recompute: bool = False,
-        reference_dir: Path | None = None,
+        *,
+        model_dir: Path | None = None,
+        optimizer: OptimizerConfig | None = None,
+        total_steps: int = 0,
+        with_reference: bool = False,
     ) -> None:
-        """Load `model_dir`. Without `optimizer` the weights are frozen.
+        """Load the model of `settings`, or the one in `model_dir`. Without `optimizer` the weights are frozen.
 
         `total_steps` is the number of optimizer steps that the learning-rate schedule covers. The reference starts
-        from `reference_dir`, or from the same weights.
+        from `settings.model.reference_path`, or from the same weights.
         """
-        self.model_dir = Path(model_dir)
+        self.settings, self.model_dir = settings, model_dir or settings.model.path
+        parallel, reference_dir = settings.parallel, settings.model.reference_path if with_reference else None
         self.hf_config = hf_io.read_config(self.model_dir)
         self.shape = ModelShape.from_hf_config(self.hf_config)
         check_parallel(self.shape, parallel.tensor, parallel.pipeline)
         self.groups = PolicyGroups.create(parallel.tensor, parallel.pipeline)
         self.dtype, self.device = DTYPES[dtype], this_device()
-        self.micro_batch_tokens = micro_batch_tokens
         self._frequencies = rope_frequencies(self.hf_config, self.shape.head_dim)
         with megatron_on_cpu():
-            config = transformer_config(self.shape, self.hf_config, self.groups, self.dtype, recompute)
+            config = transformer_config(
+                self.shape, self.hf_config, self.groups, self.dtype, settings.recompute_activations
+            )
             self.model = build_model(self.shape, config, self.groups)
             if optimizer is None:
                 self.model.requires_grad_(False)
@@ -300,7 +299,7 @@ class Policy:
         packs = pack(
             [fed_length(sequences[i]) for i in members],
             num_ranks=groups.data_size,
-            max_tokens=self.micro_batch_tokens,
+            max_tokens=self.settings.micro_batch_tokens,
             min_micro_batches=groups.pipeline_size,
         )[groups.data_rank]
         offsets = response_offsets(sequences)

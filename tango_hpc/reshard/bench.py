@@ -104,32 +104,12 @@ def rank_main(folder: Path) -> None:
     from tango_hpc.policy.policy import Policy
     from tango_hpc.reshard.gather import FullGather
     from tango_hpc.reshard.sync import WeightSync
-    from tango_hpc.rollout.engine import RolloutEngine
+    from tango_hpc.stages.role import make_engine
 
     init_distributed(config.launch.collective_timeout_seconds)
-    role, rollout = config.generator, config.rollout
-    policy = Policy(
-        role.model.path,
-        parallel=role.parallel,
-        optimizer=None,
-        dtype=config.launch.dtype,
-        micro_batch_tokens=role.micro_batch_tokens,
-        with_reference=False,
-        total_steps=1,
-    )
-    engine = RolloutEngine(
-        role.model.path,
-        tensor=rollout.tensor,
-        dtype=config.launch.dtype,
-        max_model_len=role.max_prompt_tokens + role.max_response_tokens,
-        max_num_seqs=rollout.max_num_seqs,
-        max_batched_tokens=rollout.max_batched_tokens,
-        device=config.launch.device,
-        load_weights=True,  # vLLM reloads from disk only what it has loaded from disk
-        kv_cache_gb=rollout.kv_cache_gb,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-        enforce_eager=rollout.enforce_eager,
-    )
+    role = config.generator
+    policy = Policy(role, config.launch.dtype)
+    engine = make_engine(role, config, load_weights=True)  # vLLM reloads from disk only what it has loaded from disk
     sync = WeightSync(policy, engine, config.reshard.model_copy(update={"verify": "never"}))
     gather = FullGather(policy.shape, policy.groups, engine.dtype, engine.device)
     folders = iter(range(1000))
@@ -184,7 +164,7 @@ def rank_main(folder: Path) -> None:
         "parameters": policy.shape.num_parameters,
         "ranks": dist.get_world_size(),
         "training": {"tensor": role.parallel.tensor, "pipeline": role.parallel.pipeline},
-        "rollout": {"tensor": rollout.tensor},
+        "rollout": {"tensor": config.rollout.tensor},
         "dtype": config.launch.dtype,
         "device": config.launch.device,
         "rows": rows,

@@ -54,15 +54,7 @@ def export_run(run: Path, role: str, out: Path, step: int | None = None) -> str:
         from tango_hpc.config.schema import ParallelConfig
         from tango_hpc.policy.policy import Policy
 
-        policy = Policy(
-            settings.model.path,
-            parallel=ParallelConfig(),
-            optimizer=None,
-            dtype=config.launch.dtype,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            with_reference=False,
-            total_steps=0,
-        )
+        policy = Policy(settings.model_copy(update={"parallel": ParallelConfig()}), config.launch.dtype)
         policy.load(weights)
         with _whole_folder(out) as partial:
             policy.export_hf(partial)

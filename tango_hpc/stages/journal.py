@@ -73,16 +73,33 @@ class Journal:
 
 
 class Clock:
-    """Seconds by phase of one optimizer step; phases do not nest."""
+    """Seconds by phase of one optimizer step. A phase inside another stops the outer one's time meanwhile."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+    def __init__(self, seconds: Mapping[str, float] | None = None) -> None:
+        self._seconds = dict(seconds or {})
+        self._open: list[str] = []
+        self._since = 0.0
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Add the time spent inside to `phase`."""
-        started = time.perf_counter()
+        self._settle()
+        self._open.append(phase)
         try:
             yield
         finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started
+            self._settle()
+            self._open.pop()
+
+    def so_far(self) -> dict[str, float]:
+        """Seconds of every phase up to now."""
+        self._settle()
+        return dict(self._seconds)
+
+    def _settle(self) -> None:
+        """Give the time since the last look to the innermost phase."""
+        now = time.perf_counter()
+        if self._open:
+            phase = self._open[-1]
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._since
+        self._since = now

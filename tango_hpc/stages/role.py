@@ -1,78 +1,96 @@
-"""A role: one of the two models with its trainer, its engine, and the path of weights between them."""
+"""The roles: each of the two models with its trainer, its engine, and the path of weights between them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tango_hpc.config import Config
+from tango_hpc.config.schema import RoleConfig
 from tango_hpc.policy.policy import Policy
-from tango_hpc.protocol.prompts import stop_token_ids
+from tango_hpc.protocol.alignment import response_text
+from tango_hpc.protocol.prompts import generator_prompt_ids, stop_token_ids, verifier_prompt_ids
 from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.reshard.sync import SyncStats, WeightSync
 from tango_hpc.rollout.engine import RolloutEngine
+from tango_hpc.stages.responses import (
+    NOT_ASKED,
+    ReadSolution,
+    ReadVerification,
+    Response,
+    read_solutions,
+    read_verifications,
+)
+from tango_hpc.tasks import Task
 from tango_hpc.types import Generation, GenerationRequest, SamplingSettings
+
+# Takes the generating and gives its result, or what it gave before an interruption.
+Through = Callable[[Callable[[], list[Generation]]], list[Generation]]
+
+
+def straight(generate: Callable[[], list[Generation]]) -> list[Generation]:
+    """Just generate."""
+    return generate()
 
 
 class Role:
-    """Generator or verifier. They differ in configuration, prompts and rewards; this class knows none of the three.
+    """A model that is asked, and trained where its settings say so.
 
-    `policy` is None for a role that is not trained: its engine then holds the weights of `model.path` for good.
+    `policy` is None for a role that is not trained: its engine then holds the weights of `model.path`.
     """
 
-    def __init__(self, name: str, config: Config, total_steps: int) -> None:
-        self.name = name
+    def __init__(self, name: str, config: Config, total_steps: int = 0) -> None:
+        self.name, self.config = name, config
         self.settings = config.roles[name]
         self.tokenizer = load_tokenizer(self.settings.model.path)
         self.policy: Policy | None = None
         if self.settings.trainable:
             self.policy = Policy(
-                self.settings.model.path,
-                parallel=self.settings.parallel,
+                self.settings,
+                config.launch.dtype,
                 optimizer=self.settings.optimizer,
-                dtype=config.launch.dtype,
-                micro_batch_tokens=self.settings.micro_batch_tokens,
-                with_reference=config.algorithm.kl_coef > 0,
-                reference_dir=self.settings.model.reference_path,
                 total_steps=total_steps,
-                recompute=self.settings.recompute_activations,
+                with_reference=config.algorithm.kl_coef > 0,
             )
             self.policy.offload()
-        rollout = config.rollout
-        self.engine = RolloutEngine(
-            self.settings.model.path,
-            tensor=rollout.tensor,
-            dtype=config.launch.dtype,
-            max_model_len=self.settings.max_prompt_tokens + self.settings.max_response_tokens,
-            max_num_seqs=rollout.max_num_seqs,
-            max_batched_tokens=rollout.max_batched_tokens,
-            device=config.launch.device,
-            load_weights=self.policy is None,
-            kv_cache_gb=rollout.kv_cache_gb,
-            gpu_memory_utilization=rollout.gpu_memory_utilization,
-            enforce_eager=rollout.enforce_eager,
-        )
+        self.engine = make_engine(self.settings, config, load_weights=self.policy is None)
         self.engine.sleep()
         self._sync = WeightSync(self.policy, self.engine, config.reshard) if self.policy is not None else None
 
-    def generate(self, prompts: Sequence[list[int]], seeds: Sequence[int], *, greedy: bool = False) -> list[Generation]:
-        """One response to each prompt (token ids), at the role's sampling settings or greedily. Collective."""
+    def respond(
+        self, prompts_N: Sequence[list[int]], seeds_N: Sequence[int], *, greedy: bool, through: Through
+    ) -> list[Response]:
+        """What the role writes to each prompt that fits its context. Collective."""
+        limit = self.settings.max_prompt_tokens
+        fitting = [(prompt, seed) for prompt, seed in zip(prompts_N, seeds_N, strict=True) if len(prompt) <= limit]
+        generations = iter(through(lambda: self._generate(fitting, greedy)))
+        responses_N = []
+        for prompt in prompts_N:
+            asked = len(prompt) <= limit
+            generation = next(generations) if asked else NOT_ASKED
+            text = response_text(generation.token_ids, self.tokenizer)
+            responses_N.append(Response(prompt if asked else [], generation, text))
+        return responses_N
+
+    def _generate(self, prompts: Sequence[tuple[list[int], int]], greedy: bool) -> list[Generation]:
+        """One response to each (prompt, seed), at the role's sampling settings or greedily."""
         sampling = SamplingSettings(
             temperature=0.0 if greedy else self.settings.temperature,
             top_p=1.0 if greedy else self.settings.top_p,
             max_tokens=self.settings.max_response_tokens,
             stop_token_ids=stop_token_ids(self.tokenizer),
         )
-        requests = [GenerationRequest(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
         self.engine.wake()
-        generations = self.engine.generate(requests, sampling)
+        generations = self.engine.generate([GenerationRequest(*prompt) for prompt in prompts], sampling)
         self.engine.sleep()
         return generations
 
     def sync_weights(self) -> SyncStats:
         """Bring the trainer's weights into the engine. Collective."""
-        assert self.policy is not None and self._sync is not None, f"the {self.name} is not trained"
+        assert self.policy is not None and self._sync is not None, f"the {self.name} has no trainer"
         self.policy.onload(weights_only=True)
         self.policy.offload(keep_weights=True)
         self.engine.wake(weights_only=True)
@@ -81,15 +99,84 @@ class Role:
         self.policy.offload()
         return stats
 
+    def take_weights(self, saved: Path) -> None:
+        """Bring the weights of a training checkpoint's folder of this role, of any layout, into the engine. Collective."""
+        if self.policy is None:
+            self.policy = Policy(self.settings, self.config.launch.dtype)
+            self._sync = WeightSync(self.policy, self.engine, self.config.reshard)
+        self.policy.onload(weights_only=True)
+        self.policy.load(saved)
+        self.sync_weights()
+
     def weight_differences(self) -> str:
         """Which tensors of the engine are not the trainer's, in words. Collective, with the policy on its device."""
-        assert self._sync is not None, f"the {self.name} is not trained"
+        assert self._sync is not None, f"the {self.name} has no trainer"
         self.engine.wake(weights_only=True)
         differing = self._sync.find_mismatches()
         self.engine.sleep()
         if differing:
             return "these tensors of the engine are not the trainer's:\n" + "\n".join(differing)
         return "all weights of the engine are the trainer's: they compute differently (precision, kernels)"
+
+
+class Generator(Role):
+    """The role that solves."""
+
+    def prompt(self, statement: str) -> list[int]:
+        """The token ids that ask for a solution."""
+        return generator_prompt_ids(statement, self.tokenizer)
+
+    def ask(
+        self,
+        task: Task,
+        questions_N: Sequence[dict[str, Any]],
+        seeds_N: Sequence[int],
+        *,
+        greedy: bool = False,
+        through: Through = straight,
+    ) -> list[ReadSolution]:
+        """A solution of each question, read and graded. Collective."""
+        statements_N = [task.statement(question) for question in questions_N]
+        prompts_N = [self.prompt(statement) for statement in statements_N]
+        responses_N = self.respond(prompts_N, seeds_N, greedy=greedy, through=through)
+        return read_solutions(task, questions_N, statements_N, responses_N, self.tokenizer)
+
+
+class Verifier(Role):
+    """The role that judges."""
+
+    def judge(
+        self,
+        solutions_N: Sequence[ReadSolution],
+        seeds_N: Sequence[int],
+        *,
+        greedy: bool = False,
+        through: Through = straight,
+    ) -> list[ReadVerification]:
+        """A verification of each solution, read. Collective."""
+        prompts_N = [
+            verifier_prompt_ids(judged.statement, judged.response.text, len(judged.solution.steps), self.tokenizer)
+            for judged in solutions_N
+        ]
+        return read_verifications(solutions_N, self.respond(prompts_N, seeds_N, greedy=greedy, through=through))
+
+
+def make_engine(settings: RoleConfig, config: Config, *, load_weights: bool) -> RolloutEngine:
+    """A role's engine. Collective."""
+    rollout = config.rollout
+    return RolloutEngine(
+        settings.model.path,
+        tensor=rollout.tensor,
+        dtype=config.launch.dtype,
+        max_model_len=settings.max_prompt_tokens + settings.max_response_tokens,
+        max_num_seqs=rollout.max_num_seqs,
+        max_batched_tokens=rollout.max_batched_tokens,
+        device=config.launch.device,
+        load_weights=load_weights,
+        kv_cache_gb=rollout.kv_cache_gb,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        enforce_eager=rollout.enforce_eager,
+    )
 
 
 def request_seeds(seed: int, step: int, phase: str, count: int) -> list[int]:

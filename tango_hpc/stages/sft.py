@@ -16,11 +16,11 @@ from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.policy.policy import Policy
 from tango_hpc.protocol.prompts import generator_prompt_ids, response_ids, verifier_prompt_ids
 from tango_hpc.protocol.solution import parse_solution
+from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.run.checkpoint import Checkpoints
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.interrupt import StopSignal
 from tango_hpc.stages.journal import Clock, Journal
-from tango_hpc.stages.role import load_tokenizer
 from tango_hpc.tasks.tiny import build_tiny_model
 from tango_hpc.types import TrainSequence
 
@@ -91,14 +91,11 @@ class FineTuning:
         self.train = [sequence for i, sequence in enumerate(fitting) if i not in held_out]
         self.sampler = QuestionSampler(len(self.train), config.seed, shuffle=settings.shuffle)
         self.policy = Policy(
-            settings.init.path,
-            parallel=role_settings.parallel,
+            role_settings,
+            config.launch.dtype,
+            model_dir=settings.init.path,
             optimizer=settings.optimizer,
-            dtype=config.launch.dtype,
-            micro_batch_tokens=role_settings.micro_batch_tokens,
-            with_reference=False,
             total_steps=settings.steps,
-            recompute=role_settings.recompute_activations,
         )
 
     def run(self, checkpoint: Path | None) -> None:
@@ -135,8 +132,8 @@ class FineTuning:
         row: dict[str, Any] = {
             "step": self.first_step + step + 1,
             "role": self.role,
-            "seconds/train": clock.seconds["train"],
-            "seconds/total": clock.seconds["train"],
+            "seconds/train": clock.so_far()["train"],
+            "seconds/total": clock.so_far()["train"],
             "tokens/trained": stats.num_tokens,
             "loss": stats.loss,
             "grad_norm": stats.grad_norm,

@@ -1,32 +1,33 @@
 """Algorithm 1: generator and verifier trained in turn. Every rank runs this, in the same order.
 
 What differs from the paper: a step's rollouts, verifications and the update itself can each be followed by a stop
-(`safe_point`), from which the run goes on bit for bit; the log-probability gap between engine and trainer is measured
+(`_safe_point`), from which the run goes on bit for bit; the log-probability gap between engine and trainer is measured
 in every step and can end the run.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tango_hpc.config import Config
 from tango_hpc.data.sampler import QuestionSampler
 from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows
-from tango_hpc.equations import ClassWeightEma
+from tango_hpc.equations import ClassWeightEma, alpha_schedule
 from tango_hpc.errors import CheckFailed, StoppedEarly
-from tango_hpc.protocol.prompts import generator_prompt_ids
 from tango_hpc.run.checkpoint import Checkpoints
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import write_rollouts
 from tango_hpc.run.interrupt import StopSignal
-from tango_hpc.stages.evaluation import Evaluation
+from tango_hpc.stages.evaluation import HeldOut
 from tango_hpc.stages.journal import Clock, Journal
-from tango_hpc.stages.role import Role, request_seeds
+from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
 from tango_hpc.stages.schedule import role_schedule
 from tango_hpc.stages.sharing import on_all_ranks
-from tango_hpc.stages.steps import StepResult, generator_step, verifier_step
+from tango_hpc.stages.steps import GeneratorBatch, VerifierBatch
+from tango_hpc.stages.update import update_role
 from tango_hpc.tasks import get_task
 from tango_hpc.types import Generation
 
@@ -36,7 +37,7 @@ PHASES = ("rollout", "verify")
 
 def run(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
     """Train by Algorithm 1 until the schedule is done. Raises `StoppedEarly` when told to stop, having saved."""
-    Tango(config, directory, stop).run()
+    Tango(config, directory, stop).train()
 
 
 class Tango:
@@ -46,16 +47,17 @@ class Tango:
         self.config, self.directory, self.stop = config, directory, stop
         self.schedule = role_schedule(config)
         self.task = get_task(config.task.name)
-        num_steps = Counter(self.schedule)
-        self.roles: dict[str, Role] = {}
-        for name in config.roles:
-            stop.enter(f"loading the {name}")
-            self.roles[name] = Role(name, config, total_steps=num_steps[name] * config.train.updates_per_batch)
+        num_updates = {name: steps * config.train.updates_per_batch for name, steps in Counter(self.schedule).items()}
+        stop.enter("loading the generator")
+        self.generator = Generator("generator", config, num_updates.get("generator", 0))
+        self.verifier: Verifier | None = None
+        if config.verifier is not None:
+            stop.enter("loading the verifier")
+            self.verifier = Verifier("verifier", config, num_updates.get("verifier", 0))
+        self.roles: dict[str, Role] = {role.name: role for role in (self.generator, self.verifier) if role is not None}
         self.policies = {name: role.policy for name, role in self.roles.items() if role.policy is not None}
-        self.generator = self.roles["generator"]
-        self.verifier = self.roles.get("verifier")
         eval_questions = read_rows(config.data.eval, QUESTION_COLUMNS, limit=config.data.eval_questions)
-        self.evaluation = Evaluation(self.task, eval_questions, self.generator, self.verifier)
+        self.held_out = HeldOut(self.task, eval_questions, self.generator, self.verifier)
         self.questions, self.num_too_long = self._that_fit(read_rows(config.data.train, QUESTION_COLUMNS))
         self.sampler = QuestionSampler(len(self.questions), config.seed)
         self.class_weights = ClassWeightEma(config.algorithm.class_ema_decay)
@@ -67,65 +69,71 @@ class Tango:
 
     # -- Algorithm 1 -----------------------------------------------------------------------------------------
 
-    def run(self) -> None:
+    def train(self) -> None:
         """From the last checkpoint, or from the start, to the end of the schedule."""
         self._restore()
         self.journal = Journal(self.directory, STAGE, self.stop, len(self.schedule), self.step)
-        for what, num_too_long, total in (
-            ("training", self.num_too_long, len(self.questions) + self.num_too_long),
-            ("evaluation", self.evaluation.num_too_long, self.evaluation.num_questions),
-        ):
-            if num_too_long:
-                limit = self.generator.settings.max_prompt_tokens
-                self.journal.note(
-                    f"{num_too_long:,} of {total:,} {what} questions are not asked: their prompt is longer than "
-                    f"generator.max_prompt_tokens = {limit}"
-                )
+        self._tell_what_is_not_asked()
         for name in self.policies:
             self.journal.phase("weights to the engine", role=name)
             self.roles[name].sync_weights()
         if self.step == 0 and not self.pending:
             self.evaluate("before")
         while self.step < len(self.schedule):
-            role = self.schedule[self.step]
-            result = generator_step(self) if role == "generator" else verifier_step(self)
-            self._finish_step(role, result)
+            role = self.roles[self.schedule[self.step]]
+            batch = self.verifier_batch(role) if isinstance(role, Verifier) else self.generator_batch()
+            metrics = batch.metrics(self.task)
+            update = update_role(
+                role, batch.sequences(), self.config.algorithm, self.config.train, self.journal, self.clock
+            )
+            self._finish_step(role.name, batch, metrics | update)
         self.save()
         self.journal.ended("done", self.tokens_per_second)
 
-    def draw_questions(self) -> list[int]:
-        """Indices of this step's questions; those of the interrupted step after a resume."""
-        if "questions" not in self.pending:
-            self.pending["questions"] = self.sampler.draw(self.config.train.questions_per_step)
-        return self.pending["questions"]
+    def generator_batch(self) -> GeneratorBatch:
+        """M solutions of each question, one verification of each, advantages by Eq. 7."""
+        algorithm, group_size = self.config.algorithm, self.config.train.rollouts_per_question
+        with self.clock("score"):
+            questions_N = [question for question in self._draw_questions() for _ in range(group_size)]
+            solutions_N = self.generator.ask(self.task, questions_N, **self._phase("rollout", len(questions_N)))
+            verifications_N = None
+            if self.verifier is not None:
+                verifications_N = self.verifier.judge(solutions_N, **self._phase("verify", len(solutions_N)))
+            alpha = alpha_schedule(
+                self.schedule[: self.step].count("generator"),
+                self.schedule.count("generator"),
+                algorithm.alpha_start if self.verifier is not None else 0.0,
+                algorithm.alpha_end,
+            )
+            return GeneratorBatch.score(
+                solutions_N,
+                verifications_N,
+                step=self.step + 1,
+                group_size=group_size,
+                algorithm=algorithm.name,
+                alpha=alpha,
+            )
 
-    def generations(self, phase: str, generate: Callable[[], list[Generation]]) -> list[Generation]:
-        """What `generate` gives in `phase`, or gave before the interruption; then a safe point."""
-        if phase not in self.pending:
-            self.journal.phase(phase, role=self.schedule[self.step])
-            with self.clock(phase):
-                generations = generate()
-            self.pending[phase] = [(one.token_ids, one.logprobs, one.finish_reason) for one in generations]
-            self.pending["seconds"] = dict(self.clock.seconds)
-            self.safe_point(phase)
-        return [Generation(*one) for one in self.pending[phase]]
-
-    def sample(self, role: Role, prompts: list[list[int]], phase: str) -> list[Generation]:
-        """Sampled responses of `role`; the seeds depend on run seed, step and phase alone."""
-        return role.generate(prompts, request_seeds(self.config.seed, self.step, phase, len(prompts)))
-
-    def safe_point(self, phase: str = "") -> None:
-        """Save and leave if the run was told to stop. Nothing is lost and nothing is computed twice."""
-        if not self.stop.check(phase or "between steps"):
-            return
-        self.save(phase)
-        self.journal.ended("stopped", self.tokens_per_second)
-        raise StoppedEarly(f"stopped after {self.step} of {len(self.schedule)} steps")
+    def verifier_batch(self, verifier: Verifier) -> VerifierBatch:
+        """One solution of each question, M verifications of it, advantages by Eq. 9."""
+        algorithm, group_size = self.config.algorithm, self.config.train.rollouts_per_question
+        with self.clock("score"):
+            questions = self._draw_questions()
+            solutions = self.generator.ask(self.task, questions, **self._phase("rollout", len(questions)))
+            repeated = [solution for solution in solutions for _ in range(group_size)]
+            return VerifierBatch.score(
+                verifier.judge(repeated, **self._phase("verify", len(repeated))),
+                self.class_weights,
+                step=self.step + 1,
+                group_size=group_size,
+                algorithm=algorithm.name,
+                gamma=algorithm.format_weight,
+            )
 
     def evaluate(self, suffix: str) -> None:
         """Greedy accuracy on held-out questions, and how well the verifier judges solutions of them."""
         self.journal.phase("evaluation")
-        values = self.evaluation.run()
+        values = self.held_out.evaluate()
         self.journal.evaluated(self.step, values)
         names = {"accuracy": "generator/accuracy", "outcome_f1": "verifier/outcome_f1", "step_f1": "verifier/step_f1"}
         results = {
@@ -142,12 +150,44 @@ class Tango:
 
     # -- what surrounds it -------------------------------------------------------------------------------------
 
-    def _finish_step(self, role: str, result: StepResult) -> None:
+    def _draw_questions(self) -> list[dict[str, Any]]:
+        """This step's questions; those of the interrupted step after a resume."""
+        if "questions" not in self.pending:
+            self.pending["questions"] = self.sampler.draw(self.config.train.questions_per_step)
+        return [self.questions[index] for index in self.pending["questions"]]
+
+    def _phase(self, phase: str, count: int) -> dict[str, Any]:
+        """How a role is asked in `phase`: the seeds depend on run seed, step and phase alone, and what was generated
+        before an interruption is not generated again.
+        """
+        seeds = request_seeds(self.config.seed, self.step, phase, count)
+        return {"seeds_N": seeds, "through": partial(self._generated_in, phase)}
+
+    def _generated_in(self, phase: str, generate: Callable[[], list[Generation]]) -> list[Generation]:
+        """What `generate` gives in `phase`, or gave before the interruption; then a safe point."""
+        if phase not in self.pending:
+            self.journal.phase(phase, role=self.schedule[self.step])
+            with self.clock(phase):
+                generations = generate()
+            self.pending[phase] = [(one.token_ids, one.logprobs, one.finish_reason) for one in generations]
+            self.pending["seconds"] = self.clock.so_far()
+            self._safe_point(phase)
+        return [Generation(*saved) for saved in self.pending[phase]]
+
+    def _safe_point(self, phase: str = "") -> None:
+        """Save and leave if the run was told to stop. Nothing is lost and nothing is computed twice."""
+        if not self.stop.check(phase or "between steps"):
+            return
+        self.save(phase)
+        self.journal.ended("stopped", self.tokens_per_second)
+        raise StoppedEarly(f"stopped after {self.step} of {len(self.schedule)} steps")
+
+    def _finish_step(self, role: str, batch: GeneratorBatch | VerifierBatch, metrics: dict[str, Any]) -> None:
         self.step += 1
-        seconds = self.clock.seconds
-        row = {"step": self.step, "role": role, **result.metrics}
+        seconds = self.clock.so_far()
+        row = {"step": self.step, "role": role, **metrics}
         row |= {"data/rows": len(self.questions) + self.num_too_long, "data/too_long": self.num_too_long}
-        row.update({f"seconds/{phase}": value for phase, value in seconds.items()})
+        row |= {f"seconds/{phase}": value for phase, value in seconds.items()}
         row["seconds/total"] = sum(seconds.values())
         self.generated_tokens += row["tokens/generated"]
         self.step_seconds += row["seconds/total"]
@@ -156,7 +196,7 @@ class Tango:
         num_done = self.schedule[: self.step].count(role)
         dump_every = self.config.train.dump_every
         if dump_every and (num_done % dump_every == 0 or num_done == 1 or last) and self.stop.rank == 0:
-            write_rollouts(self.directory.rollout_file(role, self.step), result.dump_rows(self.step))
+            write_rollouts(self.directory.rollout_file(role, self.step), batch.dump_rows())
         self.journal.step_done(row)
         eval_every, save_every = self.config.train.eval_every, self.config.checkpoint.every_steps
         warmed_up = self.step == self.config.train.verifier_warmup_steps
@@ -166,7 +206,7 @@ class Tango:
         if not last:
             if save_every and self.step % save_every == 0:
                 self.save()
-            self.safe_point()
+            self._safe_point()
 
     def save(self, phase: str = "") -> None:
         """Write a checkpoint from which `_restore` goes on here."""
@@ -175,7 +215,7 @@ class Tango:
             "step": self.step,
             "sampler": self.sampler.state_dict(),
             "class_weights": self.class_weights.state_dict(),
-            "evaluation": self.evaluation.state_dict(),
+            "evaluation": self.held_out.state_dict(),
             "pending": self.pending,
             "generated_tokens": self.generated_tokens,
             "step_seconds": self.step_seconds,
@@ -191,20 +231,29 @@ class Tango:
         self.step, self.pending = state["step"], state["pending"]
         self.sampler.load_state_dict(state["sampler"])
         self.class_weights.load_state_dict(state["class_weights"])
-        self.evaluation.load_state_dict(state["evaluation"])
+        self.held_out.load_state_dict(state["evaluation"])
         self.generated_tokens, self.step_seconds = state["generated_tokens"], state["step_seconds"]
-        self.clock.seconds.update(self.pending.get("seconds", {}))
+        self.clock = Clock(self.pending.get("seconds", {}))
 
     def _that_fit(self, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
         """The questions whose prompt fits the generator's context, and how many do not. Collective."""
-        limit, tokenizer = self.generator.settings.max_prompt_tokens, self.generator.tokenizer
-
-        def fit(some: Sequence[dict[str, Any]]) -> list[bool]:
-            return [len(generator_prompt_ids(row["question"], tokenizer)) <= limit for row in some]
-
-        kept = [row for row, fits in zip(rows, on_all_ranks(fit, rows), strict=True) if fits]
+        limit = self.generator.settings.max_prompt_tokens
+        fits = on_all_ranks(lambda some: [len(self.generator.prompt(row["question"])) <= limit for row in some], rows)
+        kept = [row for row, fitting in zip(rows, fits, strict=True) if fitting]
         if not kept:
             raise CheckFailed(
                 f"none of the {len(rows)} questions in {self.config.data.train} fits generator.max_prompt_tokens, {limit}"
             )
         return kept, len(rows) - len(kept)
+
+    def _tell_what_is_not_asked(self) -> None:
+        limit = self.generator.settings.max_prompt_tokens
+        for what, num_too_long, total in (
+            ("training", self.num_too_long, len(self.questions) + self.num_too_long),
+            ("evaluation", self.held_out.num_too_long, self.held_out.num_questions),
+        ):
+            if num_too_long:
+                self.journal.note(
+                    f"{num_too_long:,} of {total:,} {what} questions are not asked: their prompt is longer than "
+                    f"generator.max_prompt_tokens = {limit}"
+                )

@@ -28,15 +28,12 @@ from tango_hpc.config.schema import TeacherConfig
 from tango_hpc.data.prepare.rows import SCHEMA
 from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows
 from tango_hpc.errors import CheckFailed, StoppedEarly
-from tango_hpc.protocol.alignment import response_text
-from tango_hpc.protocol.prompts import generator_prompt_ids
-from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.files import write_atomically
 from tango_hpc.run.interrupt import StopSignal
 from tango_hpc.stages.journal import Journal
-from tango_hpc.stages.role import Role, request_seeds
-from tango_hpc.stages.sharing import on_all_ranks
+from tango_hpc.stages.responses import ReadSolution
+from tango_hpc.stages.role import Generator, request_seeds
 from tango_hpc.tasks import get_task
 
 STAGE = "teacher"
@@ -93,41 +90,40 @@ class Teacher:
         role = config.generator.model_copy(
             update=frozen if greedy else {**frozen, "temperature": self.settings.temperature}
         )
-        self.role = Role("generator", config.model_copy(update={"generator": role}), total_steps=0)
+        self.generator = Generator("generator", config.model_copy(update={"generator": role}))
         self._greedy = greedy
 
     def solve(self, questions: Sequence[dict[str, Any]], chunk: int) -> list[dict[str, Any]]:
         """One row for each question: the first attempt that keeps the form and is right, or what came of the last."""
-        prompts = [generator_prompt_ids(one["question"], self.role.tokenizer) for one in questions]
-        rows = [
-            {"question_id": one["id"], "question": one["question"], "solution_text": None, "outcome": "too_long_to_ask"}
-            for one in questions
+        rows: list[dict[str, Any]] = [
+            {"question_id": question["id"], "question": question["question"], "solution_text": None, "outcome": ""}
+            for question in questions
         ]
-        open_ones = [i for i, prompt in enumerate(prompts) if len(prompt) <= self.role.settings.max_prompt_tokens]
+        left = list(range(len(questions)))
         for attempt in range(self.settings.samples):
-            if not open_ones:
-                break
             seeds = request_seeds(self.seed, chunk, f"shard {self.settings.shard} attempt {attempt}", len(questions))
-            generations = self.role.generate(
-                [prompts[i] for i in open_ones], [seeds[i] for i in open_ones], greedy=self._greedy
+            solutions = self.generator.ask(
+                self.task, [questions[i] for i in left], [seeds[i] for i in left], greedy=self._greedy
             )
-            texts = [response_text(one.token_ids, self.role.tokenizer) for one in generations]
-            solutions = [parse_solution(text) for text in texts]
-            answers = [(questions[i], one.answer) for i, one in zip(open_ones, solutions, strict=True)]
-            correct = on_all_ranks(self.task.grade_all, answers)
-            for i, generation, text, solution, right in zip(
-                open_ones, generations, texts, solutions, correct, strict=True
-            ):
-                if generation.finish_reason != "stop":
-                    rows[i]["outcome"] = "cut_off"
-                elif not solution.well_formed:
-                    rows[i]["outcome"] = "malformed"
-                elif not right:
-                    rows[i]["outcome"] = "wrong"
-                else:
-                    rows[i].update(outcome="right", solution_text=text.strip())
-            open_ones = [i for i in open_ones if rows[i]["outcome"] != "right"]
+            for i, solution in zip(left, solutions, strict=True):
+                rows[i]["outcome"] = _outcome(solution)
+                if rows[i]["outcome"] == "right":
+                    rows[i]["solution_text"] = solution.response.text.strip()
+            left = [i for i in left if rows[i]["outcome"] not in ("right", "too_long_to_ask")]
+            if not left:
+                break
         return rows
+
+
+def _outcome(read: ReadSolution) -> str:
+    """Which of `OUTCOMES` became of an attempt."""
+    if not read.response.was_asked:
+        return "too_long_to_ask"
+    if read.response.generation.finish_reason != "stop":
+        return "cut_off"
+    if not read.solution.well_formed:
+        return "malformed"
+    return "right" if read.correct else "wrong"
 
 
 def _claim(config: Config, settings: TeacherConfig) -> None:

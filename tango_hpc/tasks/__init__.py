@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from typing import Any, Protocol
 
-from tango_hpc.protocol.solution import Step
+from tango_hpc.tasks.base import Task
 
-
-class Task(Protocol):
-    """One kind of question. A question is a row of a data set: id, question, answer, source."""
-
-    name: str
-
-    def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[bool]:
-        """Eq. 2 for each (question row, extracted answer); no answer is wrong."""
-        ...
-
-    def label_steps(self, row: dict[str, Any], steps: Sequence[Step]) -> list[int] | None:
-        """The gold label of each step, +1 right or −1 wrong; None for a task that has none."""
-        ...
-
+__all__ = ["Task", "get_task"]
 
 _TASKS = {
     "last_letter": "tango_hpc.tasks.last_letter:LastLetter",

@@ -21,9 +21,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from tango_hpc.errors import UserError
+from tango_hpc.grading.pool import Verdict
 from tango_hpc.protocol.solution import Step
 from tango_hpc.protocol.tiny import LETTERS
 from tango_hpc.protocol.verification import CORRECT, INCORRECT
+from tango_hpc.tasks.base import OwnQuestions
 
 Range = tuple[int, int]  # from, to; both included
 Split = Literal["train", "eval", "sft_generator", "sft_verifier"]
@@ -36,16 +38,16 @@ _MAX_DRAWS = 1000  # of letters for a question of given lengths: no split gets t
 _LETTERS = re.compile(r"(?:\\text[a-z]*\{)?([A-Za-z]+)\}?")
 
 
-class LastLetter:
+class LastLetter(OwnQuestions):
     """The task: `question` is the words with spaces between them or `worded_question` of them, `answer` their last
     letters.
     """
 
     name = "last_letter"
 
-    def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[bool]:
+    def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[Verdict]:
         """Whether each answer is the gold string; case, white space and a surrounding `\\text{}` do not count."""
-        return [answer is not None and _plain(answer) == row["answer"] for row, answer in answers]
+        return [Verdict(answer is not None and _plain(answer) == row["answer"]) for row, answer in answers]
 
     def label_steps(self, row: dict[str, Any], steps: Sequence[Step]) -> list[int]:
         """+1 where step n appends the last letter of word n to the letters of the step before it, else −1.

@@ -1,4 +1,4 @@
-"""Small engines and policies for tests."""
+"""Small engines for tests."""
 
 from __future__ import annotations
 
@@ -20,20 +20,4 @@ def make_engine(model_dir: Path, tensor: int, load_weights: bool, dtype: str = "
         device="cpu",
         load_weights=load_weights,
         kv_cache_gb=0.02,
-    )
-
-
-def make_policy(model_dir: Path, tensor: int, pipeline: int, dtype: str = "float32") -> Any:
-    """A frozen `Policy`."""
-    from tango_hpc.config.schema import ParallelConfig
-    from tango_hpc.policy.policy import Policy
-
-    return Policy(
-        model_dir,
-        parallel=ParallelConfig(tensor=tensor, pipeline=pipeline),
-        optimizer=None,
-        dtype=dtype,
-        micro_batch_tokens=256,
-        with_reference=False,
-        total_steps=1,
     )

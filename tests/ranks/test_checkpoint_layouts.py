@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from tango_hpc.config.schema import OptimizerConfig, ParallelConfig
+from tango_hpc.config.schema import OptimizerConfig
+from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sequences import random_sequences
 from tests.helpers.tiny import make_tiny_hf
@@ -29,14 +30,13 @@ PIECE = 3000  # elements: a matrix is two or three pieces
 
 
 def make_policy(folder: Path, tensor: int, pipeline: int, dtype: str) -> Any:
-    from tango_hpc.policy.policy import Policy
-
-    return Policy(
+    return policy_of(
         folder,
-        parallel=ParallelConfig(tensor=tensor, pipeline=pipeline),
-        optimizer=OptimizerConfig(learning_rate=1e-2),
+        tensor,
+        pipeline,
         dtype=dtype,
         micro_batch_tokens=100,
+        optimizer=OptimizerConfig(learning_rate=1e-2),
         with_reference=True,
         total_steps=10,
     )

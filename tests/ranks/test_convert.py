@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tango_hpc.config import config_to_yaml, load_config
-from tango_hpc.config.schema import OptimizerConfig, ParallelConfig
+from tango_hpc.config.schema import OptimizerConfig
 from tango_hpc.errors import UserError
-from tango_hpc.policy.policy import Policy
 from tango_hpc.stages.convert import export_run, import_model
+from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import make_tiny_hf
 
@@ -26,21 +26,14 @@ FAMILIES = ("qwen2", "qwen3", "llama")
 
 def on_two_ranks(folder: str) -> None:
     """A checkpoint of two tensor-parallel ranks with halved weights; exports of each family by two stages."""
-    policy = make_policy(f"{folder}/qwen2", ParallelConfig(tensor=2), OptimizerConfig())
+    policy = policy_of(f"{folder}/qwen2", tensor=2, optimizer=OptimizerConfig(), with_reference=True, total_steps=1)
     with torch.no_grad():
         for shard in policy.named_shards().values():
             shard.mul_(0.5)
     policy.save(Path(folder) / "run/checkpoints/train/step_000007/generator")
     for family in FAMILIES:
-        imported = make_policy(f"{folder}/{family}_imported", ParallelConfig(pipeline=2), None)
+        imported = policy_of(f"{folder}/{family}_imported", pipeline=2)
         imported.export_hf(Path(folder) / f"{family}_exported")
-
-
-def make_policy(model: str, parallel: ParallelConfig, optimizer: OptimizerConfig | None) -> Policy:
-    return Policy(
-        Path(model), parallel=parallel, optimizer=optimizer, dtype="float32", micro_batch_tokens=64,
-        with_reference=optimizer is not None, total_steps=1,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

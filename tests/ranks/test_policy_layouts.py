@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tango_hpc.config.schema import OptimizerConfig, ParallelConfig
+from tango_hpc.config.schema import OptimizerConfig
 from tango_hpc.types import TrainSequence
+from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sequences import random_sequences
 from tests.helpers.tiny import make_tiny_hf
@@ -61,19 +62,19 @@ def every_next_token() -> list[TrainSequence]:
 def run_all(folder: Path) -> dict[str, dict[str, Any]]:
     """On each rank: all families and layouts."""
     from tango_hpc.policy.hf_io import export_weights
-    from tango_hpc.policy.policy import LossSettings, Policy
+    from tango_hpc.policy.policy import LossSettings
 
     results = {}
     for family, tensor, pipeline in CASES:
         layout = f"{family}-{tensor}x{pipeline}"
-        policy = Policy(
+        policy = policy_of(
             folder / family,
-            parallel=ParallelConfig(tensor=tensor, pipeline=pipeline),
-            optimizer=OPTIMIZER,
-            dtype="float32",
+            tensor,
+            pipeline,
             micro_batch_tokens=70,
-            with_reference=True,
             reference_dir=folder / f"{family}-reference",
+            optimizer=OPTIMIZER,
+            with_reference=True,
             total_steps=10,
         )
         export_weights(

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tango_hpc.config.schema import OptimizerConfig, ParallelConfig
+from tango_hpc.config.schema import OptimizerConfig
+from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sequences import random_sequences
 from tests.helpers.tiny import make_tiny_hf
@@ -24,16 +25,13 @@ Weights = dict[str, np.ndarray]
 
 
 def make_policy(folder: Path, tensor: int, pipeline: int, **changes: Any) -> Any:
-    from tango_hpc.policy.policy import Policy
-
     settings: dict[str, Any] = {
         "optimizer": OPTIMIZER,
-        "dtype": "float32",
         "micro_batch_tokens": 100,
         "with_reference": True,
         "total_steps": 10,
     }
-    return Policy(folder / "model", parallel=ParallelConfig(tensor=tensor, pipeline=pipeline), **settings | changes)
+    return policy_of(folder / "model", tensor, pipeline, **settings | changes)
 
 
 def losses() -> Any:

@@ -9,10 +9,10 @@ import tempfile
 
 import torch
 
-from tango_hpc.config.schema import OptimizerConfig, ParallelConfig
+from tango_hpc.config.schema import OptimizerConfig
 from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
-from tango_hpc.policy.policy import Policy
 from tango_hpc.types import TrainSequence
+from tests.helpers.policies import policy_of
 from tests.helpers.tiny import make_tiny_hf, tiny_hf_config
 
 DIMS = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "vocab_size": 64}
@@ -25,10 +25,7 @@ def main() -> None:
     init_distributed()
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_hf(folder, **DIMS)
-        policy = Policy(
-            folder, parallel=ParallelConfig(), optimizer=OptimizerConfig(), dtype="float32",
-            micro_batch_tokens=4096, with_reference=False, total_steps=1,
-        )  # fmt: skip
+        policy = policy_of(folder, micro_batch_tokens=4096, optimizer=OptimizerConfig(), total_steps=1)
     assert policy.optimizer is not None
     tensors = [*policy.model.parameters(), *(buffer.param_data for buffer in policy.optimizer.ddp.buffers)]
     weights = {tensor.untyped_storage().data_ptr() for tensor in tensors}

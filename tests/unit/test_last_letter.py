@@ -46,7 +46,7 @@ def test_grading(task):
     row = {"answer": "te"}
     answers = ["te", " t e ", "TE", "\\text{te}", "et", "tee", None, "", "{te", "\\boxed{te}"]
     grades = task.grade_all([(row, answer) for answer in answers])
-    assert grades == [True, True, True, True, False, False, False, False, False, False]
+    assert [grade.correct for grade in grades] == [True, True, True, True, False, False, False, False, False, False]
 
 
 def test_labels_of_right_and_wrong_steps(task):
@@ -77,9 +77,9 @@ def test_generator_teacher_slips_as_often_as_told(task):
     for row in last_letter.generator_sft_rows(1, 50, **SHORT, slip=0.0):
         solution = parse_solution(row["solution_text"])
         assert solution.well_formed
-        assert task.grade_all([({"answer": "".join(w[-1] for w in row["question"].split())}, solution.answer)]) == [
-            True
-        ]
+        answer = "".join(word[-1] for word in row["question"].split())
+        (grade,) = task.grade_all([({"answer": answer}, solution.answer)])
+        assert grade.correct
 
 
 def test_verifier_teacher_without_slips_is_right(task):

@@ -46,7 +46,7 @@ def train_twice(folder: Path, straight: tuple[Config, RunDirectory], stopped: tu
     def attempt(config: Config, directory: RunDirectory, stop: StopSignal) -> dict[str, torch.Tensor]:
         run = Tango(config, directory, stop)
         try:
-            run.run()
+            run.train()
         finally:
             for role in run.roles.values():
                 role.engine.close()

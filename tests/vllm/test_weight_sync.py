@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 
 from tango_hpc.config.schema import ReshardConfig
+from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import make_tiny_hf
-from tests.helpers.vllm_engines import make_engine, make_policy
+from tests.helpers.vllm_engines import make_engine
 
 FAMILIES = ("qwen2", "qwen3", "llama")
 TRAINING = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
@@ -55,7 +56,7 @@ def checkpoints(folder: Path, family: str) -> tuple[Path, Path]:
         if dist.get_rank() == 0:
             make_tiny_hf(start, family)
         dist.barrier()
-        policy = make_policy(start, 1, 1)
+        policy = policy_of(start, 1, 1)
         scale_weights(policy)
         policy.export_hf(scaled)
     dist.barrier()
@@ -77,7 +78,7 @@ def matrix_on_ranks(folder: Path, tensors: tuple[int, ...], families: tuple[str,
             engine = make_engine(start, rollout_tensor, load_weights=False)
             for tensor, pipeline in layouts:
                 case = f"{family} {tensor}x{pipeline} to {rollout_tensor}"
-                policy = make_policy(start, tensor, pipeline)
+                policy = policy_of(start, tensor, pipeline)
                 sync = WeightSync(policy, engine, TINY_BUCKET)
                 sync.sync()
                 if not differing_tensors(engine, expected):
@@ -119,7 +120,7 @@ def wrong_inputs_on_ranks(model_dir: str) -> dict[str, Any]:
     from tango_hpc.types import GenerationRequest, SamplingSettings, TrainSequence
 
     found: dict[str, Any] = {}
-    policy, engine = make_policy(Path(model_dir), 2, 1), make_engine(Path(model_dir), 1, load_weights=False)
+    policy, engine = policy_of(Path(model_dir), 2, 1), make_engine(Path(model_dir), 1, load_weights=False)
 
     def lose(shards: dict[str, torch.Tensor]) -> None:
         del shards["decoder.layers.1.mlp.linear_fc1.weight"]

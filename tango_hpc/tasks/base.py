@@ -1,0 +1,43 @@
+"""What a task is: what is asked, how answers are graded, and gold labels of steps where they exist."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from tango_hpc.grading.pool import Verdict
+from tango_hpc.protocol.solution import Step, parse_solution
+
+
+class Task(Protocol):
+    """One kind of question. A question is a row of a data set: id, question, answer, source."""
+
+    name: str
+
+    def statement(self, row: Mapping[str, Any]) -> str:
+        """What a model is asked for a row."""
+        ...
+
+    def answer(self, response: str) -> str | None:
+        """The answer in a response; None where there is none."""
+        ...
+
+    def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[Verdict]:
+        """Eq. 2 for each (question row, extracted answer); no answer is wrong."""
+        ...
+
+    def label_steps(self, row: dict[str, Any], steps: Sequence[Step]) -> list[int] | None:
+        """The gold label of each step, +1 right or −1 wrong; None for a task that has none."""
+        ...
+
+
+class OwnQuestions:
+    """Of a task whose questions say all and whose answers keep the format of solutions."""
+
+    def statement(self, row: Mapping[str, Any]) -> str:
+        """The question as it stands."""
+        return row["question"]
+
+    def answer(self, response: str) -> str | None:
+        """What the box of the answer element holds."""
+        return parse_solution(response).answer

@@ -1,0 +1,28 @@
+"""Trainers of model folders, without a run around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def policy_of(
+    model_dir: Path | str,
+    tensor: int = 1,
+    pipeline: int = 1,
+    *,
+    dtype: str = "float32",
+    micro_batch_tokens: int = 256,
+    reference_dir: Path | None = None,
+    **options: Any,
+) -> Any:
+    """A `Policy` cut this way, frozen unless `options` have an optimizer."""
+    from tango_hpc.config.schema import ModelConfig, ParallelConfig, RoleConfig
+    from tango_hpc.policy.policy import Policy
+
+    settings = RoleConfig(
+        model=ModelConfig(path=Path(model_dir), reference_path=reference_dir),
+        parallel=ParallelConfig(tensor=tensor, pipeline=pipeline),
+        micro_batch_tokens=micro_batch_tokens,
+    )
+    return Policy(settings, dtype, **options)
