@@ -63,7 +63,7 @@ def train(config: ConfigFile, overrides: Overrides = None, resume: Resume = Fals
 def evaluate(config: ConfigFile, overrides: Overrides = None, resume: Resume = False) -> None:
     """Ask benchmarks of a model, of a run's checkpoints or of any Hugging Face folder; print the table.
 
-    Example: `tango eval configs/paper/eval.yaml run.dir=runs/eval generator.model.path=models/mine`
+    Example: `tango eval configs/paper/eval_qwen.yaml eval.checkpoints_of=null generator.model.path=models/mine`
     """
     from tango_hpc.config.load import read_run_dir
     from tango_hpc.launch.local import run_foreground

@@ -75,7 +75,7 @@ def reference(model: Path, texts: list[str], work: Path) -> None:
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     ids.sort(key=len, reverse=True)  # as a micro-batch has them
     with torch.no_grad():
-        logits = [network(torch.tensor([one])).logits[0].numpy() for one in ids]
+        logits = [network(torch.tensor([sequence])).logits[0].numpy() for sequence in ids]
     (work / "ids.json").write_text(json.dumps(ids))
     np.save(work / "logits.npy", np.concatenate(logits))
 
@@ -105,8 +105,10 @@ def as_rank(model: Path, work: Path, with_vllm: bool) -> None:
 
     ids = json.loads((work / "ids.json").read_text())
     policy = load("float32")
-    packed = PackedSequences.of_lengths([len(one) for one in ids], policy._frequencies, torch.float32, info.device)
-    tokens = torch.tensor([[token for one in ids for token in one]])
+    packed = PackedSequences.of_lengths(
+        [len(sequence) for sequence in ids], policy._frequencies, torch.float32, info.device
+    )
+    tokens = torch.tensor([[token for sequence in ids for token in sequence]])
     with torch.no_grad(), megatron_on_cpu():
         hidden = policy.model(input_ids=tokens, position_ids=None, attention_mask=None, packed_seq_params=packed)
         mine = (hidden[:, 0] @ policy.model.output_weight().t()).contiguous()
@@ -154,8 +156,8 @@ def compare_folders(before: Path, after: Path) -> str:
     first, second = tensors(before), tensors(after)
     different = sorted(first.keys() ^ second.keys())
     for name in first.keys() & second.keys():
-        with safe_open(first[name], framework="pt") as one, safe_open(second[name], framework="pt") as other:
-            if not torch.equal(one.get_tensor(name), other.get_tensor(name)):
+        with safe_open(first[name], framework="pt") as old, safe_open(second[name], framework="pt") as new:
+            if not torch.equal(old.get_tensor(name), new.get_tensor(name)):
                 different.append(name)
     return (
         f"all {len(first)} tensors identical"
@@ -174,11 +176,11 @@ def through_vllm(folder: Path, ids: list[list[int]], logits: np.ndarray) -> floa
         folder, tensor=1, dtype="float32", max_model_len=longest + 8, max_num_seqs=8, max_batched_tokens=4096,
         device="cpu", load_weights=True, kv_cache_gb=0.2,
     )  # fmt: skip
-    generations = engine.generate([GenerationRequest(one, 0) for one in ids], SamplingSettings(0.0, 1.0, 1))
+    generations = engine.generate([GenerationRequest(sequence, 0) for sequence in ids], SamplingSettings(0.0, 1.0, 1))
     engine.close()
     worst, end = 0.0, 0
-    for one, generation in zip(ids, generations, strict=True):
-        end += len(one)
+    for sequence, generation in zip(ids, generations, strict=True):
+        end += len(sequence)
         row = logits[end - 1].astype(np.float64)
         logprobs = row - np.log(np.exp(row - row.max()).sum()) - row.max()
         worst = max(worst, abs(float(logprobs[generation.token_ids[0]]) - generation.logprobs[0]))

@@ -39,9 +39,9 @@ free_ports() { # $1 of them
     python3 - "$1" <<'PY'
 import socket, sys
 sockets = [socket.socket() for _ in range(int(sys.argv[1]))]
-for one in sockets:
-    one.bind(("", 0))
-print(*(one.getsockname()[1] for one in sockets))
+for sock in sockets:
+    sock.bind(("", 0))
+print(*(sock.getsockname()[1] for sock in sockets))
 PY
 }
 

@@ -1,4 +1,9 @@
-"""From a YAML file and `key.path=value` overrides to a checked `Config`, every mistake in one message."""
+"""From a YAML file, its base and `key.path=value` overrides to a checked `Config`, every mistake in one message.
+
+OmegaConf would make this file a sixth shorter, but of its releases since 2.1 only 2.4.0 installs beside math-verify (the
+others pin an older antlr4). It also brings a language of its own into every string, in which `${oc.env:NAME}` writes
+the environment into run directories unless that resolver is removed from the whole process.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from tango_hpc.config.checks import find_conflicts
 from tango_hpc.config.schema import Config
 from tango_hpc.errors import UserError
 
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_REFERENCE = re.compile(r"\$\{([^}]*)\}")
 
 
 class _Loader(yaml.SafeLoader):
@@ -64,7 +69,29 @@ def read_run_dir(path: Path, overrides: typing.Sequence[str] = ()) -> Path:
 
 
 def read_tree(path: Path) -> dict[str, Any]:
-    """The YAML file as nested dictionaries."""
+    """A config file's settings over those of its `base`, as nested dictionaries; `base` is then that file's path.
+
+    Mappings merge key by key; any other value, null too, replaces what the base has under its key.
+    """
+    tree = read_yaml(path)
+    if "base" not in tree:
+        return tree
+    named = tree["base"]
+    if not isinstance(named, str):
+        raise UserError(f"{path}: base: must be the path of another config, seen from this file (got {named!r})")
+    file = Path(path).parent / named
+    if not file.exists():
+        raise UserError(f"{path}: base: no config file at {file}; the path is relative to the file that names it")
+    below = read_yaml(file)
+    if "base" in below:
+        raise UserError(
+            f"{path}: base: {file} has a base itself ({below['base']}); there is one level, so name a file without one"
+        )
+    return {**_merge(below, tree), "base": file}
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds."""
     try:
         text = Path(path).read_text()
     except FileNotFoundError:
@@ -80,12 +107,20 @@ def read_tree(path: Path) -> dict[str, Any]:
     return tree
 
 
+def _merge(below: Any, above: Any) -> Any:
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    return {**below, **{key: _merge(below[key], value) if key in below else value for key, value in above.items()}}
+
+
 def apply_override(tree: dict[str, Any], override: str) -> None:
     """Set one `key.path=value` (value in YAML) in the tree; sections on the way are made."""
     key, separator, value = override.partition("=")
     names = key.strip().split(".")
     if not separator or not all(names):
         raise UserError(f"override {override!r} is not of the form key.path=value, e.g. train.generator_steps=50")
+    if names[0] == "base":
+        raise UserError(f"override {override!r}: only a config file names its base")
     try:
         parsed = yaml.load(value, Loader=_Loader)
     except yaml.YAMLError as error:
@@ -102,6 +137,8 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
 
 def validate_tree(tree: dict[str, Any], origin: str) -> Config:
     """Types first, then combinations; one `UserError` lists all that is wrong. `origin` names the source."""
+    base = tree.get("base")  # of `read_tree`: merged already
+    tree = {key: value for key, value in tree.items() if key != "base"}
     mistakes: list[str] = []
     resolved = _resolve(tree, tree, (), mistakes)
     config: Config | None = None
@@ -112,10 +149,28 @@ def validate_tree(tree: dict[str, Any], origin: str) -> Config:
             mistakes = [explain_mistake(item) for item in error.errors()]
     if config is not None:
         mistakes = find_conflicts(config)
+    if base is not None:
+        mistakes = [line + _in_base(line, tree, base) for line in mistakes]
     if mistakes or config is None:
         count = f"{len(mistakes)} mistake{'s' if len(mistakes) > 1 else ''}"
         raise UserError(f"{origin} has {count}:\n" + "\n".join(f"  - {line}" for line in mistakes))
     return config
+
+
+def _in_base(mistake: str, tree: dict[str, Any], base: Path) -> str:
+    """Where a mistake starts with a key that has its value from the base: that it stands there."""
+    key = mistake.partition(":")[0]
+    value = _value_at(read_yaml(base), key)
+    return f" (set in {base})" if value is not None and value == _value_at(tree, key) else ""
+
+
+def _value_at(tree: dict[str, Any], key: str) -> Any:
+    """What stands under a dotted key, a whole list for one of its items; None if nothing does."""
+    node: Any = tree
+    for name in key.split("."):
+        if isinstance(node, dict):
+            node = node.get(name)
+    return node
 
 
 def config_to_yaml(config: Config) -> str:

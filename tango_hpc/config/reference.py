@@ -16,9 +16,12 @@ HEADER = """# Configuration
 
 Generated from `tango_hpc/config/schema.py` by `python -m tango_hpc.config.reference`; a test keeps it up to date.
 
-A config is one YAML file that stands alone. Settings on the command line replace those of the file
-(`tango train CONFIG train.generator_steps=50`), `${key.path}` in a string stands for another setting, and unknown keys
-are refused. Whatever is wrong is reported at once, each mistake with its key, before anything loads.
+A config is one YAML file, alone or on a `base`: another config, named by its path from this file, that has no base
+itself. Mappings of the two merge key by key; any other value replaces the base's, and `null` (`verifier: null`) takes a
+section away. Settings on the command line then replace those of the files (`tango train CONFIG
+train.generator_steps=50`), `${key.path}` in a string stands for another setting, and unknown keys are refused. Whatever
+is wrong is reported at once, each mistake with its key, and with the base where it is set there, before anything loads.
+The run directory's `config.yaml` holds the outcome and needs no base.
 """
 
 
@@ -79,7 +82,9 @@ def _name(annotation: Any) -> str:
 
 def _bounds(field: FieldInfo) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    items = [f"{signs[key]} {getattr(one, key):g}" for one in field.metadata for key in signs if hasattr(one, key)]
+    items = [
+        f"{signs[key]} {getattr(bound, key):g}" for bound in field.metadata for key in signs if hasattr(bound, key)
+    ]
     return f", {', '.join(items)}" if items else ""
 
 

@@ -31,7 +31,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tango_hpc.config import Config
-from tango_hpc.config.load import apply_override, explain_mistake, read_tree, validate_tree
+from tango_hpc.config.load import apply_override, explain_mistake, read_tree, read_yaml, validate_tree
 from tango_hpc.config.schema import Count, Positive, Section
 from tango_hpc.errors import StoppedEarly, UserError
 from tango_hpc.launch.attempts import remember_job
@@ -111,7 +111,7 @@ def label_of(settings: dict[str, Value]) -> str:
 
 def load_sweep(file: Path) -> Sweep:
     """Reads the sweep file and checks the configuration of every cell; all mistakes are reported at once."""
-    tree = read_tree(file)
+    tree = read_yaml(file)
     try:
         settings = SweepSettings.model_validate(tree)
     except ValidationError as error:
@@ -119,14 +119,14 @@ def load_sweep(file: Path) -> Sweep:
         raise UserError(f"the sweep {file} has mistakes:\n{lines}") from None
     if bool(settings.grid) == bool(settings.cells):
         raise UserError(f"the sweep {file} needs either `grid` or `cells`")
-    base = settings.config if settings.config.is_absolute() else file.parent / settings.config
+    config_file = file.parent / settings.config
     combinations = settings.cells or [
         dict(zip(settings.grid, values, strict=True)) for values in itertools.product(*settings.grid.values())
     ]
     cells: list[Cell] = []
     mistakes: list[str] = []
     for index, (chosen, seed) in enumerate(itertools.product(combinations, settings.seeds)):
-        tree = read_tree(base)
+        tree = read_tree(config_file)
         folder = settings.dir / "cells" / f"{index:03d}_{_file_name(label_of(chosen))}_seed={seed}"
         overrides = [*settings.overrides, *(f"{key}={_as_yaml(value)}" for key, value in chosen.items())]
         try:

@@ -76,6 +76,7 @@ def test_all_mistakes_at_once_with_paths_and_suggestions() -> None:
         (["algorithm.alpha_end=0.5"], "algorithm.alpha_end: 0.5 is above alpha_start"),
         (["task.last_letter.eval_words=[5, 2]"], "task.last_letter.eval_words: [5, 2] is not from low to high"),
         (["data.train=${run.folder}/x"], "data.train: ${run.folder} names no key"),
+        (["data.train=${oc.env:HOME}/x"], "data.train: ${oc.env:HOME} names no key"),
         (["generator.model.path=/nowhere", "sft.generator=null", "sft.verifier=null"], "generator.model.path: no folder at /nowhere"),
     ],
 )  # fmt: skip

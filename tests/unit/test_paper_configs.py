@@ -1,10 +1,8 @@
-"""Every experiment of the paper has a config that loads, says what the paper says, and is what the script writes."""
+"""Every experiment of the paper has a config that loads, says what the paper says, and what its name says."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,30 @@ FOLDER = ROOT / "configs/paper"
 FILES = sorted(FOLDER.rglob("*.yaml"))
 EXPERIMENTS = sorted(path for size in ("4x8", "1x8", "1x4") for path in (FOLDER / size).glob("*.yaml"))
 MODELS = json.loads((ROOT / "tests/data/hf_configs.json").read_text())
+# Parts of a file's path -> how the file differs from the paper's main run, 4x8/qwen_grpo_tango.yaml.
+DIFFERENCES = {
+    "1x8": ["launch.nodes=1", "rollout.gpu_memory_utilization=0.5", "generator.recompute_activations=true"],
+    "1x4": [
+        "launch.nodes=1",
+        "launch.tasks_per_node=4",
+        "rollout.gpu_memory_utilization=0.4",
+        "generator.recompute_activations=true",
+    ],
+    "llama": [
+        "sft.generator.init.path=models/Llama-3.1-8B-Instruct",
+        "sft.generator.output=models/llama-3.1-8b-sft",
+        "verifier.model.path=models/Llama-3.1-8B-Instruct",
+    ],
+    "rloo": ["algorithm.name=rloo"],
+    "reinforce_pp": ["algorithm.name=reinforce++", "algorithm.alpha_start=0.5"],
+    "vanilla": [
+        "verifier=null",
+        "algorithm.alpha_start=0.0",
+        "algorithm.alpha_end=0.0",
+        "train.verifier_warmup_steps=0",
+        "train.verifier_steps_per_cycle=0",
+    ],
+}
 FINE_TUNED = {"qwen2.5-math-7b-sft": "Qwen2.5-Math-7B", "llama-3.1-8b-sft": "Llama-3.1-8B-Instruct"}
 
 
@@ -34,12 +56,15 @@ def load(name: str) -> Config:
     return load_config(FOLDER / name)
 
 
-def test_the_files_are_what_the_script_writes(monkeypatch):
-    spec = importlib.util.spec_from_file_location("make_paper_configs", ROOT / "tools/make_paper_configs.py")
-    script = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, script)  # dataclasses look their module up
-    spec.loader.exec_module(script)
-    assert {path.relative_to(FOLDER).as_posix(): path.read_text() for path in FILES} == script.all_files()
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.relative_to(FOLDER).as_posix())
+def test_experiments_differ_from_the_main_run_in_what_their_names_say(path):
+    name = path.relative_to(FOLDER).as_posix()
+    differences = [override for part, overrides in DIFFERENCES.items() if part in name for override in overrides]
+    expected = load_config(FOLDER / "4x8/qwen_grpo_tango.yaml", [*differences, f"run.dir=runs/paper/{path.stem}"])
+    assert load_config(path) == expected
+    assert expected.verifier is None or (
+        expected.verifier.recompute_activations == expected.generator.recompute_activations == ("4x8" not in name)
+    )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(FOLDER).as_posix())
@@ -88,3 +113,29 @@ def test_the_last_letter_runs_differ_in_what_is_trained_only():
     assert runs["grpo"].verifier is None
     assert not runs["generator_frozen"].generator.trainable and runs["generator_frozen"].verifier.trainable
     assert runs["verifier_frozen"].generator.trainable and not runs["verifier_frozen"].verifier.trainable
+
+
+def test_the_last_letter_runs_share_all_else():
+    shared = []
+    for kind in ("tango", "grpo", "generator_frozen", "verifier_frozen"):
+        run = load_config(FOLDER / f"last_letter_{kind}.yaml", ["run.dir=here"]).model_dump()
+        run["train"] = {key: value for key, value in run["train"].items() if not key.startswith("verifier_")}
+        del run["algorithm"]["alpha_start"], run["algorithm"]["alpha_end"], run["sft"]["verifier"]
+        del run["verifier"], run["generator"]["trainable"]
+        shared.append(run)
+    assert shared[1:] == shared[:1] * 3
+
+
+@pytest.mark.parametrize("family", ["qwen", "llama"])
+@pytest.mark.parametrize("samples", ["", "_samples"])
+def test_evaluations_load_the_models_of_the_run_that_they_evaluate(family, samples):
+    evaluation, run = load(f"eval_{family}{samples}.yaml"), load(f"4x8/{family}_grpo_tango.yaml")
+    assert evaluation.run.dir == Path(f"runs/paper/eval_{family}{samples}")
+    assert evaluation.eval.checkpoints_of == run.run.dir
+    for role, trained in run.roles.items():
+        evaluated = evaluation.roles[role]
+        assert evaluated.model == trained.model
+        assert evaluated.max_prompt_tokens == trained.max_prompt_tokens
+        assert evaluated.max_response_tokens == trained.max_response_tokens
+    assert (evaluation.eval.samples, evaluation.eval.use_verifier) == ((16, True) if samples else (0, False))
+    assert ("processbench" in evaluation.eval.benchmarks) == (not samples)
