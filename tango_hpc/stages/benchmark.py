@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from tango_hpc import benchmarks
 from tango_hpc.benchmarks import processbench
-from tango_hpc.benchmarks.base import Benchmark, Row
+from tango_hpc.benchmarks.base import Benchmark, QuestionRow
 from tango_hpc.benchmarks.records import GREEDY, Answer, write_answers
 from tango_hpc.benchmarks.results import write_results
 from tango_hpc.config import Config
@@ -46,7 +46,7 @@ STAGE = "eval"
 AS_THEY_ARE = "model"
 _COMPARED_ANSWERS = 16
 
-Verdicts = Callable[[Sequence[tuple[Row, str]]], list[Verdict]]
+Verdicts = Callable[[Sequence[tuple[QuestionRow, str]]], list[Verdict]]
 
 
 def run(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
@@ -153,10 +153,10 @@ class Evaluation:
                 )
         return answers
 
-    def _pool_verdicts(self, benchmark: Benchmark, given: Sequence[tuple[Row, str]]) -> list[Verdict]:
+    def _pool_verdicts(self, benchmark: Benchmark, given: Sequence[tuple[QuestionRow, str]]) -> list[Verdict]:
         return self.pool.grade([benchmark.grade(row, answer) for row, answer in given])
 
-    def _task_verdicts(self, given: Sequence[tuple[Row, str]]) -> list[Verdict]:
+    def _task_verdicts(self, given: Sequence[tuple[QuestionRow, str]]) -> list[Verdict]:
         return [Verdict(correct) for correct in self.task.grade_all([(dict(row), answer) for row, answer in given])]
 
     def _solve(
@@ -261,7 +261,7 @@ class Evaluation:
         return texts
 
 
-def _grade(verdicts: Verdicts, by_id: Mapping[str, Row], answers: Sequence[Answer]) -> None:
+def _grade(verdicts: Verdicts, by_id: Mapping[str, QuestionRow], answers: Sequence[Answer]) -> None:
     """Fill in what is right; no answer is wrong. Collective."""
     given = [one for one in answers if one.answer is not None]
     pairs = [(by_id[one.question_id], one.answer or "") for one in given]
@@ -269,7 +269,7 @@ def _grade(verdicts: Verdicts, by_id: Mapping[str, Row], answers: Sequence[Answe
         one.correct, one.outcome = verdict.correct, verdict.outcome
 
 
-def _cluster(verdicts: Verdicts, by_id: Mapping[str, Row], samples: Sequence[Answer]) -> None:
+def _cluster(verdicts: Verdicts, by_id: Mapping[str, QuestionRow], samples: Sequence[Answer]) -> None:
     """Number the different answers to each question; two are one if the second is right where the first is gold.
 
     The first `_COMPARED_ANSWERS` spellings of a question are compared with each other, later ones stand alone: a

@@ -23,10 +23,6 @@ class Math:
     def __init__(self, num_workers: int = 2) -> None:
         self.pool = GradingPool(num_workers)
 
-    def statement(self, question: str) -> str:
-        """The question itself."""
-        return question
-
     def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[bool]:
         """Whether each answer is right; no answer is wrong. The result does not depend on the other answers."""
         given = [(index, row, answer) for index, (row, answer) in enumerate(answers) if answer is not None]
