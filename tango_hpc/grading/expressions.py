@@ -162,18 +162,10 @@ def _close(left: mpmath.mpc, right: mpmath.mpc, relative: mpmath.mpf | float) ->
 
 def _points(gold: sympy.Expr, answer: sympy.Expr, num_symbols: int) -> list[tuple[sympy.Rational, ...]]:
     """Points of the domain: whole numbers where an expression counts something, else rationals, some negative."""
-    counts = gold.has(*_WHOLE_FUNCTIONS) or answer.has(*_WHOLE_FUNCTIONS) or _has_sign_power(gold, answer)
-    return _whole_points(num_symbols) if counts else _rational_points(num_symbols)
-
-
-def _whole_points(num_symbols: int) -> list[tuple[sympy.Rational, ...]]:
-    """Rising and falling: n over k wants n the larger, whichever name sorts first."""
-    points = _drawn_from(_WHOLE_POINTS, num_symbols, rise=12)
-    return points if num_symbols == 1 else [either for point in points for either in (point, point[::-1])]
-
-
-def _rational_points(num_symbols: int) -> list[tuple[sympy.Rational, ...]]:
-    """Positive ones, then three with negative coordinates."""
+    if gold.has(*_WHOLE_FUNCTIONS) or answer.has(*_WHOLE_FUNCTIONS) or _has_sign_power(gold, answer):
+        points = _drawn_from(_WHOLE_POINTS, num_symbols, rise=12)
+        # n over k wants n the larger, whichever name sorts first
+        return points if num_symbols == 1 else [either for point in points for either in (point, point[::-1])]
     points = _drawn_from(_REAL_POINTS, num_symbols)
     if num_symbols == 1:
         return points + [(-value,) for (value,) in points[:3]]

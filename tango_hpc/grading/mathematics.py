@@ -110,7 +110,7 @@ class _Comparison:
         return False if gold_tuple or answer_tuple else None
 
     def _named_values(self, gold: str, answer: str) -> bool | None:
-        """`x = 5` against `x_1 = 5` or a bare `5`; `f(x) = 2x` against `f(t) = 2t`."""
+        """`x = 5` against `x = 5` or a bare `5`, indices aside; `f(x) = 2x` against `f(t) = 2t`."""
         gold_match, answer_match = NAMED.fullmatch(gold), NAMED.fullmatch(answer)
         if gold_match and answer_match and base_letter(gold_match["name"]) == base_letter(answer_match["name"]):
             return self.single(gold_match["value"].strip(), rename_argument(answer_match, gold_match).strip())
@@ -143,11 +143,10 @@ class _Comparison:
             one_sided = gold_unit is None or answer_unit is None
             return one_sided and self._sign_on_one_side(gold, gold_unit, answer, answer_unit)
         expected = gold_unit or self.asked_unit
-        if expected and answer_unit and expected != answer_unit:
-            if expected.dimension != answer_unit.dimension:
-                return False
-            return self._value(gold, answer, scale=answer_unit.factor / expected.factor)
-        return self._value(gold, answer)
+        if not expected or not answer_unit:
+            return self._value(gold, answer)
+        scale = answer_unit.factor / expected.factor
+        return expected.dimension == answer_unit.dimension and self._value(gold, answer, scale=scale)
 
     def _sign_on_one_side(self, gold: str, gold_unit: Unit | None, answer: str, answer_unit: Unit | None) -> bool:
         """Percent or degrees that one side alone writes: left out there, or `50%` is 1/2 and `180^{\\circ}` is pi."""
@@ -155,9 +154,8 @@ class _Comparison:
         in_degrees = DEGREE in (gold_unit, answer_unit)
         if in_degrees and r"\pi" in bare:
             return self._value(rf"({signed})\cdot\frac{{\pi}}{{180}}", bare)
-        if self._value(gold, answer):
-            return True
-        return not in_degrees and self._value(bare, rf"\frac{{{signed}}}{{100}}", exactly=True)
+        as_fraction = rf"\frac{{{signed}}}{{100}}"
+        return self._value(gold, answer) or (not in_degrees and self._value(bare, as_fraction, exactly=True))
 
     def _value(self, gold: str, answer: str, *, scale: Fraction = Fraction(1), exactly: bool = False) -> bool:
         """Numbers and expressions: exactly where both are plain numbers, else by the parsed expressions."""
@@ -174,20 +172,18 @@ class _Comparison:
 
     def _expressions(self, gold: str, answer: str, scale: Fraction, approximate: bool) -> bool:
         """Values and other objects as the parser reads them; only a number can be scaled to another unit."""
-        gold_expression, answer_expression = expressions.read(_mixed(gold)), expressions.read(_mixed(answer))
-        if gold_expression is None or answer_expression is None:
+        gold_found, answer_found = expressions.read(_mixed(gold)), expressions.read(_mixed(answer))
+        if gold_found is None or answer_found is None:
             return False
         if scale != 1:
-            if not expressions.is_number(answer_expression):
+            if not expressions.is_number(answer_found):
                 return False
-            answer_expression = expressions.scaled(answer_expression, scale)
-        if expressions.same_value(
-            gold_expression, answer_expression, tolerance=self.tolerance, approximate=approximate
-        ):
+            answer_found = expressions.scaled(answer_found, scale)
+        if expressions.same_value(gold_found, answer_found, tolerance=self.tolerance, approximate=approximate):
             return True
-        if isinstance(gold_expression, sympy.Expr) and isinstance(answer_expression, sympy.Expr):
+        if isinstance(gold_found, sympy.Expr) and isinstance(answer_found, sympy.Expr):
             return False
-        return expressions.same_by_math_verify(gold_expression, answer_expression)
+        return expressions.same_by_math_verify(gold_found, answer_found)
 
     def _matrices(self, gold: str, answer: str) -> bool:
         """Matrices as whole expressions (`\\frac{1}{3} A`, `-A`); a tuple stands for the column of its entries."""
@@ -204,19 +200,12 @@ class _Comparison:
         """Two equations with one solution set: one is a constant multiple of the other, or math-verify solves both."""
         sides = [text.split("=") for text in (gold, answer)]
         if all(len(parts) == 2 for parts in sides):
-            differences = []
-            for left, right in sides:
-                expression = expressions.read(f"({left})-({right})")
-                if not isinstance(expression, sympy.Expr):
-                    break
-                differences.append(expression)
-            else:
-                ratio = (
-                    sympy.simplify(differences[0].doit() / differences[1].doit())
-                    if differences[1].doit() != 0
-                    else None
-                )
-                return ratio is not None and ratio.is_number and ratio.is_finite and ratio != 0
+            differences = (expressions.read(f"({left})-({right})") for left, right in sides)
+            values = [difference.doit() for difference in differences if isinstance(difference, sympy.Expr)]
+            if len(values) == 2:
+                gold_value, answer_value = values
+                ratio = sympy.simplify(gold_value / answer_value) if answer_value != 0 else sympy.nan
+                return bool(ratio.is_number and ratio.is_finite and ratio != 0)
         return self._by_parsed_sets(gold, answer)
 
     def _by_parsed_sets(self, gold: str, answer: str) -> bool:

@@ -35,9 +35,7 @@ def items_of(text: str, several: bool) -> list[str]:
     items: list[str] = []
     for part in map(str.strip, parts):
         items += items_of(part, several=True) if is_collection(part) else both_signs(part)
-    if values := _values_of_one_name(parts, items):
-        return values
-    return list(filter(None, items))
+    return _values_of_one_name(parts, items) or list(filter(None, items))
 
 
 def _inside_braces(text: str) -> str | None:
