@@ -210,11 +210,8 @@ class _Comparison:
 
     def _by_parsed_sets(self, gold: str, answer: str) -> bool:
         """Sets written in different pieces, such as overlapping unions: sympy's set algebra decides."""
-        if (
-            tuple_of(gold)
-            or tuple_of(answer)
-            or not any(mark in gold + answer for mark in (r"\cup", r"\cap", r"\setminus", r"\mathbb", "="))
-        ):
+        marks = (r"\cup", r"\cap", r"\setminus", r"\mathbb", "=")
+        if tuple_of(gold) or tuple_of(answer) or not any(mark in gold + answer for mark in marks):
             return False
         gold_set, answer_set = expressions.read(gold), expressions.read(answer)
         if gold_set is None or answer_set is None:

@@ -163,9 +163,8 @@ def rename_argument(answer: re.Match[str], gold: re.Match[str]) -> str:
 def is_words(text: str) -> bool:
     """Whether an answer is words rather than mathematics: `\\text{even}`, `Evelyn`, but not `xy` or `\\pi`."""
     if re.search(r"\\text", text):
-        return not re.search(r"\d|\\(?!text)[A-Za-z]+|[=+^/]", re.sub(r"\\text\{[^{}]*\}", "", text)) and not _has_math(
-            text
-        )
+        outside = re.sub(r"\\text\{[^{}]*\}", "", text)
+        return not re.search(r"\d|\\(?!text)[A-Za-z]+|[=+^/]", outside) and not _has_math(text)
     return re.fullmatch(r"[A-Za-z]{3,}(?:[ ,'-]+[A-Za-z]+)*", text) is not None and len(set(text)) > 2
 
 
