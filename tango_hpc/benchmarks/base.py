@@ -10,12 +10,19 @@ from tango_hpc.grading.pool import GradeItem
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.tags import last_box
 
-Row = Mapping[str, Any]  # of a prepared Parquet file: id, question, answer, source, metadata
+QuestionRow = Mapping[str, Any]  # of a prepared Parquet file: id, question, answer, source, metadata
+Statement = Callable[[QuestionRow], str]
+Grade = Callable[[QuestionRow, str], GradeItem]
 
 
-def question_alone(row: Row) -> str:
+def question_alone(row: QuestionRow) -> str:
     """The question as it stands, for sets whose questions say all."""
     return row["question"]
+
+
+def question_with(request: str) -> Statement:
+    """The question with a request for the form of the answer under it, the same for all rows."""
+    return lambda row: f"{row['question']}\n\n{request}"
 
 
 def boxed_answer(response: str) -> str | None:
@@ -27,9 +34,12 @@ def boxed_answer(response: str) -> str | None:
     return parse_solution(response).answer or last_box(response)
 
 
-def math_item(row: Row, answer: str) -> GradeItem:
-    """Graded as mathematics, without options."""
-    return GradeItem("math", row["answer"], answer)
+def graded_by(rule: str, **options: object) -> Grade:
+    """Grading by one rule of `grading.rules` with the same options for all rows."""
+    return lambda row, answer: GradeItem(rule, row["answer"], answer, dict(options))
+
+
+math_item = graded_by("math")
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,6 @@ class Benchmark:
     name: str
     title: str
     group: Literal["math", "out_of_domain", "verifier"]
-    statement: Callable[[Row], str] = question_alone
+    statement: Statement = question_alone
     extract: Callable[[str], str | None] = boxed_answer
-    grade: Callable[[Row, str], GradeItem] = math_item
+    grade: Grade = math_item

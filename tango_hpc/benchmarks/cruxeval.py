@@ -6,13 +6,12 @@ element rather than at the brace that closes the box. Nothing is executed.
 
 import re
 
-from tango_hpc.benchmarks.base import Benchmark, Row, boxed_answer
-from tango_hpc.grading.pool import GradeItem
+from tango_hpc.benchmarks.base import Benchmark, QuestionRow, boxed_answer, graded_by
 
 _ANSWER = re.compile(r"<answer>\s*\\boxed\{(.*)\}\s*</answer>", re.DOTALL)
 
 
-def _statement(row: Row) -> str:
+def _statement(row: QuestionRow) -> str:
     function, _, call = row["question"].rpartition("\n\n")
     return (
         f"Consider this Python function:\n\n```python\n{function}\n```\n\nWhat does `{call}` return? "
@@ -25,8 +24,6 @@ def _extract(response: str) -> str | None:
     return match[1].strip() or None if match else boxed_answer(response)
 
 
-def _grade(row: Row, answer: str) -> GradeItem:
-    return GradeItem("literal", row["answer"], answer)
-
-
-BENCHMARK = Benchmark("cruxeval", "CRUXEval", "out_of_domain", statement=_statement, extract=_extract, grade=_grade)
+BENCHMARK = Benchmark(
+    "cruxeval", "CRUXEval", "out_of_domain", statement=_statement, extract=_extract, grade=graded_by("literal")
+)

@@ -3,12 +3,12 @@
 Its answers may be several, may have a unit that is asked for and not repeated, and in one case a tolerance.
 """
 
-from tango_hpc.benchmarks.base import Benchmark, Row
+from tango_hpc.benchmarks.base import Benchmark, QuestionRow
 from tango_hpc.data.prepare.metadata import read_metadata
 from tango_hpc.grading.pool import GradeItem
 
 
-def _statement(row: Row) -> str:
+def _statement(row: QuestionRow) -> str:
     metadata = read_metadata(row)
     notes = []
     if metadata.get("several"):
@@ -18,7 +18,7 @@ def _statement(row: Row) -> str:
     return "\n\n".join([row["question"], *notes])
 
 
-def _grade(row: Row, answer: str) -> GradeItem:
+def _grade(row: QuestionRow, answer: str) -> GradeItem:
     metadata = read_metadata(row)
     options: dict[str, object] = {"several": bool(metadata.get("several")), "unit": metadata.get("unit")}
     if metadata.get("error"):

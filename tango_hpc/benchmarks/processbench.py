@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tango_hpc.benchmarks.base import Benchmark, Row
+from tango_hpc.benchmarks.base import Benchmark, QuestionRow
 from tango_hpc.data.prepare.metadata import read_metadata
 from tango_hpc.protocol.tags import last_box
 
 ALL_RIGHT = -1
 
 
-def solution_text(row: Row) -> str:
+def solution_text(row: QuestionRow) -> str:
     """The sample's solution in our format; its answer is the last box that its steps give."""
     steps = read_metadata(row)["steps"]
     answer = last_box("\n".join(steps)) or ""
@@ -25,7 +25,7 @@ def solution_text(row: Row) -> str:
     return f"<think>\n{body}\n</think>\n<answer>\\boxed{{{answer}}}</answer>"
 
 
-def num_steps(row: Row) -> int:
+def num_steps(row: QuestionRow) -> int:
     """Steps of the sample's solution."""
     return len(read_metadata(row)["steps"])
 

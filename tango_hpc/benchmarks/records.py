@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -54,14 +54,14 @@ SCHEMA = pa.schema(
         ("step_labels", pa.list_(pa.int8())), ("score", pa.float64()), ("split", pa.string()),
     ]
 )  # fmt: skip
-assert SCHEMA.names == [one.name for one in fields(Answer)]
+assert SCHEMA.names == [column.name for column in fields(Answer)]
 
 
 def write_answers(path: Path, answers: Sequence[Answer]) -> None:
     """Write whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    pq.write_table(pa.Table.from_pylist([asdict(one) for one in answers], SCHEMA), partial)
+    pq.write_table(pa.Table.from_pylist([asdict(answer) for answer in answers], SCHEMA), partial)
     partial.replace(path)
 
 
@@ -72,85 +72,94 @@ def read_answers(path: Path) -> list[Answer]:
 
 def generator_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
     """Every number of a generator benchmark that its answers allow; keys as in the table: `pass@1`, `maj@16`, ..."""
-    greedy = [one for one in answers if one.sample == GREEDY]
-    estimates = {"pass@1": metrics.share([one.correct for one in greedy])}
-    samples_Q_S = _samples(answers)
-    if samples_Q_S:
-        S = len(samples_Q_S[0])
-        correct_Q_S = [[one.correct for one in samples] for samples in samples_Q_S]
-        estimates[f"avg@{S}"] = metrics.mean([sum(correct) / S for correct in correct_Q_S])
-        for k in _powers_of_two(S)[1:]:  # the first is avg@S
-            estimates[f"pass@{k} of {S}"] = metrics.mean([metrics.pass_at_k(correct, k) for correct in correct_Q_S])
-        votes = [metrics.majority_vote([one.cluster for one in samples]) for samples in samples_Q_S]
-        estimates[f"maj@{S}"] = metrics.share(_picked(correct_Q_S, votes))
-        if all(one.score is not None for samples in samples_Q_S for one in samples):
-            scores_Q_S = [[float(one.score or 0.0) for one in samples] for samples in samples_Q_S]
-            best = [metrics.best_of(scores) for scores in scores_Q_S]
-            estimates[f"best of {S}"] = metrics.share(_picked(correct_Q_S, best))
-            weighted = [
-                metrics.majority_vote([one.cluster for one in samples], scores)
-                for samples, scores in zip(samples_Q_S, scores_Q_S, strict=True)
-            ]
-            estimates[f"weighted vote@{S}"] = metrics.share(_picked(correct_Q_S, weighted))
-    verified = [one for one in answers if one.verdict is not None]
-    if verified:
-        judged = ([one.correct for one in verified], [one.verdict == int(one.correct) for one in verified])
-        f1 = metrics.harmonic_mean_f1(judged)
-        if f1 is not None:
-            estimates["verifier F1"] = f1
+    greedy = [answer for answer in answers if answer.sample == GREEDY]
+    verified = [answer for answer in answers if answer.verdict is not None]
+    judged = ([answer.correct for answer in verified], [answer.verdict == answer.correct for answer in verified])
     labelled = [
         (label, judgement)
-        for one in verified
-        for label, judgement in zip(one.step_labels, one.step_judgements, strict=False)
+        for answer in verified
+        for label, judgement in zip(answer.step_labels, answer.step_judgements, strict=False)
     ]
-    if labelled:
-        f1 = metrics.harmonic_mean_f1(([label == 1 for label, _ in labelled], [label == j for label, j in labelled]))
-        if f1 is not None:
-            estimates["verifier step F1"] = f1
-    return estimates
+    return _known(
+        {
+            "pass@1": metrics.share([answer.correct for answer in greedy]),
+            **_sample_estimates(_samples(answers)),
+            "verifier F1": metrics.harmonic_mean_f1(judged),
+            "verifier step F1": metrics.harmonic_mean_f1(
+                ([label == 1 for label, _ in labelled], [label == judgement for label, judgement in labelled])
+            ),
+        }
+    )
+
+
+def _sample_estimates(samples_Q_S: list[list[Answer]]) -> dict[str, Estimate]:
+    """What the samples give: their mean, the chance of a right one among k, and what each way to vote makes of them."""
+    if not samples_Q_S:
+        return {}
+    S = len(samples_Q_S[0])
+    correct_Q_S = [[answer.correct for answer in samples] for samples in samples_Q_S]
+    estimates = {f"avg@{S}": metrics.mean([sum(correct) / S for correct in correct_Q_S])}
+    for k in _powers_of_two(S)[1:]:  # the first is avg@S
+        estimates[f"pass@{k} of {S}"] = metrics.mean([metrics.pass_at_k(correct, k) for correct in correct_Q_S])
+    return estimates | {
+        name: metrics.share(_picked(correct_Q_S, winners_Q)) for name, winners_Q in _winners(samples_Q_S, S).items()
+    }
+
+
+def _winners(samples_Q_S: list[list[Answer]], S: int) -> dict[str, Iterable[int | None]]:
+    """The sample that wins each question, by way to vote; the verifier votes where it scored every sample."""
+    clusters_Q_S = [[answer.cluster for answer in samples] for samples in samples_Q_S]
+    scores_Q_S = [[answer.score for answer in samples if answer.score is not None] for samples in samples_Q_S]
+    winners: dict[str, Iterable[int | None]] = {f"maj@{S}": map(metrics.majority_vote, clusters_Q_S)}
+    if list(map(len, scores_Q_S)) == list(map(len, samples_Q_S)):
+        winners[f"best of {S}"] = map(metrics.best_of, scores_Q_S)
+        winners[f"weighted vote@{S}"] = map(metrics.majority_vote, clusters_Q_S, scores_Q_S)
+    return winners
+
+
+def _known(estimates: Mapping[str, Estimate | None]) -> dict[str, Estimate]:
+    return {name: estimate for name, estimate in estimates.items() if estimate is not None}
 
 
 def verifier_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
     """ProcessBench: F1 of each split and their mean, with the two accuracies behind each."""
-    estimates: dict[str, Estimate] = {}
+    estimates: dict[str, Estimate | None] = {}
     sets = []
-    for split in dict.fromkeys(one.split for one in answers):
-        chosen = [one for one in answers if one.split == split]
-        sets.append(([one.gold == "-1" for one in chosen], [one.correct for one in chosen]))
-        if (f1 := metrics.harmonic_mean_f1(sets[-1])) is not None:
-            estimates[f"F1 {split}"] = f1
+    for split in dict.fromkeys(answer.split for answer in answers):
+        chosen = [answer for answer in answers if answer.split == split]
+        sets.append(([answer.gold == "-1" for answer in chosen], [answer.correct for answer in chosen]))
+        estimates[f"F1 {split}"] = metrics.harmonic_mean_f1(sets[-1])
         for name, wanted in (("right", True), ("wrong", False)):
-            of_class = [hit for right, hit in zip(*sets[-1], strict=True) if right == wanted]
-            if of_class:
-                estimates[f"accuracy on {name} {split}"] = metrics.share(of_class)
-    if len(sets) > 1 and (f1 := metrics.harmonic_mean_f1(*sets)) is not None:
-        estimates["F1 average"] = f1
-    return estimates
+            of_class = [hit for is_right, hit in zip(*sets[-1], strict=True) if is_right == wanted]
+            estimates[f"accuracy on {name} {split}"] = metrics.share(of_class) if of_class else None
+    if len(sets) > 1:
+        estimates["F1 average"] = metrics.harmonic_mean_f1(*sets)
+    return _known(estimates)
 
 
 def facts(answers: Sequence[Answer]) -> dict[str, Any]:
     """What else is worth knowing of a benchmark's answers: form, length, cut-off answers, grading that hit a limit."""
     count = len(answers)
-    limits = [one.outcome for one in answers if one.outcome != "graded"]
+    limits = [answer.outcome for answer in answers if answer.outcome != "graded"]
     return {
         "answers": count,
-        "well_formed": sum(one.well_formed for one in answers) / count,
-        "without_answer": sum(one.answer is None for one in answers) / count,
-        "cut_off": sum(not one.finished for one in answers) / count,
-        "mean_tokens": sum(one.num_tokens for one in answers) / count,
+        "well_formed": sum(answer.well_formed for answer in answers) / count,
+        "without_answer": sum(answer.answer is None for answer in answers) / count,
+        "cut_off": sum(not answer.finished for answer in answers) / count,
+        "mean_tokens": sum(answer.num_tokens for answer in answers) / count,
         "grading_limits": {name: limits.count(name) for name in sorted(set(limits))},
     }
 
 
 def _samples(answers: Sequence[Answer]) -> list[list[Answer]]:
     by_question: dict[str, list[Answer]] = {}
-    for one in answers:
-        if one.sample != GREEDY:
-            by_question.setdefault(one.question_id, []).append(one)
-    return [sorted(samples, key=lambda one: one.sample) for samples in by_question.values()]
+    for answer in answers:
+        if answer.sample != GREEDY:
+            by_question.setdefault(answer.question_id, []).append(answer)
+    return [sorted(samples, key=lambda answer: answer.sample) for samples in by_question.values()]
 
 
-def _picked(correct_Q_S: Sequence[Sequence[bool]], chosen_Q: Sequence[int | None]) -> list[bool]:
+def _picked(correct_Q_S: Sequence[Sequence[bool]], chosen_Q: Iterable[int | None]) -> list[bool]:
     return [index is not None and correct[index] for correct, index in zip(correct_Q_S, chosen_Q, strict=True)]
 
 

@@ -1,17 +1,11 @@
 """StrategyQA (Geva et al. 2021): yes-or-no questions whose answer needs several facts."""
 
-from tango_hpc.benchmarks.base import Benchmark, Row
-from tango_hpc.grading.pool import GradeItem
+from tango_hpc.benchmarks.base import Benchmark, graded_by, question_with
 
-_OPTIONS = {"labels": ["yes", "no"], "synonyms": {"true": "yes", "false": "no"}}
-
-
-def _statement(row: Row) -> str:
-    return f"{row['question']}\n\nAnswer yes or no."
-
-
-def _grade(row: Row, answer: str) -> GradeItem:
-    return GradeItem("label", row["answer"], answer, dict(_OPTIONS))
-
-
-BENCHMARK = Benchmark("strategyqa", "StrategyQA", "out_of_domain", statement=_statement, grade=_grade)
+BENCHMARK = Benchmark(
+    "strategyqa",
+    "StrategyQA",
+    "out_of_domain",
+    statement=question_with("Answer yes or no."),
+    grade=graded_by("label", labels=["yes", "no"], synonyms={"true": "yes", "false": "no"}),
+)

@@ -77,15 +77,20 @@ def same_value(gold: Readable, answer: Readable, *, tolerance: float | None = No
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
     if not symbols:
         return _same_number(gold, answer, tolerance, approximate)
+    return _same_at_points(gold, answer, symbols, APPROXIMATE if approximate else EQUAL)
+
+
+def _same_at_points(
+    gold: sympy.Expr, answer: sympy.Expr, symbols: list[sympy.Symbol], relative: mpmath.mpf | float
+) -> bool:
     agreed = zeros = 0
     for point in _points(gold, answer, len(symbols)):
         values = dict(zip(symbols, point, strict=True))
         left, right = _evaluate(gold.subs(values)), _evaluate(answer.subs(values))
         if left is None or right is None:
             continue
-        if not _close(left, right, EQUAL if not approximate else APPROXIMATE):
-            real = left.imag == 0 and right.imag == 0
-            if real or all(value > 0 for value in point):
+        if not _close(left, right, relative):
+            if left.imag == right.imag == 0 or all(value > 0 for value in point):
                 return False
             continue  # outside the real domain, roots and logarithms pick a branch: says nothing
         if left == right == 0:
@@ -157,20 +162,22 @@ def _close(left: mpmath.mpc, right: mpmath.mpc, relative: mpmath.mpf | float) ->
 
 def _points(gold: sympy.Expr, answer: sympy.Expr, num_symbols: int) -> list[tuple[sympy.Rational, ...]]:
     """Points of the domain: whole numbers where an expression counts something, else rationals, some negative."""
-    counts = gold.has(*_WHOLE_FUNCTIONS) or answer.has(*_WHOLE_FUNCTIONS) or _has_sign_power(gold, answer)
-    base = _WHOLE_POINTS if counts else _REAL_POINTS
-    points = []
-    for index in range(len(base)):
-        point = [base[(index + 2 * j) % len(base)] + (12 * j if counts else 0) for j in range(num_symbols)]
-        points.append(tuple(point))
-        if counts and num_symbols > 1:
-            points.append(tuple(reversed(point)))  # n over k wants n the larger, whichever name sorts first
-    if not counts and num_symbols == 1:
-        points += [(-value,) for (value,) in points[:3]]
-    elif not counts:
-        points += [tuple(-value if sign else value for value, sign in zip(points[0], signs, strict=True))
-                   for signs in list(product((0, 1), repeat=num_symbols))[1:4]]  # fmt: skip
-    return points
+    if gold.has(*_WHOLE_FUNCTIONS) or answer.has(*_WHOLE_FUNCTIONS) or _has_sign_power(gold, answer):
+        points = _drawn_from(_WHOLE_POINTS, num_symbols, rise=12)
+        # n over k wants n the larger, whichever name sorts first
+        return points if num_symbols == 1 else [either for point in points for either in (point, point[::-1])]
+    points = _drawn_from(_REAL_POINTS, num_symbols)
+    if num_symbols == 1:
+        return points + [(-value,) for (value,) in points[:3]]
+    return points + [tuple(-value if sign else value for value, sign in zip(points[0], signs, strict=True))
+                     for signs in list(product((0, 1), repeat=num_symbols))[1:4]]  # fmt: skip
+
+
+def _drawn_from(base: list[sympy.Rational], num_symbols: int, rise: int = 0) -> list[tuple[sympy.Rational, ...]]:
+    """A point for each place in `base`: coordinate j stands 2j places further on and is larger by j times `rise`."""
+    return [
+        tuple(base[(index + 2 * j) % len(base)] + rise * j for j in range(num_symbols)) for index in range(len(base))
+    ]
 
 
 def _has_sign_power(*expressions: sympy.Expr) -> bool:

@@ -6,7 +6,7 @@ Nothing here evaluates anything, so every function is safe and quick on hostile 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 _CHARACTERS = {
     "\u2212": "-", "\u2013": "-", "\u2014": "-", "\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot ",
@@ -79,24 +79,22 @@ def clean(text: str) -> str:
 
 def matching_brace(text: str, opening: int) -> int:
     """Index of the brace that closes `text[opening]`; -1 where none does. Escaped braces do not count."""
-    depth = 0
-    for index in range(opening, len(text)):
-        if text[index] in "{}" and (index == 0 or text[index - 1] != "\\"):
-            depth += 1 if text[index] == "{" else -1
-            if depth == 0:
-                return index
-    return -1
+    return next((index for index, depth in _brace_depths(text, opening) if depth == 0), -1)
 
 
 def is_balanced(text: str) -> bool:
     """Whether curly braces pair up (round and square ones need not: `(3, 4]` is an interval)."""
+    depths = [0, *(depth for _, depth in _brace_depths(text, 0))]
+    return min(depths) == depths[-1] == 0
+
+
+def _brace_depths(text: str, start: int) -> Iterator[tuple[int, int]]:
+    """(index, depth behind it) of every curly brace from `start` on that is not escaped."""
     depth = 0
-    for index, character in enumerate(text):
-        if character in "{}" and (index == 0 or text[index - 1] != "\\"):
-            depth += 1 if character == "{" else -1
-            if depth < 0:
-                return False
-    return depth == 0
+    for index in range(start, len(text)):
+        if text[index] in "{}" and (index == 0 or text[index - 1] != "\\"):
+            depth += 1 if text[index] == "{" else -1
+            yield index, depth
 
 
 def split_top_level(text: str, separators: str = ",;") -> list[str]:

@@ -54,7 +54,10 @@ def same_answer(gold: str, answer: str, *, tolerance: float | None = None, unit:
 
 
 class _Comparison:
-    """One comparison with its settings; every method is a predicate on (gold, answer), both cleaned."""
+    """One comparison with its settings; every method compares (gold, answer), both cleaned.
+
+    Those of one kind of answer give None where the two are not of that kind.
+    """
 
     def __init__(self, tolerance: float | None, asked_unit: Unit | None) -> None:
         self.tolerance = tolerance
@@ -81,31 +84,41 @@ class _Comparison:
         if spelling(gold) == spelling(answer):
             return True
         gold, answer = inside_membership(gold), inside_membership(answer)
+        for of_kind in (self._intervals, self._tuples, self._named_values):
+            verdict = of_kind(gold, answer)
+            if verdict is not None:
+                return verdict
+        if "=" in gold or "=" in answer:
+            return "=" in gold and "=" in answer and self._equations(gold, answer)
+        return self.atom(gold, answer)
+
+    def _intervals(self, gold: str, answer: str) -> bool | None:
+        """Two intervals: the same brackets around equal ends."""
         gold_interval, answer_interval = interval_of(gold), interval_of(answer)
-        if gold_interval and answer_interval and "?" not in (gold_interval[0] + answer_interval[0]):
-            same_ends = gold_interval[0] == answer_interval[0] and gold_interval[3] == answer_interval[3]
-            return same_ends and all(map(self.single, gold_interval[1:3], answer_interval[1:3]))
+        if gold_interval is None or answer_interval is None:
+            return None
+        same_brackets = gold_interval[::3] == answer_interval[::3]
+        return same_brackets and all(map(self.single, gold_interval[1:3], answer_interval[1:3]))
+
+    def _tuples(self, gold: str, answer: str) -> bool | None:
+        """Two tuples or vectors entry by entry, other matrices as expressions; a tuple equals nothing else."""
         gold_tuple, answer_tuple = tuple_of(gold), tuple_of(answer)
-        if r"\begin{" in gold + answer and not (gold_tuple and answer_tuple):
+        if gold_tuple and answer_tuple:
+            return len(gold_tuple) == len(answer_tuple) and all(map(self.single, gold_tuple, answer_tuple))
+        if r"\begin{" in gold + answer:
             return self._matrices(gold, answer)
-        if gold_tuple or answer_tuple:
-            if gold_tuple and answer_tuple:
-                return len(gold_tuple) == len(answer_tuple) and all(map(self.single, gold_tuple, answer_tuple))
-            return False
+        return False if gold_tuple or answer_tuple else None
+
+    def _named_values(self, gold: str, answer: str) -> bool | None:
+        """`x = 5` against `x = 5` or a bare `5`, indices aside; `f(x) = 2x` against `f(t) = 2t`."""
         gold_match, answer_match = NAMED.fullmatch(gold), NAMED.fullmatch(answer)
         if gold_match and answer_match and base_letter(gold_match["name"]) == base_letter(answer_match["name"]):
-            if gold_match["argument"] or answer_match["argument"]:
-                answer = rename_argument(answer_match, gold_match)
-            else:
-                answer = answer_match["value"]
-            return self.single(gold_match["value"].strip(), answer.strip())
+            return self.single(gold_match["value"].strip(), rename_argument(answer_match, gold_match).strip())
         if gold_match and "=" not in answer:
             return self.single(gold_match["value"].strip(), answer)
         if answer_match and "=" not in gold:
             return self.single(gold, answer_match["value"].strip())
-        if "=" in gold or "=" in answer:
-            return "=" in gold and "=" in answer and self._equations(gold, answer)
-        return self.atom(gold, answer)
+        return None
 
     def atom(self, gold: str, answer: str) -> bool:
         """One value, word, choice or number in a base, with its unit."""
@@ -125,55 +138,52 @@ class _Comparison:
         return self._with_units(gold_value, gold_unit, answer_value, answer_unit)
 
     def _with_units(self, gold: str, gold_unit: Unit | None, answer: str, answer_unit: Unit | None) -> bool:
+        """Two values with the units cut off them: units of one dimension are converted."""
+        if gold_unit != answer_unit and {gold_unit, answer_unit} & {PERCENT, DEGREE}:
+            one_sided = gold_unit is None or answer_unit is None
+            return one_sided and self._sign_on_one_side(gold, gold_unit, answer, answer_unit)
         expected = gold_unit or self.asked_unit
-        if PERCENT in (gold_unit, answer_unit) and gold_unit != answer_unit:
-            if answer_unit not in (None, PERCENT) or gold_unit not in (None, PERCENT):
-                return False
-            with_sign, bare = (gold, answer) if gold_unit == PERCENT else (answer, gold)
-            return self._value(gold, answer) or self._value(bare, rf"\frac{{{with_sign}}}{{100}}", exactly=True)
-        if DEGREE in (gold_unit, answer_unit) and gold_unit != answer_unit:
-            in_degrees, other, other_unit = (
-                (gold, answer, answer_unit) if gold_unit == DEGREE else (answer, gold, gold_unit)
-            )
-            if other_unit is not None:
-                return False
-            if r"\pi" in other:
-                return self._value(rf"({in_degrees})\cdot\frac{{\pi}}{{180}}", other)
+        if not expected or not answer_unit:
             return self._value(gold, answer)
-        if expected and answer_unit and expected != answer_unit:
-            if expected.dimension != answer_unit.dimension:
-                return False
-            return self._value(gold, answer, scale=answer_unit.factor / expected.factor)
-        return self._value(gold, answer)
+        scale = answer_unit.factor / expected.factor
+        return expected.dimension == answer_unit.dimension and self._value(gold, answer, scale=scale)
+
+    def _sign_on_one_side(self, gold: str, gold_unit: Unit | None, answer: str, answer_unit: Unit | None) -> bool:
+        """Percent or degrees that one side alone writes: left out there, or `50%` is 1/2 and `180^{\\circ}` is pi."""
+        signed, bare = (gold, answer) if gold_unit else (answer, gold)
+        in_degrees = DEGREE in (gold_unit, answer_unit)
+        if in_degrees and r"\pi" in bare:
+            return self._value(rf"({signed})\cdot\frac{{\pi}}{{180}}", bare)
+        as_fraction = rf"\frac{{{signed}}}{{100}}"
+        return self._value(gold, answer) or (not in_degrees and self._value(bare, as_fraction, exactly=True))
 
     def _value(self, gold: str, answer: str, *, scale: Fraction = Fraction(1), exactly: bool = False) -> bool:
         """Numbers and expressions: exactly where both are plain numbers, else by the parsed expressions."""
         gold, answer = _open_group(gold), _open_group(answer)
         gold_number, answer_number = plain_number(gold), plain_number(answer)
-        if gold_number is not None and answer_number is not None:
-            distance = abs(gold_number - answer_number * scale)
-            if distance == 0 or (
-                self.tolerance is not None and distance <= Fraction(self.tolerance) * Fraction(101, 100)
-            ):
-                return True
-            if exactly or _good_digits(answer) < 6 or _is_decimal(gold):
-                return False  # two exact numbers that differ, or two decimals
-            return distance <= Fraction(expressions.APPROXIMATE) * abs(gold_number)
-        gold_expression, answer_expression = expressions.read(_mixed(gold)), expressions.read(_mixed(answer))
-        if gold_expression is None or answer_expression is None:
+        approximate = _good_digits(answer) >= 6 and not _is_decimal(gold)
+        if gold_number is None or answer_number is None:
+            return self._expressions(gold, answer, scale, approximate)
+        distance = abs(gold_number - answer_number * scale)
+        if distance <= Fraction(self.tolerance or 0) * Fraction(101, 100):
+            return True
+        # Else two exact numbers that differ, or two decimals, unless the answer rounds an exact gold number.
+        return approximate and not exactly and distance <= Fraction(expressions.APPROXIMATE) * abs(gold_number)
+
+    def _expressions(self, gold: str, answer: str, scale: Fraction, approximate: bool) -> bool:
+        """Values and other objects as the parser reads them; only a number can be scaled to another unit."""
+        gold_found, answer_found = expressions.read(_mixed(gold)), expressions.read(_mixed(answer))
+        if gold_found is None or answer_found is None:
             return False
         if scale != 1:
-            if not expressions.is_number(answer_expression):
+            if not expressions.is_number(answer_found):
                 return False
-            answer_expression = expressions.scaled(answer_expression, scale)
-        decimal_answer = _good_digits(answer) >= 6 and not _is_decimal(gold)
-        if expressions.same_value(
-            gold_expression, answer_expression, tolerance=self.tolerance, approximate=decimal_answer
-        ):
+            answer_found = expressions.scaled(answer_found, scale)
+        if expressions.same_value(gold_found, answer_found, tolerance=self.tolerance, approximate=approximate):
             return True
-        if isinstance(gold_expression, sympy.Expr) and isinstance(answer_expression, sympy.Expr):
+        if isinstance(gold_found, sympy.Expr) and isinstance(answer_found, sympy.Expr):
             return False
-        return expressions.same_by_math_verify(gold_expression, answer_expression)
+        return expressions.same_by_math_verify(gold_found, answer_found)
 
     def _matrices(self, gold: str, answer: str) -> bool:
         """Matrices as whole expressions (`\\frac{1}{3} A`, `-A`); a tuple stands for the column of its entries."""
@@ -190,28 +200,18 @@ class _Comparison:
         """Two equations with one solution set: one is a constant multiple of the other, or math-verify solves both."""
         sides = [text.split("=") for text in (gold, answer)]
         if all(len(parts) == 2 for parts in sides):
-            differences = []
-            for left, right in sides:
-                expression = expressions.read(f"({left})-({right})")
-                if not isinstance(expression, sympy.Expr):
-                    break
-                differences.append(expression)
-            else:
-                ratio = (
-                    sympy.simplify(differences[0].doit() / differences[1].doit())
-                    if differences[1].doit() != 0
-                    else None
-                )
-                return ratio is not None and ratio.is_number and ratio.is_finite and ratio != 0
+            differences = (expressions.read(f"({left})-({right})") for left, right in sides)
+            values = [difference.doit() for difference in differences if isinstance(difference, sympy.Expr)]
+            if len(values) == 2:
+                gold_value, answer_value = values
+                ratio = sympy.simplify(gold_value / answer_value) if answer_value != 0 else sympy.nan
+                return bool(ratio.is_number and ratio.is_finite and ratio != 0)
         return self._by_parsed_sets(gold, answer)
 
     def _by_parsed_sets(self, gold: str, answer: str) -> bool:
         """Sets written in different pieces, such as overlapping unions: sympy's set algebra decides."""
-        if (
-            tuple_of(gold)
-            or tuple_of(answer)
-            or not any(mark in gold + answer for mark in (r"\cup", r"\cap", r"\setminus", r"\mathbb", "="))
-        ):
+        marks = (r"\cup", r"\cap", r"\setminus", r"\mathbb", "=")
+        if tuple_of(gold) or tuple_of(answer) or not any(mark in gold + answer for mark in marks):
             return False
         gold_set, answer_set = expressions.read(gold), expressions.read(answer)
         if gold_set is None or answer_set is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import selectors
 import signal
@@ -64,7 +65,7 @@ class _Worker:
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
         self.is_ready = False
         self.num_requests = 0
-        self.deadline = time.monotonic() + _START_SECONDS
+        self.deadline = time.monotonic() + _START_SECONDS  # infinite while nothing is asked of it
         self.key: str | None = None
         self._received = b""
 
@@ -162,14 +163,14 @@ class GradingPool:
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
                 selector.register(worker.stdout, selectors.EVENT_READ, worker)
-                if worker.is_ready and waiting:
+                if worker.is_ready:
                     self._send(worker, waiting)
             while num_pending:
-                nearest = min(worker.deadline for worker in self._workers if worker.key or not worker.is_ready)
+                nearest = min(worker.deadline for worker in self._workers)
                 for selected, _ in selector.select(max(0.0, nearest - time.monotonic())):
                     num_pending -= self._receive(selected.data, selector, waiting, verdicts)
                 for worker in list(self._workers):
-                    if (worker.key or not worker.is_ready) and time.monotonic() > worker.deadline:
+                    if time.monotonic() > worker.deadline:
                         num_pending -= self._replace(worker, selector, waiting, verdicts, outcome="time")
 
     def _receive(self, worker: _Worker, selector: selectors.BaseSelector, waiting: deque[str],
@@ -180,6 +181,7 @@ class GradingPool:
             return self._replace(worker, selector, waiting, verdicts)
         if not line:
             return 0
+        worker.deadline = math.inf
         if not worker.is_ready:
             worker.is_ready = True
             self._send(worker, waiting)

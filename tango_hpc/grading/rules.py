@@ -73,11 +73,8 @@ def shortcut(rule: str, gold: str, answer: str, options: Mapping[str, object]) -
         return True
     if not answer.strip():
         return False
-    if (
-        not options.get("several")
-        and (gold_value := plain_number(gold)) is not None
-        and gold_value == plain_number(answer)
-    ):
+    gold_value = plain_number(gold)
+    if not options.get("several") and gold_value is not None and gold_value == plain_number(answer):
         return True
     if re.fullmatch(r"\s*-?\d+\s*", gold) and re.fullmatch(r"\s*-?\d+\s*", answer) and options.get("tolerance") is None:
         return False  # two whole numbers that differ: the usual case of a wrong answer

@@ -15,6 +15,7 @@ NAMED = re.compile(
 )
 _MEMBER = re.compile(r"(?:\\?[A-Za-z]+(?:_\w|_\{\w+\})?)\s*\\in(?![A-Za-z])\s*(.+)|t\s*([(\[].*[)\]])")
 _RELATION = re.compile(r"\\le(?![A-Za-z])|\\ge(?![A-Za-z])|<=|>=|<|>")
+_UPWARDS = (r"\le", "<=", "<")
 IN_BASE = re.compile(r"([0-9A-Fa-f,]+)\s*_\s*(?:\{\s*(\d+|\\text\{[a-z ]+\})\s*\}|(\d+))")
 _MINUS_PLUS = re.compile(r"\\mp(?![A-Za-z])")
 _PLUS_MINUS = re.compile(r"\\pm(?![A-Za-z])")
@@ -26,19 +27,31 @@ def items_of(text: str, several: bool) -> list[str]:
     """The separate answers in `text`: at top-level commas, in braces, around \\cup, and both signs of \\pm."""
     if looks_grouped(split_unit(text)[0]) and not several:
         return [text]
-    if (inside := bracketed(text)) and (inside[0] == r"\{" or (inside[0] == "{" and "," in inside[1])):
-        return items_of(inside[1], several=True)
+    if (inside := _inside_braces(text)) is not None:
+        return items_of(inside, several=True)
     parts = [piece for part in split_top_level(text) for piece in re.split(r"\\cup(?![A-Za-z])", part) if piece.strip()]
     if len(parts) == 1 and not is_collection(parts[0]):
         return both_signs(parts[0])
-    prefix = NAMED.fullmatch(parts[0]) if parts else None
     items: list[str] = []
-    for part in parts:
-        part = part.strip()
-        items += both_signs(part) if not is_collection(part) else items_of(part, several=True)
-    if prefix and not prefix["argument"] and not any("=" in item for item in items[1:]):
-        return [prefix["value"].strip(), *items[1:]]  # x = 1, 2 lists two values of x
-    return [item for item in items if item]
+    for part in map(str.strip, parts):
+        items += items_of(part, several=True) if is_collection(part) else both_signs(part)
+    return _values_of_one_name(parts, items) or list(filter(None, items))
+
+
+def _inside_braces(text: str) -> str | None:
+    """What the braces around a whole set hold; plain braces make one only around a list."""
+    inside = bracketed(text)
+    if inside and (inside[0] == r"\{" or (inside[0] == "{" and "," in inside[1])):
+        return inside[1]
+    return None
+
+
+def _values_of_one_name(parts: list[str], items: list[str]) -> list[str] | None:
+    """`x = 1, 2` lists two values of x; None where the first part names nothing, or later items have their own name."""
+    named = NAMED.fullmatch(parts[0]) if parts else None
+    if not named or named["argument"] or any("=" in item for item in items[1:]):
+        return None
+    return [named["value"].strip(), *items[1:]]
 
 
 def is_collection(text: str) -> bool:
@@ -72,31 +85,38 @@ def interval_of(text: str) -> tuple[str, str, str, str] | None:
 
     `(a, b)` may be a point as well as an open interval: both sides of a comparison read it the same way.
     """
-    if text in _ALL_REALS or spelling(text) in _ALL_REALS:
+    if spelling(text) in _ALL_REALS:
         return ("(", r"-\infty", r"\infty", ")")
-    if (inside := bracketed(text)) and inside[0] in "([" and inside[2] in ")]":
+    if (inside := bracketed(text)) and inside[0] in "([":
         parts = split_top_level(inside[1], ",")
         return (inside[0], parts[0], parts[1].removeprefix("+"), inside[2]) if len(parts) == 2 else None
+    return _interval_of_inequalities(text)
+
+
+def _interval_of_inequalities(text: str) -> tuple[str, str, str, str] | None:
+    """`a < x \\le b` or `x > a`, read in either direction; the end that is not given is infinite."""
     relations = _RELATION.findall(text)
     terms = [term.strip() for term in _RELATION.split(text)]
     if not 1 <= len(relations) <= 2 or not all(terms):
         return None
-    upwards = [r"\le" in relation or relation in ("<", "<=") for relation in relations]
-    strict = [relation in ("<", ">") for relation in relations]
-    if len(relations) == 2:
-        if upwards[0] != upwards[1] or not _is_variable(terms[1]):
-            return None
-        low, high = (0, 1) if upwards[0] else (1, 0)
-        ends = (terms[0], terms[2]) if upwards[0] else (terms[2], terms[0])
-        return ("(" if strict[low] else "[", *ends, ")" if strict[high] else "]")
-    if _is_variable(terms[1]) and not _is_variable(terms[0]):
-        terms.reverse()
-        upwards[0] = not upwards[0]
-    if not _is_variable(terms[0]):
+    if len(relations) == 1:
+        _add_infinite_end(terms, relations)
+    upwards = relations[0] in _UPWARDS
+    if (relations[1] in _UPWARDS) != upwards or not _is_variable(terms[1]):
         return None
-    if upwards[0]:
-        return ("(", r"-\infty", terms[1], ")" if strict[0] else "]")
-    return ("(" if strict[0] else "[", terms[1], r"\infty", ")")
+    if not upwards:
+        terms.reverse()
+        relations.reverse()
+    return ("(" if relations[0] in "<>" else "[", terms[0], terms[2], ")" if relations[1] in "<>" else "]")
+
+
+def _add_infinite_end(terms: list[str], relations: list[str]) -> None:
+    """Make `x > a` the chain that it stands for, in place: infinity > x > a."""
+    end_is_first = _is_variable(terms[1]) and not _is_variable(terms[0])
+    upwards = relations[0] in _UPWARDS
+    missing = 2 if end_is_first else 0
+    terms.insert(missing, r"\infty" if upwards == end_is_first else r"-\infty")
+    relations.insert(missing, "<" if upwards else ">")
 
 
 def _is_variable(text: str) -> bool:
@@ -106,16 +126,21 @@ def _is_variable(text: str) -> bool:
 def tuple_of(text: str) -> list[str] | None:
     """The entries of an ordered tuple or a row or column vector, two or more."""
     if match := re.fullmatch(r"\\begin\{([pbv]?matrix)\}(.*)\\end\{\1\}", text, re.DOTALL):
-        rows = [row.strip() for row in re.split(r"\\\\(?:\[[^\]]*\])?", match[2]) if row.strip()]
-        cells = [[cell.strip() for cell in row.split("&")] for row in rows]
-        if match[1] == "vmatrix" or (len(cells) > 1 and len(cells[0]) > 1):
-            return None
-        return [cell for row in cells for cell in row]
+        return None if match[1] == "vmatrix" else _entries_of_vector(match[2])
     inside = bracketed(text)
-    if inside is None or inside[0] == r"\{" or inside[0] == "{":
+    if inside is None or inside[0] + inside[2] != "()":
         return None
     parts = split_top_level(inside[1], ",")
-    return parts if len(parts) > 1 and inside[0] == "(" and inside[2] == ")" else None
+    return parts if len(parts) > 1 else None
+
+
+def _entries_of_vector(matrix: str) -> list[str] | None:
+    """The entries of a matrix of one row or one column; None where it has more of both."""
+    rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", matrix) if row.strip()]
+    cells = [[cell.strip() for cell in row.split("&")] for row in rows]
+    if len(cells) > 1 and len(cells[0]) > 1:
+        return None
+    return [cell for row in cells for cell in row]
 
 
 def name_of(item: str) -> str | None:
@@ -138,9 +163,8 @@ def rename_argument(answer: re.Match[str], gold: re.Match[str]) -> str:
 def is_words(text: str) -> bool:
     """Whether an answer is words rather than mathematics: `\\text{even}`, `Evelyn`, but not `xy` or `\\pi`."""
     if re.search(r"\\text", text):
-        return not re.search(r"\d|\\(?!text)[A-Za-z]+|[=+^/]", re.sub(r"\\text\{[^{}]*\}", "", text)) and not _has_math(
-            text
-        )
+        outside = re.sub(r"\\text\{[^{}]*\}", "", text)
+        return not re.search(r"\d|\\(?!text)[A-Za-z]+|[=+^/]", outside) and not _has_math(text)
     return re.fullmatch(r"[A-Za-z]{3,}(?:[ ,'-]+[A-Za-z]+)*", text) is not None and len(set(text)) > 2
 
 

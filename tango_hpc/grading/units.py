@@ -77,11 +77,8 @@ def named_unit(name: str, power: str | None = None) -> Unit | None:
     if match := re.fullmatch(r"([a-z]+) ?(?:/| per ) ?([a-z]+)", name):
         top, bottom = _word(match[1]), _word(match[2])
         if top and bottom:
-            kind = (
-                "speed"
-                if (top.dimension, bottom.dimension) == ("length", "time")
-                else f"{top.dimension}/{bottom.dimension}"
-            )
+            dimensions = (top.dimension, bottom.dimension)
+            kind = "speed" if dimensions == ("length", "time") else "/".join(dimensions)
             return Unit(kind, top.factor / bottom.factor)
         return None
     unit = _word(name)

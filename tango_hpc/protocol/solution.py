@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tango_hpc.protocol.tags import find_tags, last_box
+from tango_hpc.protocol.tags import Tag, find_tags, last_box
 
 
 @dataclass(frozen=True)
@@ -46,35 +46,35 @@ def parse_solution(text: str) -> Solution:
     by leaving tags out. Steps after the first `<answer>` are not read. The answer is what the last `\boxed{…}` of the
     first answer element holds; that element may be cut off after the box.
     """
-    steps: list[Step] = []
-    names: list[str] = []
-    open_step = None
-    answer_start = answer_end = None
-    outside: list[str] = []
-    outside_start = 0
-    for tag in find_tags(text):
-        names.append(tag.name)
-        if answer_start is None:
-            if tag.name == "step" and open_step is None:
-                outside.append(text[outside_start : tag.start])
-                open_step = tag
-            elif tag.name == "/step" and open_step is not None:
-                steps.append(Step(text[open_step.end : tag.start], open_step.start, tag.end))
-                open_step, outside_start = None, tag.end
-            elif open_step is None:
-                outside.append(text[outside_start : tag.start])
-                outside_start = tag.end
-            if tag.name == "answer":
-                answer_start = tag.end
-        elif tag.name == "/answer":
-            answer_end = tag.start
-            outside.append(text[tag.end :])
-            break
-    answer = last_box(text[answer_start:answer_end]) if answer_start is not None else None
+    head, _, tail = text.partition("<answer>")
+    inside, closing, after = tail.partition("</answer>")
+    answer = last_box(inside)
+    steps, names, outside = _read_steps(head)
     well_formed = (
-        names == ["think", *["step", "/step"] * len(steps), "/think", "answer", "/answer"]
+        names == ["think", *["step", "/step"] * len(steps), "/think"]
         and len(steps) > 0
         and answer is not None
-        and not any(part.strip() for part in outside)
+        and bool(closing)
+        and not find_tags(inside)
+        and not (outside + after).strip()
     )
     return Solution(steps, answer, well_formed)
+
+
+def _read_steps(head: str) -> tuple[list[Step], list[str], str]:
+    """The steps of the text before the answer, the names of all its tags, and the text outside of them."""
+    steps: list[Step] = []
+    names: list[str] = []
+    outside = ""
+    open_step: Tag | None = None
+    outside_start = 0
+    for tag in find_tags(head):
+        names.append(tag.name)
+        if open_step is None:
+            outside += head[outside_start : tag.start]
+            outside_start = tag.end
+            open_step = tag if tag.name == "step" else None
+        elif tag.name == "/step":
+            steps.append(Step(head[open_step.end : tag.start], open_step.start, tag.end))
+            open_step, outside_start = None, tag.end
+    return steps, names, outside + head[outside_start:]

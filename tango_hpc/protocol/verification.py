@@ -13,12 +13,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tango_hpc.protocol.tags import find_tags
+from tango_hpc.protocol.tags import Tag, find_tags
 
 CORRECT, INCORRECT = "\\boxed{CORRECT}", "\\boxed{INCORRECT}"
 
 _JUDGEMENT = re.compile(r"\\boxed\{\s*(?:\\text\{\s*)?(CORRECT|INCORRECT)\s*\}", re.IGNORECASE)
 _HEADING = re.compile(r"[^\w\\]*step[^\w\\]*([0-9]{1,6})[^\w\\]*(?:analysis)?", re.IGNORECASE)
+
+_OF_A_SOLUTION = ("think", "/think", "answer", "/answer", "step_verification")  # in a step: quoted
 
 # What each unmet criterion takes from a format reward of 1.0; the shares add up to 1. A criterion about steps takes
 # its part in proportion to the steps that do not meet it.
@@ -100,41 +102,27 @@ def parse_verification(text: str, num_steps: int) -> Verification:
 
 def _split(text: str) -> tuple[list[_StepText], str, bool, str]:
     """The step elements, the text of the final element, whether all tags are in place, the text outside of tags."""
+    head, _, tail = text.partition("<final_verification>")
+    final_text, closing, after = tail.partition("</final_verification>")
     elements: list[_StepText] = []
     names: list[str] = []
-    outside: list[str] = []
+    outside = after
     open_end: int | None = None  # where the text of the open step starts
     outside_start = 0
-    final_start = final_end = None
-    for tag in find_tags(text):
+    for tag in [*find_tags(head), Tag("", len(head), len(head))]:  # the end closes an open step as a tag does
         names.append(tag.name)
-        if final_start is not None:
-            if tag.name == "/final_verification":
-                final_end = tag.start
-                outside_start = tag.end
-                break
+        if open_end is not None and tag.name in _OF_A_SOLUTION:
             continue
-        if tag.name in ("think", "/think", "answer", "/answer", "step_verification") and open_end is not None:
-            continue  # quoted from the solution
         if open_end is not None:
-            inner = text[open_end : tag.start]
+            inner = head[open_end : tag.start]
             elements.append(_StepText(inner, _boxes(inner)))
-            open_end = None
         else:
-            outside.append(text[outside_start : tag.start])
+            outside += head[outside_start : tag.start]
         outside_start = tag.end
-        if tag.name == "step":
-            open_end = tag.end
-        elif tag.name == "final_verification":
-            final_start = tag.end
-    if open_end is not None:
-        elements.append(_StepText(text[open_end:], _boxes(text[open_end:])))
-    elif final_start is None or final_end is not None:
-        outside.append(text[outside_start:])
-    final_text = "" if final_start is None else text[final_start:final_end]
-    expected = ["step_verification", *["step", "/step"] * len(elements), "/step_verification"]
-    structure_kept = names == [*expected, "final_verification", "/final_verification"]
-    return elements, final_text, structure_kept, "".join(outside)
+        open_end = tag.end if tag.name == "step" else None
+    expected = ["step_verification", *["step", "/step"] * len(elements), "/step_verification", ""]
+    structure_kept = names == expected and bool(closing) and not find_tags(final_text)
+    return elements, final_text, structure_kept, outside
 
 
 def _boxes(text: str) -> list[int]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tango_hpc.data.prepare.readers import DATA_SETS, DataSet
-from tango_hpc.data.prepare.rows import SCHEMA, Row, fingerprint, loosely_normalized, normalized
+from tango_hpc.data.prepare.rows import SCHEMA, PreparedRow, fingerprint, loosely_normalized, normalized
 from tango_hpc.data.prepare.sources import find_files, read_records
 from tango_hpc.data.tables import MADE_WITH, check_table, read_made_with
 from tango_hpc.errors import UserError
@@ -118,7 +118,7 @@ def prepare(
 
 
 def _checked_rows(name: str, data_set: DataSet, files: list[Path], report: Report, held_out: dict[int, str],
-                  max_question_characters: int) -> Iterator[Row]:  # fmt: skip
+                  max_question_characters: int) -> Iterator[PreparedRow]:  # fmt: skip
     seen: dict[int, int] = {}  # question -> answer, as fingerprints
     index, current = -1, None
     for file, record in read_records(files):
@@ -139,7 +139,7 @@ def _checked_rows(name: str, data_set: DataSet, files: list[Path], report: Repor
             report.note(kind, row.id)
 
 
-def _fault(row: Row, seen: dict[int, int], report: Report, held_out: dict[int, str], max_question_characters: int,
+def _fault(row: PreparedRow, seen: dict[int, int], report: Report, held_out: dict[int, str], max_question_characters: int,
            questions_repeat: bool) -> str | None:  # fmt: skip
     """Why a row is dropped, counted in the report; None for a good one."""
     kind = None
@@ -219,7 +219,9 @@ def _identity(questions: Iterable[int]) -> str:
     return f"{fingerprint(','.join(map(str, sorted(questions)))):016x}"
 
 
-def _write(out: Path, rows: Iterator[Row], report: Report, limit: int | None, made_with: dict[str, Any]) -> None:
+def _write(
+    out: Path, rows: Iterator[PreparedRow], report: Report, limit: int | None, made_with: dict[str, Any]
+) -> None:
     """Write row groups as they fill, under another name until all is there."""
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.partial")

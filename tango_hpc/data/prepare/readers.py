@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tango_hpc.data.prepare.rows import Row
+from tango_hpc.data.prepare.rows import PreparedRow
 from tango_hpc.errors import UserError
 from tango_hpc.protocol.tags import last_box
 
 Record = Mapping[str, Any]
-Reader = Callable[[Record, Path, int], Row | None]
+Reader = Callable[[Record, Path, int], PreparedRow | None]
 
 _EURUS_REQUEST = re.compile(r"\s*Present the answer in LaTe[xX] format: ?\\boxed\{\s*Your answer\s*\}\.?\s*$")
 
@@ -65,52 +65,47 @@ def _text(value: Any) -> str:
     return str(value).strip()
 
 
-def gsm8k(record: Record, file: Path, index: int) -> Row:
+def gsm8k(record: Record, file: Path, index: int) -> PreparedRow:
     """Answer after `####`."""
     solution = _first(record, "answer")
     reasoning, _, answer = solution.rpartition("####")
-    return Row(str(index), _first(record, "question"), answer.strip(), "", {"solution": reasoning.strip()})
+    return PreparedRow(str(index), _first(record, "question"), answer.strip(), {"solution": reasoning.strip()})
 
 
-def math(record: Record, file: Path, index: int) -> Row:
+def math(record: Record, file: Path, index: int) -> PreparedRow:
     """MATH: the answer is the last box of the solution."""
     solution = _first(record, "solution")
-    metadata = {
-        "solution": solution,
-        "level": record.get("level"),
-        "subject": record.get("type", record.get("subject")),
-    }
+    subject = record.get("type", record.get("subject"))
+    metadata = {"solution": solution, "level": record.get("level"), "subject": subject}
     name = record.get("unique_id") or f"{file.parent.name}-{file.stem}-{index}"
     answer = _text(record.get("answer")) or last_box(solution) or ""
     if not answer and (bare := re.findall(r"\\boxed\s+(\d+)", solution)):  # \boxed 9, without braces
         answer = bare[-1]
-    return Row(name, _first(record, "problem"), answer, "", metadata)
+    return PreparedRow(name, _first(record, "problem"), answer, metadata)
 
 
-def math500(record: Record, file: Path, index: int) -> Row:
+def math500(record: Record, file: Path, index: int) -> PreparedRow:
     """MATH-500 gives the answer beside the solution."""
     metadata = {name: record.get(name) for name in ("solution", "level", "subject")}
-    return Row(
-        str(record.get("unique_id", index)), _first(record, "problem"), _text(record.get("answer")), "", metadata
-    )
+    name = str(record.get("unique_id", index))
+    return PreparedRow(name, _first(record, "problem"), _text(record.get("answer")), metadata)
 
 
-def competition(record: Record, file: Path, index: int) -> Row:
+def competition(record: Record, file: Path, index: int) -> PreparedRow:
     """AIME and AMC: whole numbers, in some mirrors stored as floats."""
     question = _first(record, "problem", "Problem", "question")
     answer = _text(record.get("answer", record.get("Answer")))
     name = record.get("id", record.get("ID", index))
-    return Row(str(name), question, answer, "", {"url": record.get("url")} if record.get("url") else {})
+    return PreparedRow(str(name), question, answer, {"url": record.get("url")} if record.get("url") else {})
 
 
-def olympiadbench(record: Record, file: Path, index: int) -> Row | None:
+def olympiadbench(record: Record, file: Path, index: int) -> PreparedRow | None:
     """English open-ended mathematics without images; unit, tolerance and number of answers go to the metadata."""
     if record.get("modality", "Text-only") != "Text-only" or record.get("language", "English") != "English":
         return None
-    if record.get("question_type", "Open-ended") != "Open-ended" or record.get("subject", "Math") not in (
-        "Math",
-        "Maths",
-    ):
+    if record.get("question_type", "Open-ended") != "Open-ended":
+        return None
+    if record.get("subject", "Math") not in ("Math", "Maths"):
         return None
     answers = _first(record, "final_answer")
     answers = [answers] if isinstance(answers, str) else answers
@@ -120,33 +115,33 @@ def olympiadbench(record: Record, file: Path, index: int) -> Row | None:
         "unit": record.get("unit"), "error": record.get("error"), "subfield": record.get("subfield"),
     }  # fmt: skip
     question = f"{context.strip()}\n\n{record['question']}" if context else _first(record, "question")
-    return Row(str(_first(record, "id")), question, ", ".join(map(_text, answers)), "", metadata)
+    return PreparedRow(str(_first(record, "id")), question, ", ".join(map(_text, answers)), metadata)
 
 
-def boardgameqa(record: Record, file: Path, index: int) -> Row:
+def boardgameqa(record: Record, file: Path, index: int) -> PreparedRow:
     """`example` words the whole game and its question; labels are proved, disproved, unknown."""
     depth = re.search(r"depth(\d)|Main-(\w+)", str(file.parent))
     metadata = {"depth": depth[1] or depth[2] if depth else None, "config": record.get("config")}
     name = f"{file.parent.name}-{file.stem}-{index}"
-    return Row(name, _first(record, "example"), _text(record.get("label")), "", metadata)
+    return PreparedRow(name, _first(record, "example"), _text(record.get("label")), metadata)
 
 
-def cruxeval(record: Record, file: Path, index: int) -> Row:
+def cruxeval(record: Record, file: Path, index: int) -> PreparedRow:
     """Output prediction: what does f return for this input?"""
     question = f"{_first(record, 'code')}\n\nf({_first(record, 'input')})"
-    return Row(str(record.get("id", index)), question, str(_first(record, "output")), "")
+    return PreparedRow(str(record.get("id", index)), question, str(_first(record, "output")))
 
 
-def strategyqa(record: Record, file: Path, index: int) -> Row:
+def strategyqa(record: Record, file: Path, index: int) -> PreparedRow:
     """The answer is a truth value: yes or no."""
     answer = record.get("answer")
     if isinstance(answer, str):
         answer = {"true": True, "yes": True, "false": False, "no": False}.get(answer.casefold())
     text = "" if answer is None else ("yes" if answer else "no")
-    return Row(str(record.get("qid", index)), _first(record, "question"), text, "", {"facts": record.get("facts")})
+    return PreparedRow(str(record.get("qid", index)), _first(record, "question"), text, {"facts": record.get("facts")})
 
 
-def tablebench(record: Record, file: Path, index: int) -> Row | None:
+def tablebench(record: Record, file: Path, index: int) -> PreparedRow | None:
     """Number reasoning and fact checking, whose answers can be compared; the table is written out in Markdown."""
     if record.get("qtype") not in ("NumericalReasoning", "FactChecking"):
         return None
@@ -156,25 +151,20 @@ def tablebench(record: Record, file: Path, index: int) -> Row | None:
     lines = [table["columns"], ["---"] * len(table["columns"]), *table["data"]]
     markdown = "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
     metadata = {"qtype": record["qtype"], "qsubtype": record.get("qsubtype")}
-    return Row(
-        str(record.get("id", index)),
-        f"{markdown}\n\n{_first(record, 'question')}",
-        _text(record.get("answer")),
-        "",
-        metadata,
-    )
+    question = f"{markdown}\n\n{_first(record, 'question')}"
+    return PreparedRow(str(record.get("id", index)), question, _text(record.get("answer")), metadata)
 
 
-def processbench(record: Record, file: Path, index: int) -> Row:
+def processbench(record: Record, file: Path, index: int) -> PreparedRow:
     """`answer` is the index of the first wrong step, -1 where all are right; the steps go to the metadata."""
     metadata = {
         "split": file.stem.split("-")[0], "steps": list(_first(record, "steps")),
         "final_answer_correct": record.get("final_answer_correct"), "generator": record.get("generator"),
     }  # fmt: skip
-    return Row(str(record.get("id", index)), _first(record, "problem"), str(_first(record, "label")), "", metadata)
+    return PreparedRow(str(record.get("id", index)), _first(record, "problem"), str(_first(record, "label")), metadata)
 
 
-def eurus_rl(record: Record, file: Path, index: int) -> Row | None:
+def eurus_rl(record: Record, file: Path, index: int) -> PreparedRow | None:
     """Mathematics only. The question is the last user turn, without the request for a box that ends it."""
     if _first(record, "ability") != "math":
         return None
@@ -184,17 +174,17 @@ def eurus_rl(record: Record, file: Path, index: int) -> Row | None:
     extra = record.get("extra_info") or {}
     metadata = {"data_source": record.get("data_source")}
     question = _EURUS_REQUEST.sub("", turns[-1]) if turns else ""
-    return Row(f"{extra.get('split', file.stem)}-{extra.get('index', index)}", question, _text(truth), "", metadata)
+    return PreparedRow(f"{extra.get('split', file.stem)}-{extra.get('index', index)}", question, _text(truth), metadata)
 
 
-def eurus_sft(record: Record, file: Path, index: int) -> Row | None:
+def eurus_sft(record: Record, file: Path, index: int) -> PreparedRow | None:
     """Mathematics only. The reference answer is the last box of the reply; the reply itself is not trained on."""
     if str(_first(record, "task")).casefold() != "math":
         return None
     turns = {turn["from"]: turn["value"] for turn in _first(record, "conversations")}
     question = _EURUS_REQUEST.sub("", turns.get("human", turns.get("user", "")))
     answer = last_box(turns.get("gpt", turns.get("assistant", ""))) or ""
-    return Row(str(record.get("id") or index), question, answer, "", {"data_source": record.get("dataset")})
+    return PreparedRow(str(record.get("id") or index), question, answer, {"data_source": record.get("dataset")})
 
 
 DATA_SETS: dict[str, DataSet] = {

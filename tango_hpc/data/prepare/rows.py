@@ -30,14 +30,17 @@ _KEPT = re.compile(r"[\w+\-*/=<>^|!]|(?<=\d)\.(?=\d)")
 
 
 @dataclass
-class Row:
-    """One prepared record; `metadata` holds what only some data sets have (level, unit, steps, ...)."""
+class PreparedRow:
+    """One prepared record; `metadata` holds what only some data sets have (level, unit, steps, ...).
+
+    A reader leaves `source` empty: `prepare` puts the name of the data set there.
+    """
 
     id: str
     question: str
     answer: str
-    source: str
     metadata: dict[str, Any] = field(default_factory=dict)
+    source: str = ""
 
     def as_columns(self) -> dict[str, str]:
         """The row as the schema stores it: `metadata` as a JSON object with sorted keys."""

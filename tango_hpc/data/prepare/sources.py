@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,12 @@ def find_files(source: str, patterns: Sequence[str]) -> list[Path]:
         return [path]
     folder = path if path.is_dir() else _download(source, patterns)
     files = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+    names = [file.relative_to(folder).as_posix() for file in files]
     for pattern in patterns:
-        fitting = [file for file in files if fnmatch(file.relative_to(folder).as_posix(), pattern)]
-        if fitting:
-            return fitting
-    names = ", ".join(file.relative_to(folder).as_posix() for file in files[:8]) or "no data files at all"
-    raise UserError(f"{source} has no file like {' or '.join(patterns)}; it has {names} (--split chooses)")
+        if fitting := fnmatch.filter(names, pattern):
+            return [folder / name for name in fitting]
+    present = ", ".join(names[:8]) or "no data files at all"
+    raise UserError(f"{source} has no file like {' or '.join(patterns)}; it has {present} (--split chooses)")
 
 
 def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
