@@ -11,10 +11,10 @@ from typing import Annotated
 
 import typer
 
+from tango_hpc.bench import commands as bench_commands
 from tango_hpc.errors import StoppedEarly, UserError
 from tango_hpc.launch import commands as launch_commands
 from tango_hpc.plan import commands as plan_commands
-from tango_hpc.reshard import commands as bench_commands
 from tango_hpc.run import commands as run_commands
 
 app = typer.Typer(

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tango_hpc.config import Config
+from tango_hpc.data.packing import pack
 
 
 @dataclass(frozen=True)
@@ -29,18 +30,15 @@ def role_batch(config: Config, name: str) -> RoleBatch:
     tokens = responses * longest
     pipeline = role.parallel.pipeline
     data = config.world_size // (role.parallel.tensor * pipeline)
-    per_rank = math.ceil(responses / data)
-    sequences_per_micro_batch = max(role.micro_batch_tokens // longest, 1)
-    micro_batches = max(math.ceil(per_rank / sequences_per_micro_batch), min(pipeline, per_rank))
-    fullest = math.ceil(per_rank / micro_batches) * longest
+    packs = pack([longest] * responses, num_ranks=data, max_tokens=role.micro_batch_tokens, min_micro_batches=pipeline)
     groups = config.world_size // config.rollout.tensor
     rollouts = math.ceil(responses / groups)
     return RoleBatch(
         responses=responses,
         tokens=tokens,
         longest=longest,
-        micro_batches=micro_batches,
-        micro_batch_tokens=fullest,
+        micro_batches=len(packs[0]),
+        micro_batch_tokens=max(len(members) for rank in packs for members in rank) * longest,
         rollouts_per_engine=rollouts,
         rollout_tokens_per_engine=rollouts * longest,
     )

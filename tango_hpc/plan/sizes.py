@@ -2,7 +2,7 @@
 
 Counted from the code that allocates them: `policy/optimizer.py` (gradients in fp32; AdamW's moments in fp32, plus fp32
 masters for 16-bit weights, both spread over data-parallel ranks), `policy/attention.py` and Megatron-core's unfused
-local layers (activations), `policy/vocab_parallel.py` (logits by chunks), `policy/checkpoint.py` (a piece at a time).
+local layers (activations), `policy/vocab_parallel.py` (logits by chunks), `policy/saved_state.py` (a piece at a time).
 Legend: T tokens of a micro-batch on one rank.
 """
 
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from tango_hpc.model.engine_layout import engine_layout
 from tango_hpc.model.shape import ModelShape, padded_vocab_size, pipeline_stages
 from tango_hpc.model.trainer_layout import LocalParam, megatron_layout
+from tango_hpc.policy.sizes import LOGIT_CHUNK, PIECE
 
 GIB = 2**30
-LOGIT_CHUNK = 64 * 2**20  # elements of one chunk of logits in policy/vocab_parallel.py
-SAVE_BYTES = 2 * 4 * 16 * 2**20  # a piece of a checkpoint in policy/checkpoint.py in fp32, and its bytes on the way out
+SAVE_BYTES = 2 * 4 * PIECE  # a piece of a checkpoint in fp32, and its bytes on the way out
 
 # Measured on one rank (`ps`, resident set): Python with torch, Megatron-core and transformers; what vLLM's import and
 # an engine's own tables add; what a second engine adds.

@@ -30,7 +30,7 @@ from tango_hpc.model.shape import ModelShape, check_parallel
 from tango_hpc.parallel.groups import PolicyGroups
 from tango_hpc.parallel.megatron_cpu import megatron_on_cpu
 from tango_hpc.parallel.ranks import this_device
-from tango_hpc.policy import checkpoint, hf_io
+from tango_hpc.policy import hf_io, saved_state
 from tango_hpc.policy.batch import MicroBatch, build_micro_batch, fed_length, response_offsets
 from tango_hpc.policy.memory import DeviceMemory
 from tango_hpc.policy.model import build_model, transformer_config
@@ -241,12 +241,17 @@ class Policy:
     def save(self, folder: Path) -> None:
         """Write everything that `load` needs to go on bit for bit. OSError, on all ranks, if it cannot be written."""
         with self._memory.on_device():
-            checkpoint.save(self, folder)
+            saved_state.save(self._state(), folder)
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote, in this or any other layout."""
         with self._memory.on_device():
-            checkpoint.load(self, folder)
+            saved_state.load(self._state(), folder)
+
+    def _state(self) -> saved_state.PolicyState:
+        return saved_state.PolicyState(
+            self.model, self.groups.data, self.named_shards(), self.reference, self.optimizer
+        )
 
     def offload(self, *, keep_weights: bool = False) -> None:
         """Move optimizer state, and weights, from the GPU to the host; drop gradients. Nothing to do on a CPU."""

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-# Logits of one chunk: 64 Mi elements, 256 MiB in fp32.
-_CHUNK_ELEMENTS = 64 * 2**20
+from tango_hpc.policy.sizes import LOGIT_CHUNK
 
 
 def vocab_parallel_logprobs(
@@ -35,7 +34,7 @@ def vocab_parallel_logprobs(
     rows = weight_VK.shape[0]
     start = group.rank() * rows
     num_rows = min(max(vocab_size - start, 0), rows)
-    chunk = chunk_tokens or max(1, _CHUNK_ELEMENTS // max(rows, 1))
+    chunk = chunk_tokens or max(1, LOGIT_CHUNK // max(rows, 1))
     return _VocabParallelLogprobs.apply(
         hidden_TK, weight_VK, targets_T - start, group, num_rows, 1.0 / temperature, chunk
     )

@@ -7,6 +7,7 @@ share one tensor size.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
@@ -25,15 +26,6 @@ import torch.distributed as dist
 from tango_hpc.config.schema import MIN_TEMPERATURE
 from tango_hpc.rollout.spread import spread_requests
 from tango_hpc.types import Generation, GenerationRequest, SamplingSettings
-
-# Read by vLLM when it is imported. What a user has set stays.
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-# Where vLLM's tensor groups meet; it would leave its sockets in the temporary folder for good.
-_SOCKETS = Path(tempfile.gettempdir()) / f"tango-{uuid.uuid4().hex[:12]}"
-os.environ["VLLM_RPC_BASE_PATH"] = str(_SOCKETS)
 
 
 class RolloutEngine:
@@ -68,7 +60,9 @@ class RolloutEngine:
         self.dtype: torch.dtype = getattr(torch, dtype)
         arguments: dict[str, Any] = {}
         ident = _host_ident()
-        _SOCKETS.mkdir(mode=0o700, exist_ok=True)
+        # vLLM's tensor groups meet in sockets, which it would leave in the temporary folder for good.
+        sockets = _set_up_vllm()
+        sockets.mkdir(mode=0o700)
         if device == "cpu":
             if kv_cache_gb is None:
                 raise ValueError("kv_cache_gb must be given on a CPU, e.g. 0.5")
@@ -115,7 +109,7 @@ class RolloutEngine:
         )
         # All have connected to sockets and shared memory; without names, nothing is left behind by a rank that dies.
         dist.barrier()
-        shutil.rmtree(_SOCKETS)
+        shutil.rmtree(sockets)
         for segment in Path("/dev/shm").glob(f"{ident}-*"):
             segment.unlink(missing_ok=True)
         # Set to run when the client is collected: it would end this process's default process group.
@@ -210,6 +204,18 @@ class RolloutEngine:
         del self.llm
         gc.unfreeze()
         gc.collect()
+
+
+@functools.cache
+def _set_up_vllm() -> Path:
+    """The environment that vLLM reads, before it is first imported; the folder for its sockets. What a user has set stays."""
+    sockets = Path(tempfile.gettempdir()) / f"tango-{uuid.uuid4().hex[:12]}"
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ["VLLM_RPC_BASE_PATH"] = str(sockets)
+    return sockets
 
 
 def _host_ident() -> str:

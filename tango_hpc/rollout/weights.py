@@ -13,10 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import torch
-from vllm.model_executor.layers.linear import LinearBase
-from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
-from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-from vllm.model_executor.model_loader.reload.meta import materialize_layer, restore_layer_on_meta
 
 _READ_ROWS = 256  # rows of the identity matrix multiplied at once
 
@@ -25,6 +21,10 @@ class EngineWeights:
     """Parameters of a vLLM model by name; a *module* is what owns some of them and is installed as a whole."""
 
     def __init__(self, model: torch.nn.Module) -> None:
+        from vllm.model_executor.layers.linear import LinearBase
+        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+        self._info_of = get_layerwise_info
         self._modules = dict(model.named_modules())
         self._names = [name for name, _ in model.named_parameters()]
         # On a CPU, kernels hold packed copies. Those of the output layer may be of a weight that the embedding owns;
@@ -44,7 +44,9 @@ class EngineWeights:
         """Make the module's parameters writable."""
         module = self._modules[module_name]
         if any(parameter.numel() == 0 for parameter in module.parameters(recurse=False)):
-            info = get_layerwise_info(module)
+            from vllm.model_executor.model_loader.reload.meta import materialize_layer, restore_layer_on_meta
+
+            info = self._info_of(module)
             restore_layer_on_meta(module, info)
             materialize_layer(module, info)
 
@@ -57,9 +59,7 @@ class EngineWeights:
     def close(self, module_name: str) -> None:
         """Put what was written to use: pack it where the kernels want it packed."""
         for module in self._packed.get(module_name, ()):
-            method = module.quant_method
-            assert isinstance(method, QuantizeMethodBase), f"{module_name} has no method to pack with"
-            method.process_weights_after_loading(module)
+            module.quant_method.process_weights_after_loading(module)
 
     @torch.no_grad()
     def copies(self, name: str) -> Iterator[torch.Tensor]:
@@ -90,4 +90,4 @@ class EngineWeights:
         if live.numel():
             return live
         module_name, _, attribute = name.rpartition(".")
-        return get_layerwise_info(self._modules[module_name]).restore_metadata[0][attribute]
+        return self._info_of(self._modules[module_name]).restore_metadata[0][attribute]

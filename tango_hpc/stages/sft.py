@@ -13,11 +13,11 @@ from tango_hpc.config.schema import SftRoleConfig
 from tango_hpc.data.sampler import QuestionSampler
 from tango_hpc.data.tables import SFT_COLUMNS, evenly_spaced, read_rows
 from tango_hpc.errors import CheckFailed, StoppedEarly
+from tango_hpc.policy.checkpoints import Checkpoints
 from tango_hpc.policy.policy import Policy
 from tango_hpc.protocol.prompts import generator_prompt_ids, response_ids, verifier_prompt_ids
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.tokenizer import load_tokenizer
-from tango_hpc.run.checkpoint import Checkpoints
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.interrupt import StopSignal
 from tango_hpc.stages.journal import Clock, Journal

@@ -17,7 +17,7 @@ from tango_hpc.data.sampler import QuestionSampler
 from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows
 from tango_hpc.equations import ClassWeightEma, alpha_schedule
 from tango_hpc.errors import CheckFailed, StoppedEarly
-from tango_hpc.run.checkpoint import Checkpoints
+from tango_hpc.policy.checkpoints import Checkpoints
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import write_rollouts
 from tango_hpc.run.interrupt import StopSignal

@@ -32,7 +32,7 @@ class Part:
 
 
 def save_and_load(path: Path) -> list[str]:
-    from tango_hpc.run.checkpoint import Checkpoints
+    from tango_hpc.policy.checkpoints import Checkpoints
 
     directory = RunDirectory(path)
     checkpoints = Checkpoints(directory, "train", keep=2, phases=("rollout", "verify"))

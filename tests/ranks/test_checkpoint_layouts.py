@@ -72,10 +72,10 @@ def all_pairs(folder: Path) -> dict[str, list[str]]:
     """Save each layout's own state, then load it in every other layout: what is not as it was, by pair."""
     import torch.distributed as dist
 
-    from tango_hpc.policy import checkpoint
+    from tango_hpc.policy import saved_state
     from tango_hpc.policy.policy import LossSettings
 
-    checkpoint.PIECE = PIECE
+    saved_state.PIECE = PIECE
     found: dict[str, list[str]] = {}
     for family, (dtype, _, layouts) in CASES.items():
         policies = [make_policy(folder / family, *layout, dtype) for layout in layouts]
@@ -130,9 +130,9 @@ def resident(field: str) -> int:
 
 def peaks(folder: Path) -> dict[tuple[int, int], tuple[int, int, int]]:
     """Of each layout: bytes of optimizer state, and the peaks of saving and of loading."""
-    from tango_hpc.policy import checkpoint
+    from tango_hpc.policy import saved_state
 
-    checkpoint.PIECE = MIB // 4
+    saved_state.PIECE = MIB // 4
     result = {}
     for layout in ((1, 1), (2, 1)):
         policy = make_policy(folder / "model", *layout, "float32")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tango_hpc.bench.reshard import render, run_bench
 from tango_hpc.config import load_config
-from tango_hpc.reshard.bench import render, run_bench
 from tango_hpc.reshard.planned import plan_report
 
 CONFIG = Path("configs/bench_reshard.yaml")

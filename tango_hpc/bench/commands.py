@@ -23,8 +23,8 @@ def bench(
 
     Example: `tango bench reshard configs/bench_reshard.yaml`
     """
+    from tango_hpc.bench.reshard import render, run_bench
     from tango_hpc.config import load_config
-    from tango_hpc.reshard.bench import render, run_bench
 
     if name != "reshard":
         raise UserError(f"there is no benchmark {name!r}; there is: reshard")

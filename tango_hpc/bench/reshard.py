@@ -5,7 +5,7 @@
 3. disk: save safetensors, then the engine's own loader.
 
 Each is timed several times between barriers, and followed by a comparison of checksums, so that a way that is fast
-and wrong is not counted. `python -m tango_hpc.reshard.bench CONFIG OUT` is one rank.
+and wrong is not counted. `python -m tango_hpc.bench.reshard CONFIG OUT` is one rank.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run_bench(config: Config) -> dict[str, Any]:
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": str(config.launch.threads_per_rank),
         }
-        words = [sys.executable, "-m", "tango_hpc.reshard.bench", folder]
+        words = [sys.executable, "-m", "tango_hpc.bench.reshard", folder]
         ranks = [
             subprocess.Popen(words, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
             for rank in range(config.world_size)
@@ -99,10 +99,10 @@ def rank_main(folder: Path) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(config.launch.threads_per_rank)
+    from tango_hpc.bench.gather import FullGather
     from tango_hpc.parallel.collectives import max_over_ranks
     from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
     from tango_hpc.policy.policy import Policy
-    from tango_hpc.reshard.gather import FullGather
     from tango_hpc.reshard.sync import WeightSync
     from tango_hpc.stages.role import make_engine
 

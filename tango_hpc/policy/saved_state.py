@@ -15,10 +15,10 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
@@ -28,27 +28,36 @@ from megatron.core.dist_checkpointing.strategies import common as common_strateg
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, SerializationFormat, _write_item
 from torch.distributed.checkpoint.planner import WriteItemType
 
 from tango_hpc.parallel.collectives import all_gather_objects
 from tango_hpc.parallel.megatron_cpu import megatron_on_cpu
-
-if TYPE_CHECKING:
-    from tango_hpc.policy.policy import Policy
-
-# Elements written or read at once. In fp32 it is more than the C library ever keeps of freed memory.
-PIECE = 16 * 2**20
+from tango_hpc.policy.model import PolicyModel
+from tango_hpc.policy.optimizer import PolicyOptimizer
+from tango_hpc.policy.sizes import PIECE
 
 
-def save(policy: Policy, folder: Path) -> None:
+@dataclass(frozen=True)
+class PolicyState:
+    """What there is to save of a policy on this rank: parameters and reference by name, and the optimizer if any."""
+
+    model: PolicyModel
+    data_group: ProcessGroup
+    shards: Mapping[str, Tensor]
+    reference: Mapping[str, Tensor] | None
+    optimizer: PolicyOptimizer | None
+
+
+def save(state: PolicyState, folder: Path) -> None:
     """Write weights, optimizer, step and reference into `folder`. OSError, on all ranks, names what failed."""
     folder.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
     with megatron_on_cpu(), _writing_here(problems):
         try:
-            dist_checkpointing.save(_described(policy), str(folder))
+            dist_checkpointing.save(_described(state), str(folder))
         except CheckpointException as error:
             problems += [f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items()]
     everywhere = [problem for found in all_gather_objects(problems) for problem in found]
@@ -56,38 +65,38 @@ def save(policy: Policy, folder: Path) -> None:
         raise OSError("; ".join(everywhere))
 
 
-def load(policy: Policy, folder: Path) -> None:
+def load(state: PolicyState, folder: Path) -> None:
     """Bring the policy to the state in `folder`, which any layout may have written."""
     with megatron_on_cpu():
-        state = dist_checkpointing.load(_described(policy), str(folder))  # fills the tensors themselves
-        if policy.optimizer is not None:
-            policy.optimizer.load(state["optimizer"], state["step_count"])
+        loaded = dist_checkpointing.load(_described(state), str(folder))  # fills the tensors themselves
+        if state.optimizer is not None:
+            state.optimizer.load(loaded["optimizer"], loaded["step_count"])
 
 
-def _described(policy: Policy) -> dict[str, Any]:
+def _described(state: PolicyState) -> dict[str, Any]:
     """All that a checkpoint holds; tensors as pieces that are views of this rank's own."""
-    data_group = policy.groups.data
-    weights = policy.model.sharded_state_dict(metadata={"non_homogeneous_layers": True, "dp_cp_group": data_group})
-    names = {id(parameter): name for name, parameter in policy.named_shards().items()}
+    data_rank = state.data_group.rank()
+    weights = state.model.sharded_state_dict(metadata={"non_homogeneous_layers": True, "dp_cp_group": state.data_group})
+    names = {id(parameter): name for name, parameter in state.shards.items()}
     pieces: dict[str, list[ShardedTensor]] = {}
     for entry in weights.values():
         if id(entry.data) not in names:
             continue  # empty places for Transformer Engine's own state
         name = names[id(entry.data)]
-        pieces[name] = _pieces(entry, "", entry.data, data_group.rank())
-        if policy.reference is not None:
-            pieces[f"reference.{name}"] = _pieces(entry, "reference.", policy.reference[name], data_group.rank())
-        if policy.optimizer is not None:
-            start, tensors = policy.optimizer.share_of(entry.data)
+        pieces[name] = _pieces(entry, "", entry.data, data_rank)
+        if state.reference is not None:
+            pieces[f"reference.{name}"] = _pieces(entry, "reference.", state.reference[name], data_rank)
+        if state.optimizer is not None:
+            start, tensors = state.optimizer.share_of(entry.data)
             for key, tensor in tensors.items():
                 # Nobody else has this share, so it counts as the main copy on whatever rank it lies.
                 prefix = f"optimizer.state.{key}."
                 pieces[f"{prefix}{name}"] = _pieces(entry, prefix, tensor, data_rank=0, start=start)
     assert names.keys() <= {id(entry.data) for entry in weights.values()}, "a parameter is not in the checkpoint"
-    state: dict[str, Any] = {"pieces": pieces}
-    if policy.optimizer is not None:
-        state |= {"optimizer": policy.optimizer.common_state(), "step_count": policy.optimizer.step_count}
-    return state
+    described: dict[str, Any] = {"pieces": pieces}
+    if state.optimizer is not None:
+        described |= {"optimizer": state.optimizer.common_state(), "step_count": state.optimizer.step_count}
+    return described
 
 
 def _pieces(
