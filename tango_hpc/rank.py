@@ -19,12 +19,12 @@ from tango_hpc.launch.staging import with_staged_weights
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.interrupt import StopSignal, run_guarded
 
-# Each is `stage(config, directory, stop)`, imported when it is the one to run.
+# Each is called with (config, directory, stop), and imported when it is the one to run.
 STAGES = {
-    "sft": "tango_hpc.stages.sft",
-    "train": "tango_hpc.stages.tango",
-    "eval": "tango_hpc.stages.benchmark",
-    "teacher": "tango_hpc.stages.teacher",
+    "sft": "tango_hpc.stages.sft:fine_tune",
+    "train": "tango_hpc.stages.tango:train",
+    "eval": "tango_hpc.stages.benchmark:evaluate",
+    "teacher": "tango_hpc.stages.teacher:teach",
 }
 
 
@@ -49,7 +49,8 @@ def run_stage(directory: RunDirectory, stage: str, stop: StopSignal) -> None:
     torch.set_num_threads(config.launch.threads_per_rank)
     from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
 
-    body: Callable[[Config, RunDirectory, StopSignal], None] = import_module(STAGES[stage]).run
+    module, _, name = STAGES[stage].partition(":")
+    body: Callable[[Config, RunDirectory, StopSignal], None] = getattr(import_module(module), name)
     stop.enter("meeting the other ranks")
     init_distributed(config.launch.collective_timeout_seconds)
     try:

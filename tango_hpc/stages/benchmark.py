@@ -43,7 +43,7 @@ AS_THEY_ARE = "model"
 _COMPARED_ANSWERS = 16
 
 
-def run(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
+def evaluate(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
     """Evaluate what the config's `eval` section names. Raises `StoppedEarly` between sets when told to stop."""
     BenchmarkRun(config, directory, stop).evaluate()
 

@@ -27,7 +27,7 @@ from tango_hpc.types import TrainSequence
 STAGE = "sft"
 
 
-def run(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
+def fine_tune(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
     """Fine-tune every role that `config.sft` names and write it as a Hugging Face folder."""
     both = {"generator": config.sft.generator, "verifier": config.sft.verifier}
     named = {role: settings for role, settings in both.items() if settings is not None}
@@ -42,7 +42,7 @@ def run(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
         if resumed_step < last_step or not (settings.output / "config.json").exists():
             here = latest if latest is not None and first_step < resumed_step else None
             tuning = FineTuning(config, role, settings, checkpoints, journal, stop, first_step)
-            tuning.run(here)
+            tuning.finish(here)
         first_step = last_step
     journal.ended("done")
 
@@ -98,7 +98,7 @@ class FineTuning:
             total_steps=settings.steps,
         )
 
-    def run(self, checkpoint: Path | None) -> None:
+    def finish(self, checkpoint: Path | None) -> None:
         """From `checkpoint`, or from the start, to the exported folder."""
         step = 0
         if checkpoint is not None:

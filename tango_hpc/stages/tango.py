@@ -35,7 +35,7 @@ STAGE = "train"
 PHASES = ("rollout", "verify")
 
 
-def run(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
+def train(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
     """Train by Algorithm 1 until the schedule is done. Raises `StoppedEarly` when told to stop, having saved."""
     Tango(config, directory, stop).train()
 

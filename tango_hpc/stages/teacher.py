@@ -43,7 +43,7 @@ _PART = pa.schema(
 )
 
 
-def run(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
+def teach(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
     """Write the solutions of this shard. Raises `StoppedEarly` between chunks when told to stop."""
     settings = config.teacher
     assert settings is not None, "checked before the ranks start"
