@@ -13,11 +13,11 @@ from collections.abc import Callable
 from importlib import import_module
 
 from tango_hpc.config import Config, load_config
+from tango_hpc.control.stop import StopSignal, run_guarded
 from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.launch.environment import own_rank, prepare_rank
 from tango_hpc.launch.staging import with_staged_weights
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.interrupt import StopSignal, run_guarded
 
 # Each is `stage(config, directory, stop)`, imported when it is the one to run.
 STAGES = {

@@ -19,12 +19,12 @@ from tango_hpc.config import Config, load_config
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, RunLock, submitted_jobs
+from tango_hpc.launch.enter import is_done
 from tango_hpc.launch.environment import place
-from tango_hpc.launch.prepare import is_done
+from tango_hpc.launch.provenance import record_attempt
 from tango_hpc.launch.starters import LocalStarter, SrunStarter, Starter
 from tango_hpc.launch.supervisor import WROTE_STOP_FILE, Supervisor
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.provenance import record_attempt
 from tango_hpc.run.summary import read_summary, update_summary
 from tango_hpc.stages.preflight import check_inputs
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import tango_hpc
-from tango_hpc.run.provenance import CODE_STATE_FILE, code_state
+from tango_hpc.launch.provenance import CODE_STATE_FILE, code_state
 
 PACKAGE = Path(tango_hpc.__file__).resolve().parent
 

@@ -13,12 +13,12 @@ from typing import Protocol
 
 import tango_hpc
 from tango_hpc.config.schema import Config
+from tango_hpc.control.outcome import Failure, death, deaths_in_srun_output
+from tango_hpc.control.stop import SUPERVISED
 from tango_hpc.errors import UserError
 from tango_hpc.launch.environment import free_port
 from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
-from tango_hpc.launch.watch import Failure, death, deaths_in_srun_output
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.interrupt import SUPERVISED
 
 # Words before the run directory and the stage. TANGO_RANK_COMMAND replaces it, to run the ranks in a container.
 RANK_COMMAND = (sys.executable, "-P", "-m", "tango_hpc.rank")

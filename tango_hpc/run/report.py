@@ -12,13 +12,13 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from tango_hpc.launch.provenance import read_provenance
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import RolloutRow, dumped_steps, read_rollouts
 from tango_hpc.run.files import write_atomically
 from tango_hpc.run.metrics import Row, read_evaluations, read_metrics
 from tango_hpc.run.plots import PANELS, panel_svg, save_curves
 from tango_hpc.run.progress import clock
-from tango_hpc.run.provenance import read_provenance
 from tango_hpc.run.reading import JUDGEMENT_NAMES, choose_examples, facts, step_views
 from tango_hpc.run.summary import BEFORE_AFTER, read_summary
 

@@ -13,8 +13,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from tango_hpc.launch.provenance import package_versions
 from tango_hpc.run.files import write_atomically
-from tango_hpc.run.provenance import package_versions
 
 if TYPE_CHECKING:
     from tango_hpc.run.directory import RunDirectory

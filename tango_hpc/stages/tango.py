@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tango_hpc.config import Config
+from tango_hpc.control.stop import StopSignal
 from tango_hpc.data.sampler import QuestionSampler
 from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows
 from tango_hpc.equations import ClassWeightEma
@@ -20,7 +21,6 @@ from tango_hpc.protocol.prompts import generator_prompt_ids
 from tango_hpc.run.checkpoint import Checkpoints
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import write_rollouts
-from tango_hpc.run.interrupt import StopSignal
 from tango_hpc.stages.evaluation import Evaluation
 from tango_hpc.stages.journal import Clock, Journal
 from tango_hpc.stages.role import Role, request_seeds

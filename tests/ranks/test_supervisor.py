@@ -18,9 +18,9 @@ from rich.console import Console
 
 from tango_hpc.config import config_to_yaml
 from tango_hpc.config.load import validate_tree
+from tango_hpc.control.outcome import is_loading
 from tango_hpc.launch.starters import LocalStarter
 from tango_hpc.launch.supervisor import Supervisor
-from tango_hpc.launch.watch import is_loading
 from tango_hpc.run.directory import RunDirectory
 from tests.helpers.counter_rank import RANK_COMMAND, counted
 

@@ -15,7 +15,7 @@ import yaml
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from tango_hpc.launch import slurm
-from tango_hpc.launch.status import RunState, find_runs, states
+from tango_hpc.manage.status import RunState, find_runs, states
 from tests.slurm.jobs import (
     PROFILE,
     ROOT,

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from tango_hpc.errors import UserError
+from tango_hpc.launch.provenance import code_state, environment, record_attempt
 from tango_hpc.run.directory import RunDirectory, config_changes
-from tango_hpc.run.provenance import code_state, environment, record_attempt
 from tango_hpc.run.summary import before_and_after, read_summary, update_summary
 
 CONFIG = "seed: 0\nrun: {dir: here}\ntrain: {generator_steps: 20, rollouts_per_question: 5}\n"
@@ -147,7 +147,7 @@ def test_code_state_has_commit_and_diff_of_its_own_checkout_only(tmp_path):
 
 
 def test_reading_a_run_loads_neither_torch_nor_vllm():
-    modules = "directory, dumps, files, metrics, provenance, summary"
+    modules = "directory, dumps, files, metrics, summary"
     code = f"import sys; from tango_hpc.run import {modules}; print({{'torch', 'vllm', 'megatron'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from tango_hpc.errors import UserError
+from tango_hpc.launch.provenance import record_attempt
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import RolloutRow, write_rollouts
 from tango_hpc.run.metrics import MetricsWriter
 from tango_hpc.run.progress import ProgressReporter
-from tango_hpc.run.provenance import record_attempt
 from tango_hpc.run.reading import choose_examples, show_rollouts, step_views
 from tango_hpc.run.report import write_report
 from tango_hpc.run.summary import update_summary

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tango_hpc.launch.watch import Watchdog, death, deaths_in_srun_output, find_cause, read_failures
+from tango_hpc.control.outcome import Watchdog, death, deaths_in_srun_output, find_cause, read_failures
+from tango_hpc.control.stop import outcome_file
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.interrupt import outcome_file
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tango_hpc.control.outcome import read_failures
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, known_jobs, lock_holder, submitted_jobs
-from tango_hpc.launch.watch import read_failures
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_summary
 

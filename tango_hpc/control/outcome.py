@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tango_hpc.control.stop import outcome_file
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.interrupt import outcome_file
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ def submit(
     Example: `tango submit train configs/quickstart.yaml run.dir=$SCRATCH/run --profile generic`
     """
     from tango_hpc.config import load_config
-    from tango_hpc.launch import submit as submission
-    from tango_hpc.launch.profiles import load_profile
+    from tango_hpc.manage import submit as submission
+    from tango_hpc.manage.profiles import load_profile
     from tango_hpc.stages.preflight import node_local_paths
 
     settings = load_config(config, overrides or [])
@@ -73,8 +73,8 @@ def sweep(
     """
     from rich.console import Console
 
-    from tango_hpc.launch import sweep as sweeping
-    from tango_hpc.launch.sweep_results import show_results
+    from tango_hpc.manage import sweep as sweeping
+    from tango_hpc.manage.sweep_results import show_results
 
     plan = sweeping.load_sweep(file)
     console = Console()
@@ -95,7 +95,7 @@ def status(
     """
     from rich.console import Console
 
-    from tango_hpc.launch.status import show_status
+    from tango_hpc.manage.status import show_status
 
     show_status(run, Console(), as_json=as_json)
 
@@ -112,7 +112,7 @@ def logs(
     """
     from rich.console import Console
 
-    from tango_hpc.launch.status import show_logs
+    from tango_hpc.manage.status import show_logs
 
     show_logs(run, Console(), rank=rank, lines=lines, follow=follow)
 
@@ -124,7 +124,7 @@ def cancel(run: RunOrFolder) -> None:
     """
     from rich.console import Console
 
-    from tango_hpc.launch.status import cancel as end
+    from tango_hpc.manage.status import cancel as end
 
     end(run, Console())
 
@@ -136,7 +136,7 @@ def stop(run: RunOrFolder) -> None:
     """
     from rich.console import Console
 
-    from tango_hpc.launch.status import stop as ask
+    from tango_hpc.manage.status import stop as ask
 
     ask(run, Console())
 
@@ -152,7 +152,7 @@ def doctor(
     """
     from rich.console import Console
 
-    from tango_hpc.launch.doctor import examine
+    from tango_hpc.manage.doctor import examine
 
     raise typer.Exit(examine(config, overrides or [], profile, Console()))
 
