@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tango_hpc import submit
-from tango_hpc.control.outcome import is_loading
+from tango_hpc.control.heartbeat import is_loading
 from tango_hpc.manage.status import run_state, show_logs
 from tango_hpc.manage.sweep import load_sweep
 from tango_hpc.run.directory import RunDirectory

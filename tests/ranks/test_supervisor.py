@@ -18,7 +18,8 @@ from rich.console import Console
 
 from tango_hpc.config import config_to_yaml
 from tango_hpc.config.load import validate_tree
-from tango_hpc.control.outcome import is_loading
+from tango_hpc.control.heartbeat import is_loading
+from tango_hpc.launch.enter import enter_run
 from tango_hpc.launch.starters import LocalStarter
 from tango_hpc.launch.supervisor import Supervisor
 from tango_hpc.run.directory import RunDirectory
@@ -40,7 +41,7 @@ def make_run(path: Path, launch: dict[str, Any] | None = None, **behaviour: Any)
         "launch": {"device": "cpu", "dtype": "float32", "tasks_per_node": 2, "grace_seconds": 20} | (launch or {}),
     }
     config = validate_tree(tree, "test")
-    directory, _ = RunDirectory.create(path, config_to_yaml(config), resume=path.exists())
+    directory, _ = enter_run(path, config_to_yaml(config), resume=path.exists())
     path.with_name(f"{path.name}.behaviour.json").write_text(json.dumps({"steps": 5, "step_seconds": 0.02} | behaviour))
     console = Console(file=io.StringIO(), width=200)
     return Supervisor(directory, config, LocalStarter(directory, "train", config, RANK_COMMAND), console)

@@ -16,7 +16,7 @@ import yaml
 
 from tango_hpc.config import Config
 from tango_hpc.config.load import validate_tree
-from tango_hpc.control.outcome import is_loading
+from tango_hpc.control.heartbeat import is_loading
 from tango_hpc.data.tables import write_rows
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, known_jobs, submitted_jobs
@@ -107,7 +107,7 @@ class CountingJob:
 
     def wait_for_attempts(self, count: int) -> list[Attempt]:
         """Until so many attempts have ended."""
-        wait_until(lambda: sum(one.ended is not None for one in self.attempts()) >= count, self.explain)
+        wait_until(lambda: sum(attempt.ended is not None for attempt in self.attempts()) >= count, self.explain)
         return self.attempts()
 
     def wait_for_end(self) -> RunState:

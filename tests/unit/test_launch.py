@@ -267,7 +267,7 @@ def test_attempts_without_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert attempt.saved_before == "step_000003+rollout"
     log.end(attempt, 1, "boom")
     assert not attempt.made_progress
-    assert [one.code for one in log.read()] == [85, None, 1]
+    assert [attempt.code for attempt in log.read()] == [85, None, 1]
 
 
 def test_states_without_slurm(tmp_path: Path) -> None:

@@ -8,30 +8,30 @@ from typing import Any
 
 import pytest
 
-from tango_hpc.control.outcome import Watchdog, death, deaths_in_srun_output, find_cause, read_failures
-from tango_hpc.control.stop import outcome_file
+from tango_hpc.control.outcome import Outcome, find_cause, read_failures, write_outcome
+from tango_hpc.control.watchdog import Watchdog
+from tango_hpc.launch.starters import death, deaths_in_srun_output
 from tango_hpc.run.directory import RunDirectory
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
     run = RunDirectory(tmp_path)
-    run.failures.mkdir()
+    run.outcomes.mkdir()
     run.heartbeats.mkdir()
     run.logs.mkdir()
     return run
 
 
 def beat(directory: RunDirectory, rank: int, progress: int, phase: str = "rollout", **more: Any) -> None:
-    values = {"rank": rank, "host": f"n{rank}", "pid": 10 + rank, "phase": phase, "progress": progress}
-    values |= {"reached_safe_point": True} | more
-    directory.heartbeat_file(rank).write_text(json.dumps(values))
+    values = {"host": f"n{rank}", "pid": 10 + rank, "phase": phase, "progress": progress, "reached_safe_point": True}
+    directory.heartbeat_file(rank).write_text(json.dumps(values | more))
 
 
 def fail(directory: RunDirectory, rank: int, time: float, error: str, *, echo: bool = False) -> None:
-    values = {"rank": rank, "host": f"n{rank}", "time": time, "phase": "train", "error": error, "exit_code": 1}
-    text = json.dumps(values | {"because_of_peer": echo, "traceback": f"Traceback\n{error}\n"})
-    directory.failure_file(rank).write_text(text)
+    traceback = f"Traceback\n{error}\n"
+    outcome = Outcome(rank, error, host=f"n{rank}", phase="train", traceback=traceback, echo=echo, time=time)
+    write_outcome(directory, outcome)
 
 
 def test_no_hang_while_every_rank_advances(directory: RunDirectory) -> None:
@@ -79,7 +79,7 @@ def test_a_stopped_process_is_told_from_a_busy_one(directory: RunDirectory) -> N
 def test_a_rank_that_has_ended_does_not_hang(directory: RunDirectory) -> None:
     dog = Watchdog(directory, 1, timeout_seconds=10)
     beat(directory, 0, 3)
-    outcome_file(directory, 0).write_text('{"rank": 0, "code": 0}')
+    write_outcome(directory, Outcome(0, code=0))
     dog.look(now=0)
     assert dog.look(now=100) is None
 
@@ -107,5 +107,5 @@ def test_srun_output(directory: RunDirectory) -> None:
         "srun: error: n1: tasks 0-1: Exited with exit code 1\n"
     )
     deaths = deaths_in_srun_output(directory, text)
-    assert [(one.rank, one.host, one.phase) for one in deaths] == [(3, "n2", "verify"), (0, "n1", "starting")]
+    assert [(end.rank, end.host, end.phase) for end in deaths] == [(3, "n2", "verify"), (0, "n1", "starting")]
     assert deaths[0].error.startswith("killed by SIGKILL")
