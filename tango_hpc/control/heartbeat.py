@@ -56,7 +56,7 @@ class Heart:
     """Writes a rank's heartbeat from a thread of its own."""
 
     def __init__(self, directory: RunDirectory, rank: int) -> None:
-        self._directory, self._rank = directory, rank
+        self.directory, self.rank = directory, rank
         self.phase = "starting"
         self.reached_safe_point = False
         self._progress = 0
@@ -79,7 +79,7 @@ class Heart:
             self._thread.join()
 
     def enter(self, phase: str) -> None:
-        """Note that the rank advanced and is now in `phase`."""
+        """Note that this rank advanced and is now in `phase`. No collective; call it as often as you like."""
         changed = phase != self.phase
         self.phase = phase
         self._progress += 1
@@ -97,7 +97,7 @@ class Heart:
             try:
                 self._write()
             except OSError as error:  # a full disk must not end a rank that may still be able to train
-                print(f"rank {self._rank}: cannot write its heartbeat: {error}", file=sys.stderr)
+                print(f"rank {self.rank}: cannot write its heartbeat: {error}", file=sys.stderr)
 
     def _write(self) -> None:
         stack = traceback.StackSummary()
@@ -112,4 +112,4 @@ class Heart:
             stack="".join(traceback.format_list(stack[-12:])),
             waits_for_peers=any("torch/distributed" in entry.filename for entry in stack[-4:]),
         )
-        write_atomically(self._directory.heartbeat_file(self._rank), json.dumps(asdict(beat)), durable=False)
+        write_atomically(self.directory.heartbeat_file(self.rank), json.dumps(asdict(beat)), durable=False)

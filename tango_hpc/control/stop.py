@@ -47,45 +47,30 @@ def read_stop_request(directory: RunDirectory) -> StopRequest | None:
         return StopRequest("user", text.strip() or "the file control/stop")
 
 
-class StopSignal:
-    """Polled by the training loop at its safe points; writes this rank's heartbeat on the side.
+class StopSignal(Heart):
+    """What the training loop polls at its safe points: this rank's heartbeat, which hears of a stop.
 
     `agree` maps this rank's flag to "any rank's flag" and is a collective; by default the one over all ranks.
     """
 
     def __init__(self, directory: RunDirectory, rank: int) -> None:
-        self.directory = directory
-        self.rank = rank
+        super().__init__(directory, rank)
         self.agree: Callable[[bool], bool] | None = None
         self._stopping = False
         self._received: str | None = None
-        self._heart = Heart(directory, rank)
 
     def start(self) -> None:
         """Install the signal handlers and start the heartbeat; call it before anything slow."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._receive)
-        self._heart.start()
-
-    def close(self) -> None:
-        """Stop the heartbeat."""
-        self._heart.close()
-
-    @property
-    def phase(self) -> str:
-        """What this rank is doing."""
-        return self._heart.phase
-
-    def enter(self, phase: str) -> None:
-        """Note that this rank advanced and is now in `phase`. No collective; call it as often as you like."""
-        self._heart.enter(phase)
+        super().start()
 
     def check(self, phase: str) -> bool:
         """Whether to save and stop now; every rank gets the same answer. A collective. `phase` is what comes next.
 
         Once it was True it stays True.
         """
-        self._heart.reached_safe_point = True
+        self.reached_safe_point = True
         self.enter(phase)
         if self.agree is None:
             from tango_hpc.parallel.collectives import any_rank

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-import tango_hpc
 from tango_hpc.config.schema import Config
 from tango_hpc.control.guard import SUPERVISED
 from tango_hpc.control.heartbeat import read_beat
@@ -24,7 +23,7 @@ from tango_hpc.run.directory import RunDirectory
 
 # Words before the run directory and the stage. TANGO_RANK_COMMAND replaces it, to run the ranks in a container.
 RANK_COMMAND = (sys.executable, "-P", "-m", "tango_hpc.rank")
-CODE_ROOT = Path(tango_hpc.__file__).resolve().parents[1]
+CODE_ROOT = Path(__file__).resolve().parents[2]
 
 
 class Starter(Protocol):
@@ -168,7 +167,7 @@ class SrunStarter:
         self._command = [*(command or rank_command()), str(directory.path), stage]
         self._process: subprocess.Popen[bytes] | None = None
         self._name = f"ranks-{os.getpid()}"
-        self._messages = directory.logs / "srun.log"
+        self._messages = directory.srun_log
         self._messages_start = 0
 
     def arguments(self) -> list[str]:

@@ -297,7 +297,7 @@ def _log_files(directory: RunDirectory, rank: int | None) -> Iterator[Path]:
         return iter([directory.rank_log(rank)])
     supervisor = [entry["log"] for entry in submitted_jobs(directory)[-1:]]
     supervisor += [attempt.log for attempt in AttemptLog(directory).read()[-1:] if attempt.log is not None]
-    files = [*map(Path, dict.fromkeys(supervisor)), directory.logs / "srun.log", directory.rank_log(0)]
+    files = [*map(Path, dict.fromkeys(supervisor)), directory.srun_log, directory.rank_log(0)]
     return (file for file in files if file.exists() and file.stat().st_size > 0)
 
 

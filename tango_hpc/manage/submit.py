@@ -55,7 +55,7 @@ def submit(
     directory = prepare_run(stage_names, settings, resume=resume)
     directory.stop_file.unlink(missing_ok=True)
     take_snapshot(directory.snapshot)
-    folder = directory.logs / "submitit"
+    folder = directory.submitit_logs
     with job_environment(chosen, directory.snapshot, cluster):
         made = executor(settings, chosen, folder, job_name(stages, directory), cluster, directory.snapshot)
         with refused_by_slurm():
@@ -74,7 +74,7 @@ def script(stages: str, config: Config, profile: Profile) -> str:
 
     check_stages(stages)
     directory = RunDirectory(config.run.dir)
-    folder = directory.logs / "submitit"
+    folder = directory.submitit_logs
     parameters = slurm_parameters(config, profile, job_name(stages, directory), directory.snapshot)
     command = f"{batch_python(profile)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
     return _make_sbatch_string(command=command, folder=folder, **parameters)

@@ -2,19 +2,21 @@
 
 RUN/
   config.yaml         the resolved configuration
-  provenance.json     code, versions, host and command of every attempt   (launch/provenance.py)
-  metrics.jsonl       one object per optimizer step           (run/metrics.py)
-  evaluations.jsonl   one object per evaluation in the loop   (run/metrics.py)
+  provenance.json     code, versions, host and command of every attempt       (launch/provenance.py)
+  metrics.jsonl       one object per optimizer step                           (run/metrics.py)
+  evaluations.jsonl   one object per evaluation in the loop, step 0 included  (run/metrics.py)
   tensorboard/        the same numbers, one folder per stage
-  rollouts/           Parquet dumps of responses              (run/dumps.py)
+  rollouts/           Parquet dumps of responses                              (run/dumps.py)
   checkpoints/        everything needed to continue
-  logs/               output of the ranks
-  progress.json       what the run is doing now               (run/progress.py)
-  summary.json        results                                 (run/summary.py)
-  report.html         plots                                   (run/report.py)
-  control/            locks, attempts, jobs (launch/attempts.py), the request to stop (control/stop.py)
-  heartbeat/ outcomes/   what each rank does, how it ended    (control/)
-  snapshot/           the code                                (launch/snapshot.py)
+  logs/               output of the ranks and of the supervisor
+  progress.json       what the run is doing now                               (run/progress.py)
+  summary.json        results                                                 (run/summary.py)
+  report.html         plots                                                   (run/report.py)
+  control/lock, attempts.jsonl, jobs.json   who runs here, and who did        (launch/attempts.py)
+  control/stop        while it exists, the run saves and ends                 (control/stop.py)
+  heartbeat/          one file per rank: what it does                         (control/heartbeat.py)
+  outcomes/           one file per rank that has ended: how                   (control/outcome.py)
+  snapshot/           the code that a job runs, copied at submission          (launch/snapshot.py)
 """
 
 from __future__ import annotations
@@ -30,6 +32,28 @@ class RunDirectory:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).expanduser().absolute()
+        self.config = self.path / "config.yaml"
+        self.provenance = self.path / "provenance.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.evaluations = self.path / "evaluations.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.rollouts = self.path / "rollouts"
+        self.checkpoints = self.path / "checkpoints"
+        self.logs = self.path / "logs"
+        self.srun_log = self.logs / "srun.log"
+        self.submitit_logs = self.logs / "submitit"
+        self.progress = self.path / "progress.json"
+        self.summary = self.path / "summary.json"
+        self.report = self.path / "report.html"
+        self.report_curves = self.path / "report_curves.png"
+        self.control = self.path / "control"
+        self.lock_file = self.control / "lock"
+        self.attempts_file = self.control / "attempts.jsonl"
+        self.jobs_file = self.control / "jobs.json"
+        self.stop_file = self.control / "stop"
+        self.heartbeats = self.path / "heartbeat"
+        self.outcomes = self.path / "outcomes"
+        self.snapshot = self.path / "snapshot"
 
     def __repr__(self) -> str:
         return f"RunDirectory({str(self.path)!r})"
@@ -43,90 +67,13 @@ class RunDirectory:
             raise UserError(f"{directory.path} is not a run directory: it {what}. Give the run.dir of a run.")
         return directory
 
-    @property
-    def config(self) -> Path:
-        """The resolved configuration, YAML."""
-        return self.path / "config.yaml"
+    def rank_log(self, rank: int) -> Path:
+        """Output of `rank`."""
+        return self.logs / f"rank_{rank:05d}.log"
 
-    @property
-    def provenance(self) -> Path:
-        """What code ran where, for every attempt."""
-        return self.path / "provenance.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object per optimizer step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def evaluations(self) -> Path:
-        """One JSON object per evaluation in the loop, the one before training (step 0) included."""
-        return self.path / "evaluations.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """TensorBoard event files, one folder per stage."""
-        return self.path / "tensorboard"
-
-    @property
-    def rollouts(self) -> Path:
-        """Parquet dumps of rollouts."""
-        return self.path / "rollouts"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Checkpoints of everything that a run needs to continue."""
-        return self.path / "checkpoints"
-
-    @property
-    def logs(self) -> Path:
-        """Output of the ranks and of the supervisor."""
-        return self.path / "logs"
-
-    @property
-    def progress(self) -> Path:
-        """What the run is doing now."""
-        return self.path / "progress.json"
-
-    @property
-    def summary(self) -> Path:
-        """Results of the run."""
-        return self.path / "summary.json"
-
-    @property
-    def report(self) -> Path:
-        """The page with plots."""
-        return self.path / "report.html"
-
-    @property
-    def report_curves(self) -> Path:
-        """The report's main curves as one picture."""
-        return self.path / "report_curves.png"
-
-    @property
-    def control(self) -> Path:
-        """Who runs here, and requests to a running job."""
-        return self.path / "control"
-
-    @property
-    def stop_file(self) -> Path:
-        """While this file exists the run saves at its next safe point and ends."""
-        return self.control / "stop"
-
-    @property
-    def outcomes(self) -> Path:
-        """One file per rank that has ended."""
-        return self.path / "outcomes"
-
-    @property
-    def heartbeats(self) -> Path:
-        """One file per rank, touched as it advances."""
-        return self.path / "heartbeat"
-
-    @property
-    def snapshot(self) -> Path:
-        """The code that a submitted job runs, copied at submission."""
-        return self.path / "snapshot"
+    def heartbeat_file(self, rank: int) -> Path:
+        """When `rank` last advanced, and where it was."""
+        return self.heartbeats / f"rank_{rank:05d}.json"
 
     def outcome_file(self, rank: int) -> Path:
         """How `rank` ended, written by itself; absent where it was killed."""
@@ -135,14 +82,6 @@ class RunDirectory:
     def crash_file(self, rank: int) -> Path:
         """Where Python writes the stacks of `rank` when it crashes; empty while it runs."""
         return self.outcomes / f"rank_{rank:05d}.crash"
-
-    def heartbeat_file(self, rank: int) -> Path:
-        """When `rank` last advanced, and where it was."""
-        return self.heartbeats / f"rank_{rank:05d}.json"
-
-    def rank_log(self, rank: int) -> Path:
-        """Output of `rank`."""
-        return self.logs / f"rank_{rank:05d}.log"
 
     def rollout_file(self, role: str, step: int) -> Path:
         """Dump of the rollouts of `role` at optimizer step `step`."""

@@ -241,14 +241,14 @@ def test_one_supervisor_at_a_time(tmp_path: Path) -> None:
     with RunLock(directory):
         with pytest.raises(UserError, match=f"process {os.getpid()} on"), RunLock(directory):
             pass
-        assert (directory.control / "lock").exists()
+        assert (directory.lock_file).exists()
     gone = subprocess.Popen(["true"])
     gone.wait()
     holder = {"host": os.uname().nodename, "pid": gone.pid, "job": None}
-    (directory.control / "lock").write_text(json.dumps(holder))
+    (directory.lock_file).write_text(json.dumps(holder))
     with RunLock(directory):
         pass
-    assert not (directory.control / "lock").exists()
+    assert not (directory.lock_file).exists()
 
 
 def test_attempts_without_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

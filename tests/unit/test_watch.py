@@ -1,4 +1,4 @@
-"""Who hangs and who failed first, from the files that ranks leave."""
+"""Who hangs, who failed first and who asked for a stop, from files of the run directory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tango_hpc.control.outcome import Outcome, find_cause, read_failures, write_outcome
+from tango_hpc.control.stop import StopRequest, read_stop_request, request_stop
 from tango_hpc.control.watchdog import Watchdog
 from tango_hpc.launch.starters import death, deaths_in_srun_output
 from tango_hpc.run.directory import RunDirectory
@@ -97,6 +98,19 @@ def test_a_silent_death_comes_before_its_echoes(directory: RunDirectory) -> None
     causes = find_cause(directory, [death(directory, 0, 1), death(directory, 1, -9)])
     assert [cause.rank for cause in causes] == [1, 0]
     assert causes[0].title().startswith("rank 1 on n1 failed in phase 'train': killed by SIGKILL (out of memory?")
+
+
+def test_who_asked_for_a_stop(directory: RunDirectory) -> None:
+    directory.control.mkdir()
+    assert read_stop_request(directory) is None
+    near, wish = StopRequest("supervisor", "the time limit is near"), StopRequest("user", "tango stop by me")
+    for request, heard in ((near, near), (wish, wish), (near, wish)):
+        request_stop(directory, request)
+        assert read_stop_request(directory) == heard
+    for by_hand in ("", "enough", "1"):
+        directory.stop_file.write_text(by_hand)
+        request_by_hand = read_stop_request(directory)
+        assert request_by_hand is not None and request_by_hand.by == "user"
 
 
 def test_srun_output(directory: RunDirectory) -> None:
