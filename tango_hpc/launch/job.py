@@ -81,15 +81,13 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
         if code != STOPPED:
             update_summary(directory, stage, "failed", attempt_seconds=(attempt.ended or 0) - attempt.started)
         if code not in NEVER_RETRY and not supervisor.stopped_by_user and job is not None:
-            found = slurm.show_job(job)
-            state = found.state if found else "unknown"
             if supervisor.request is None and not attempt.made_progress:
                 say(console, "Not tried again: this attempt made no progress.")
-            elif state in ("PENDING", "REQUEUED"):
+            elif (found := slurm.show_job(job)) is not None and found.state in ("PENDING", "REQUEUED"):
                 say(console, f"Slurm has requeued job {job}; it continues from the last checkpoint.")
                 _leave(lock, code)
-            elif found is None or state != "RUNNING":  # it is being cancelled, say
-                say(console, f"Not requeued: job {job} is {state}.")
+            elif found is None or found.state != "RUNNING":  # it is being cancelled, say
+                say(console, f"Not requeued: job {job} is {found.state if found else 'unknown'}.")
             elif not found.can_requeue:
                 say(console, f"Not requeued: job {job} was not submitted with --requeue.")
             else:

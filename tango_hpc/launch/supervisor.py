@@ -43,6 +43,8 @@ WATCH_SECONDS = 2.0
 # After the first failure the other ranks get this long to write down their own.
 LAST_WORDS_SECONDS = 3.0
 TEARDOWN_SECONDS = 30.0
+# A rank that exits with 0 has written its outcome, but NFS shows a new file of another node up to a minute late.
+VISIBLE_SECONDS = 60.0
 
 
 @dataclass
@@ -73,14 +75,20 @@ class Supervisor:
                 self.starter.kill()
         if self._ended_while_loading:
             return STOPPED
-        outcomes = read_outcomes(self.directory)
+        outcomes, visible_by = read_outcomes(self.directory), time.monotonic() + VISIBLE_SECONDS
+        while len(outcomes) < self.config.world_size and not (self.failures or self.starter.deaths()):
+            if time.monotonic() > visible_by:
+                break
+            time.sleep(POLL_SECONDS)
+            outcomes = read_outcomes(self.directory)
         if not self.failures and len(outcomes) == self.config.world_size:
             codes = {outcome.code for outcome in outcomes.values()}
             if codes == {0}:
                 return 0
             if codes <= {0, STOPPED}:
                 # One that came in the last moment counts too; without any, signals went to the ranks themselves.
-                self.request = read_stop_request(self.directory) or StopRequest("supervisor", "a signal to the ranks")
+                to_ranks = StopRequest("supervisor", "a signal to the ranks")
+                self.request = read_stop_request(self.directory) or self.request or to_ranks
                 return STOPPED
         if not self.failures:
             self.failures = find_cause(self.directory, self.starter.deaths())
