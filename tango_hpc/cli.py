@@ -13,7 +13,7 @@ import typer
 
 from tango_hpc.bench import commands as bench_commands
 from tango_hpc.errors import StoppedEarly, UserError
-from tango_hpc.launch import commands as launch_commands
+from tango_hpc.manage import commands as manage_commands
 from tango_hpc.plan import commands as plan_commands
 from tango_hpc.run import commands as run_commands
 
@@ -180,7 +180,7 @@ def data(
 plan_commands.add_commands(app)
 bench_commands.add_commands(app)
 run_commands.add_commands(app)
-launch_commands.add_commands(app)
+manage_commands.add_commands(app)
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 The launcher has written RUN_DIR/config.yaml and set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
 MASTER_PORT; in an srun step they come from Slurm.
-Exit codes: 0 done, 78 the input or a check is wrong (never retried), 85 saved and resumable, 1 otherwise.
+Exit codes: 0 done, 78 the input or a check is wrong (never retried), 85 saved and resumable, 1 otherwise; under a
+supervisor these stand in the rank's outcome (control/guard.py).
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from collections.abc import Callable
 from importlib import import_module
 
 from tango_hpc.config import Config, load_config
+from tango_hpc.control.guard import run_guarded
+from tango_hpc.control.stop import StopSignal
 from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.launch.environment import own_rank, prepare_rank
 from tango_hpc.launch.staging import with_staged_weights
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.interrupt import StopSignal, run_guarded
 
 # Each is called with (config, directory, stop), and imported when it is the one to run.
 STAGES = {

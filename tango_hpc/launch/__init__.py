@@ -1,1 +1,1 @@
-"""Starting runs here, through Slurm and as sweeps, and looking after them. Never imports torch."""
+"""What runs a job, here or through Slurm: entering a run, starting its ranks, staying with them. Never imports torch."""

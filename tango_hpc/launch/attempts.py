@@ -1,8 +1,7 @@
 """The attempts of a run: who has it now, how earlier ones ended, and whether they got anywhere.
 
-RUN/control/lock           who runs in this directory
-RUN/control/jobs.json      what was submitted for it
-RUN/control/attempts.jsonl one line when an attempt starts, one when it ends
+RUN/control/: `lock` says who runs here; `jobs.json` what was submitted; `attempts.jsonl` has one line when an attempt
+starts and one when it ends.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class AttemptLog:
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
-        self._file = directory.control / "attempts.jsonl"
+        self._file = directory.attempts_file
 
     def read(self) -> list[Attempt]:
         """All attempts, the oldest first."""
@@ -124,13 +123,12 @@ def remember_job(directory: RunDirectory, stages: str, cluster: str, job: Any, p
         "submitted": time.time(),
         "log": str(job.paths.stdout),
     }
-    write_atomically(directory.control / "jobs.json", json.dumps([*submitted_jobs(directory), entry], indent=2) + "\n")
+    write_atomically(directory.jobs_file, json.dumps([*submitted_jobs(directory), entry], indent=2) + "\n")
 
 
 def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
     """The jobs that were submitted for this run, the oldest first: job, stages, cluster, profile, submitted, log."""
-    file = directory.control / "jobs.json"
-    return json.loads(file.read_text()) if file.exists() else []
+    return json.loads(directory.jobs_file.read_text()) if directory.jobs_file.exists() else []
 
 
 def known_jobs(directory: RunDirectory) -> list[str]:
@@ -151,7 +149,7 @@ class RunLock:
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
-        self._file = directory.control / "lock"
+        self._file = directory.lock_file
         self._touched = 0.0
 
     def __enter__(self) -> RunLock:
@@ -176,14 +174,13 @@ class RunLock:
 
 def lock_holder(directory: RunDirectory) -> dict[str, Any]:
     """Host, pid and Slurm job of who runs in the directory, or ran there when it was killed; empty for nobody."""
-    lock = directory.control / "lock"
-    return json.loads(lock.read_text() or "{}") if lock.exists() else {}
+    return json.loads(directory.lock_file.read_text() or "{}") if directory.lock_file.exists() else {}
 
 
 def check_lock(directory: RunDirectory) -> None:
     """Raises UserError where somebody runs in the directory."""
     holder = lock_holder(directory)
-    if holder and _is_alive(holder, directory.control / "lock"):
+    if holder and _is_alive(holder, directory.lock_file):
         who = f"Slurm job {holder['job']}" if holder.get("job") else f"process {holder.get('pid')}"
         raise UserError(
             f"{who} on {holder.get('host')} is running in {directory.path}; end it with `tango stop` or `tango cancel`, "

@@ -12,19 +12,22 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
+from typing import NoReturn
 
 from rich.console import Console
 
 from tango_hpc.config import Config, load_config
+from tango_hpc.control.outcome import STOPPED
+from tango_hpc.control.stop import read_stop_request
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, RunLock, submitted_jobs
+from tango_hpc.launch.enter import is_done
 from tango_hpc.launch.environment import place
-from tango_hpc.launch.prepare import is_done
+from tango_hpc.launch.provenance import record_attempt
 from tango_hpc.launch.starters import LocalStarter, SrunStarter, Starter
-from tango_hpc.launch.supervisor import WROTE_STOP_FILE, Supervisor
+from tango_hpc.launch.supervisor import Supervisor
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.provenance import record_attempt
 from tango_hpc.run.summary import read_summary, update_summary
 from tango_hpc.stages.preflight import check_inputs
 
@@ -40,12 +43,11 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
     log = AttemptLog(directory)
     with RunLock(directory) as lock:
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-        if directory.stop_file.exists():
-            text = directory.stop_file.read_text()
-            if restarts and not text.startswith(WROTE_STOP_FILE):
-                say(console, f"{text.strip()}: not started again. Continue with: {resume_command(directory, stage)}")
-                return StoppedEarly.exit_code
-            directory.stop_file.unlink()
+        asked = read_stop_request(directory)
+        if restarts and asked is not None and asked.by == "user":
+            say(console, f"{asked.why}: not started again. Continue with: {resume_command(directory, stage)}")
+            return STOPPED
+        directory.stop_file.unlink(missing_ok=True)
         attempt = log.start(stage)
         limit = config.launch.max_attempts_without_progress
         if job is not None and restarts and log.without_progress(stage, job) > limit:
@@ -76,16 +78,23 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
             directory.stop_file.unlink(missing_ok=True)
         if code == 0:
             return 0
-        if code != StoppedEarly.exit_code:
+        if code != STOPPED:
             update_summary(directory, stage, "failed", attempt_seconds=(attempt.ended or 0) - attempt.started)
         if code not in NEVER_RETRY and not supervisor.stopped_by_user and job is not None:
-            told_to_stop = supervisor.stop_reason is not None
-            if not told_to_stop and not attempt.made_progress:
+            if supervisor.request is None and not attempt.made_progress:
                 say(console, "Not tried again: this attempt made no progress.")
-            elif requeue(job, console):
-                lock.__exit__()
-                _leave(code)
-        if code == StoppedEarly.exit_code:
+            elif (found := slurm.show_job(job)) is not None and found.state in ("PENDING", "REQUEUED"):
+                say(console, f"Slurm has requeued job {job}; it continues from the last checkpoint.")
+                _leave(lock, code)
+            elif found is None or found.state != "RUNNING":  # it is being cancelled, say
+                say(console, f"Not requeued: job {job} is {found.state if found else 'unknown'}.")
+            elif not found.can_requeue:
+                say(console, f"Not requeued: job {job} was not submitted with --requeue.")
+            else:
+                say(console, f"Requeueing job {job}; it continues from the last checkpoint.")
+                slurm.run_command("scontrol", "requeue", job)
+                _leave(lock, code)
+        if code == STOPPED:
             say(console, f"Continue with: {resume_command(directory, stage)}")
         else:
             say(console, f"Logs of the ranks: {directory.logs}")
@@ -121,7 +130,7 @@ def run_job(run_dir: str, stages: str) -> dict:
     """
     directory = RunDirectory.open(run_dir)
     code = run_stages(directory, stages, Console(soft_wrap=True))
-    if code == StoppedEarly.exit_code:
+    if code == STOPPED:
         raise StoppedEarly(f"saved; continue with: {resume_command(directory, stages)}")
     if code != 0:
         raise RuntimeError(f"{stages} in {run_dir} failed with exit code {code}; see `tango logs {run_dir}`")
@@ -152,28 +161,9 @@ def deadline(job: str | None, env: Mapping[str, str] = os.environ) -> float | No
     return found.end_time if found else None
 
 
-def requeue(job: str, console: Console) -> bool:
-    """Puts this very job back into the queue, unless it is being cancelled or was not submitted with --requeue.
-
-    True if it is there, by this or by somebody else's doing.
-    """
-    found = slurm.show_job(job)
-    if found is not None and found.state in ("PENDING", "REQUEUED"):
-        say(console, f"Slurm has requeued job {job}; it continues from the last checkpoint.")
-        return True
-    if found is None or found.state != "RUNNING":
-        say(console, f"Not requeued: job {job} is {found.state if found else 'unknown'}.")
-        return False
-    if not found.can_requeue:
-        say(console, f"Not requeued: job {job} was not submitted with --requeue.")
-        return False
-    say(console, f"Requeueing job {job}; it continues from the last checkpoint.")
-    slurm.run_command("scontrol", "requeue", job)
-    return True
-
-
-def _leave(code: int) -> None:
+def _leave(lock: RunLock, code: int) -> NoReturn:
     """Ends this process now: after a requeue Slurm kills it anyway, and nothing may report a result any more."""
+    lock.__exit__()
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(0.5)

@@ -15,9 +15,9 @@ from tango_hpc.config.load import read_run_dir
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import AttemptLog
+from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.environment import await_file, place, rendezvous_file
 from tango_hpc.launch.job import run_attempt
-from tango_hpc.launch.prepare import prepare_run
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.launch.starters import rank_command, rank_environment
 from tango_hpc.run.directory import RunDirectory

@@ -7,10 +7,9 @@ import os
 import shutil
 from pathlib import Path
 
-import tango_hpc
-from tango_hpc.run.provenance import CODE_STATE_FILE, code_state
+from tango_hpc.launch.provenance import CODE_STATE_FILE, code_state
 
-PACKAGE = Path(tango_hpc.__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def take_snapshot(snapshot: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -11,18 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-import tango_hpc
 from tango_hpc.config.schema import Config
+from tango_hpc.control.guard import SUPERVISED
+from tango_hpc.control.heartbeat import read_beat
+from tango_hpc.control.outcome import Outcome
 from tango_hpc.errors import UserError
 from tango_hpc.launch.environment import free_port
 from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
-from tango_hpc.launch.watch import Failure, death, deaths_in_srun_output
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.interrupt import SUPERVISED
 
 # Words before the run directory and the stage. TANGO_RANK_COMMAND replaces it, to run the ranks in a container.
 RANK_COMMAND = (sys.executable, "-P", "-m", "tango_hpc.rank")
-CODE_ROOT = Path(tango_hpc.__file__).resolve().parents[1]
+CODE_ROOT = Path(__file__).resolve().parents[2]
 
 
 class Starter(Protocol):
@@ -34,7 +35,7 @@ class Starter(Protocol):
     def running(self) -> bool:
         """Whether any rank is still there."""
 
-    def deaths(self) -> list[Failure]:
+    def deaths(self) -> list[Outcome]:
         """Ranks that ended badly so far, as the operating system or srun tells, in the order of their end."""
 
     def kill(self) -> None:
@@ -59,6 +60,18 @@ def rank_environment(config: Config) -> dict[str, str]:
     }
 
 
+def death(directory: RunDirectory, rank: int, returncode: int) -> Outcome:
+    """A rank that ended with `returncode` (negative: a signal), as far as that alone tells."""
+    if returncode < 0:
+        error = f"killed by {signal.Signals(-returncode).name}"
+        if returncode == -signal.SIGKILL:
+            error += " (out of memory? see dmesg, or seff and sacct on a cluster)"
+    else:
+        error = f"exit code {returncode}"
+    beat = read_beat(directory, rank)
+    return Outcome(rank, error, host=beat.host, phase=beat.phase)
+
+
 class LocalStarter:
     """`launch.tasks_per_node` processes on this machine, each leading a process group of its own.
 
@@ -77,7 +90,7 @@ class LocalStarter:
         self._config = config
         self._command = [*(command or rank_command()), str(directory.path), stage]
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._deaths: dict[int, Failure] = {}
+        self._deaths: dict[int, Outcome] = {}
 
     def start(self) -> None:
         size = self._config.launch.tasks_per_node
@@ -104,7 +117,7 @@ class LocalStarter:
         self._collect()
         return any(process.returncode is None for process in self._processes)
 
-    def deaths(self) -> list[Failure]:
+    def deaths(self) -> list[Outcome]:
         self._collect()
         return list(self._deaths.values())
 
@@ -124,6 +137,21 @@ class LocalStarter:
                 self._deaths[rank] = death(self._directory, rank, code)
 
 
+_SRUN_ERROR = re.compile(r"^srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,\-\[\]]+): (?P<what>.+)$", re.MULTILINE)
+
+
+def deaths_in_srun_output(directory: RunDirectory, text: str) -> list[Outcome]:
+    """The ranks that srun reports as killed or failed, in the order in which it noticed."""
+    deaths: list[Outcome] = []
+    for match in _SRUN_ERROR.finditer(text):
+        rank = int(re.split(r"[,\-\[\]]", match["tasks"].strip("[]"))[0])
+        what = match["what"]
+        if what == "Killed":
+            what = "killed by SIGKILL (out of memory? see seff or sacct)"
+        deaths.append(Outcome(rank, what, host=match["host"], phase=read_beat(directory, rank).phase))
+    return deaths
+
+
 # SIGUSR2 and SIGTERM may reach a task before Python has installed its handlers, and would kill it.
 IGNORE_UNTIL_READY = ("bash", "-c", 'trap "" USR2 TERM; exec "$@"', "rank")
 
@@ -139,7 +167,7 @@ class SrunStarter:
         self._command = [*(command or rank_command()), str(directory.path), stage]
         self._process: subprocess.Popen[bytes] | None = None
         self._name = f"ranks-{os.getpid()}"
-        self._messages = directory.logs / "srun.log"
+        self._messages = directory.srun_log
         self._messages_start = 0
 
     def arguments(self) -> list[str]:
@@ -199,7 +227,7 @@ class SrunStarter:
         assert self._process is not None
         return self._process.poll() is None
 
-    def deaths(self) -> list[Failure]:
+    def deaths(self) -> list[Outcome]:
         assert self._process is not None
         with self._messages.open("rb") as file:
             file.seek(self._messages_start)
@@ -207,7 +235,7 @@ class SrunStarter:
         found = deaths_in_srun_output(self._directory, text)
         code = self._process.poll()
         if not found and code not in (None, 0):
-            found = [Failure(None, f"srun ended with exit code {code}", traceback=text[-4000:])]
+            found = [Outcome(None, f"srun ended with exit code {code}", traceback=text[-4000:])]
         return found
 
     def kill(self) -> None:

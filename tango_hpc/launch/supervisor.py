@@ -1,8 +1,12 @@
 """The process that stays with a run: starts its ranks, watches them, passes a stop on, says how it ended. No torch.
 
-Codes: 0 done; 85 saved and resumable; 78 or 2 wrong input, trying again cannot help; 1 failed. A stop (Ctrl-C, SIGTERM,
-SIGUSR2, a near time limit, `tango stop`) becomes the file `control/stop`, which rank 0 reads at its safe points. The
-same class serves one machine and, around srun, a Slurm job.
+Codes: 0 done; 85 saved and resumable; 78 or 2 wrong input, trying again cannot help; 1 failed. The same class serves
+one machine and, around srun, a Slurm job.
+
+A stop's way (Ctrl-C, SIGTERM, SIGUSR2, a near time limit; `tango stop` joins at the file), => for a message:
+signal => `Supervisor._receive` -> `request_stop` => control/stop: `StopSignal.check` on rank 0 -> `any_rank` => all
+ranks: `Tango.safe_point` -> `save` -> `Checkpoints.save`; `StoppedEarly` -> `run_guarded` => outcomes/:
+`Supervisor.run` -> `run_attempt` -> `scontrol requeue`.
 """
 
 from __future__ import annotations
@@ -17,22 +21,21 @@ from types import FrameType
 from rich.console import Console
 
 from tango_hpc.config.schema import Config
-from tango_hpc.errors import StoppedEarly
+from tango_hpc.control.heartbeat import RANKS_AT_FULL_PACE, is_loading
+from tango_hpc.control.outcome import STOPPED, Outcome, clear_last_attempt, find_cause, read_outcomes
+from tango_hpc.control.stop import StopRequest, read_stop_request, request_stop
+from tango_hpc.control.watchdog import Watchdog
 from tango_hpc.launch.starters import Starter
-from tango_hpc.launch.watch import Failure, Watchdog, clear_last_attempt, find_cause, is_loading, read_outcomes
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
-from tango_hpc.run.interrupt import RANKS_AT_FULL_PACE
 from tango_hpc.run.progress import ProgressView
 
-STOPPED = StoppedEarly.exit_code
-# Begins a stop file that the supervisor wrote; any other is a user's wish to end the run for good.
-WROTE_STOP_FILE = "supervisor: "
-SIGNAL_REASONS = {
-    signal.SIGINT: "Ctrl-C",
-    signal.SIGHUP: "the terminal was closed",
-    signal.SIGTERM: "SIGTERM (preempted or cancelled)",
-    signal.SIGUSR2: "SIGUSR2 (the time limit is near)",
+CLOCK = 0  # stands among the signals for the deadline
+REQUESTS: dict[int, StopRequest] = {
+    CLOCK: StopRequest("supervisor", "the time limit is near"),
+    signal.SIGINT: StopRequest("user", "Ctrl-C"),
+    signal.SIGHUP: StopRequest("supervisor", "the terminal was closed"),
+    signal.SIGTERM: StopRequest("supervisor", "SIGTERM (preempted or cancelled)"),
+    signal.SIGUSR2: StopRequest("supervisor", "SIGUSR2 (the time limit is near)"),
 }
 
 POLL_SECONDS = 0.2
@@ -40,6 +43,8 @@ WATCH_SECONDS = 2.0
 # After the first failure the other ranks get this long to write down their own.
 LAST_WORDS_SECONDS = 3.0
 TEARDOWN_SECONDS = 30.0
+# A rank that exits with 0 has written its outcome, but NFS shows a new file of another node up to a minute late.
+VISIBLE_SECONDS = 60.0
 
 
 @dataclass
@@ -52,11 +57,10 @@ class Supervisor:
     console: Console
     deadline: float | None = None
     on_poll: Callable[[], None] | None = None
-    failures: list[Failure] = field(default_factory=list)
-    stop_reason: str | None = None
-    stopped_by_user: bool = False
+    failures: list[Outcome] = field(default_factory=list)
+    request: StopRequest | None = None  # to stop, that came while it ran
     _ended_while_loading: bool = False
-    _signals: list[signal.Signals] = field(default_factory=list)
+    _signals: list[int] = field(default_factory=list)
 
     def run(self) -> int:
         """Runs the attempt to its end and returns its exit code; nothing of it is left running."""
@@ -69,7 +73,44 @@ class Supervisor:
                     view.finish()
             finally:
                 self.starter.kill()
-        return self._conclude()
+        if self._ended_while_loading:
+            return STOPPED
+        outcomes, visible_by = read_outcomes(self.directory), time.monotonic() + VISIBLE_SECONDS
+        while len(outcomes) < self.config.world_size and not (self.failures or self.starter.deaths()):
+            if time.monotonic() > visible_by:
+                break
+            time.sleep(POLL_SECONDS)
+            outcomes = read_outcomes(self.directory)
+        if not self.failures and len(outcomes) == self.config.world_size:
+            codes = {outcome.code for outcome in outcomes.values()}
+            if codes == {0}:
+                return 0
+            if codes <= {0, STOPPED}:
+                # One that came in the last moment counts too; without any, signals went to the ranks themselves.
+                to_ranks = StopRequest("supervisor", "a signal to the ranks")
+                self.request = read_stop_request(self.directory) or self.request or to_ranks
+                return STOPPED
+        if not self.failures:
+            self.failures = find_cause(self.directory, self.starter.deaths())
+        if not self.failures:
+            told = f"{self.request.why}: " if self.request else ""
+            self.failures = [Outcome(None, f"{told}the ranks were ended before their next safe point")]
+        self._tell(self.failures[0].text())
+        for other in self.failures[1:]:
+            self._tell(other.title())
+        return self.failures[0].code
+
+    @property
+    def reason(self) -> str:
+        """Why the attempt ended, in one line."""
+        if self.failures:
+            return self.failures[0].title()
+        return self.request.why if self.request else ""
+
+    @property
+    def stopped_by_user(self) -> bool:
+        """Whether somebody wanted the run to end for good."""
+        return self.request is not None and self.request.by == "user"
 
     def _watch(self, view: ProgressView) -> None:
         launch = self.config.launch
@@ -90,7 +131,9 @@ class Supervisor:
                     self.failures = [hang]
                     return
             outcomes = read_outcomes(self.directory)
-            if self._deaths(outcomes) or any(code not in (0, STOPPED) for code in outcomes.values()):
+            # What happens after a rank's last word is teardown, not training.
+            died = any(death.rank is None or death.rank not in outcomes for death in self.starter.deaths())
+            if died or any(outcome.failed for outcome in outcomes.values()):
                 self._await_last_words()
                 return
             if len(outcomes) == self.config.world_size:
@@ -98,44 +141,25 @@ class Supervisor:
                 if time.monotonic() > gone_by:
                     self._tell(f"all ranks are done, but did not exit within {TEARDOWN_SECONDS:.0f} s: ended")
                     return
-            if stop_by is None and self._stop_wanted():
-                if is_loading(self.directory):
-                    self._tell(f"{self.stop_reason}: ended while loading, there was nothing to save")
+            if stop_by is None:
+                if self.deadline is not None and time.time() > self.deadline - launch.grace_seconds:
+                    self._receive(CLOCK)
+                self.request = read_stop_request(self.directory)
+                if self.request is not None and is_loading(self.directory):
+                    self._tell(f"{self.request.why}: ended while loading, there was nothing to save")
                     self._ended_while_loading = True
                     return
-                stop_by = time.monotonic() + max(launch.grace_seconds, 1.0)
-                self._tell(f"{self.stop_reason}: saving at the next safe point (at most {launch.grace_seconds:.0f} s)")
+                if self.request is not None:
+                    stop_by = time.monotonic() + max(launch.grace_seconds, 1.0)
+                    limit = f"at most {launch.grace_seconds:.0f} s"
+                    self._tell(f"{self.request.why}: saving at the next safe point ({limit})")
             if self._signals.count(signal.SIGINT) > 1:
-                self.failures = [Failure(None, "second Ctrl-C: ended without saving")]
+                self.failures = [Outcome(None, "second Ctrl-C: ended without saving")]
                 return
             if stop_by is not None and time.monotonic() > stop_by:
                 limit = f"launch.grace_seconds={launch.grace_seconds:.0f}"
-                self.failures = [Failure(None, f"no safe point within {limit}: ended without saving")]
+                self.failures = [Outcome(None, f"no safe point within {limit}: ended without saving")]
                 return
-
-    def _stop_wanted(self) -> bool:
-        """Whether there is reason to stop; leaves the request for the ranks, if it is not there already."""
-        if self.directory.stop_file.exists():
-            self.stop_reason = self.directory.stop_file.read_text().strip() or "tango stop"
-            self.stopped_by_user = True
-            return True
-        if self._signals:
-            first = self._signals[0]
-            self.stopped_by_user = first == signal.SIGINT
-            self.stop_reason = SIGNAL_REASONS.get(first, first.name)
-        elif self.deadline is not None and time.time() > self.deadline - self.config.launch.grace_seconds:
-            self.stop_reason = "the time limit is near"
-        else:
-            return False
-        write_atomically(self.directory.stop_file, f"{WROTE_STOP_FILE}{self.stop_reason}\n")
-        return True
-
-    @property
-    def reason(self) -> str:
-        """Why the attempt ended, in one line."""
-        if self.failures:
-            return self.failures[0].title()
-        return self.stop_reason or ""
 
     def _await_last_words(self) -> None:
         until = time.monotonic() + LAST_WORDS_SECONDS
@@ -143,43 +167,21 @@ class Supervisor:
             time.sleep(POLL_SECONDS)
         self.failures = find_cause(self.directory, self.starter.deaths())
 
-    def _deaths(self, outcomes: dict[int, int]) -> list[Failure]:
-        """Bad ends of ranks that had not finished: what happens after the last word is teardown, not training."""
-        return [death for death in self.starter.deaths() if death.rank is None or death.rank not in outcomes]
-
-    def _conclude(self) -> int:
-        if self._ended_while_loading:
-            return STOPPED
-        outcomes = read_outcomes(self.directory)
-        if not self.failures and len(outcomes) == self.config.world_size:
-            codes = set(outcomes.values())
-            if codes == {0}:
-                return 0
-            if codes <= {0, STOPPED}:
-                self.stop_reason = self.stop_reason or "a signal to the ranks"
-                return STOPPED
-        if not self.failures:
-            self.failures = find_cause(self.directory, self.starter.deaths())
-        if not self.failures:
-            told = f"{self.stop_reason}: " if self.stop_reason else ""
-            self.failures = [Failure(None, f"{told}the ranks were ended before their next safe point")]
-        self._tell(self.failures[0].text())
-        for other in self.failures[1:]:
-            self._tell(other.title())
-        return self.failures[0].code
-
     def _tell(self, message: str) -> None:
         self.console.print(message, markup=False, highlight=False, soft_wrap=True)
 
+    def _receive(self, number: int, frame: FrameType | None = None) -> None:
+        """The first signal becomes a request to the ranks, in its handler."""
+        self._signals.append(number)
+        if len(self._signals) == 1:
+            request_stop(self.directory, REQUESTS[number])
+
     @contextmanager
     def _catching_signals(self) -> Iterator[None]:
-        def receive(number: int, frame: FrameType | None) -> None:
-            self._signals.append(signal.Signals(number))
-
         watched = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2]
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup it is
             watched.append(signal.SIGHUP)
-        previous = {number: signal.signal(number, receive) for number in watched}
+        previous = {number: signal.signal(number, self._receive) for number in watched}
         try:
             yield
         finally:

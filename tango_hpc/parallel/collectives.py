@@ -1,4 +1,7 @@
-"""Collectives on objects and numbers. All ranks of the group must call them in the same order."""
+"""Collectives on objects and numbers. All ranks of the group must call them in the same order.
+
+Numbers travel as CPU tensors, over Gloo on every machine: no GPU synchronisation for a few of them.
+"""
 
 from __future__ import annotations
 
@@ -17,30 +20,15 @@ def all_gather_objects(value: Any, group: ProcessGroup | None = None) -> list[An
     return values
 
 
-def broadcast_object(value: Any, source: int = 0, group: ProcessGroup | None = None) -> Any:
-    """The value of global rank `source` on every rank."""
-    values = [value]
-    dist.broadcast_object_list(values, src=source, group=group)
-    return values[0]
-
-
 def any_rank(flag: bool, group: ProcessGroup | None = None) -> bool:
     """Whether the flag is set on any rank, so that all take the same branch."""
-    return bool(_reduce([float(flag)], dist.ReduceOp.MAX, group)[0])
-
-
-def sum_over_ranks(values: Sequence[float], group: ProcessGroup | None = None) -> list[float]:
-    """Element-wise sums in float64."""
-    return _reduce(values, dist.ReduceOp.SUM, group)
+    tensor = torch.tensor(float(flag))
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
+    return bool(tensor)
 
 
 def max_over_ranks(values: Sequence[float], group: ProcessGroup | None = None) -> list[float]:
     """Element-wise maxima in float64."""
-    return _reduce(values, dist.ReduceOp.MAX, group)
-
-
-def _reduce(values: Sequence[float], operation: dist.ReduceOp, group: ProcessGroup | None) -> list[float]:
-    """On CPU tensors, over Gloo on every machine: no GPU synchronisation for a few numbers."""
     tensor = torch.tensor(list(values), dtype=torch.float64)
-    dist.all_reduce(tensor, op=operation, group=group)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
     return tensor.tolist()

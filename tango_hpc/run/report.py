@@ -12,15 +12,15 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from tango_hpc.control.outcome import read_failures
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import RolloutRow, dumped_steps, read_rollouts
 from tango_hpc.run.files import write_atomically
 from tango_hpc.run.metrics import Row, read_evaluations, read_metrics
 from tango_hpc.run.plots import PANELS, panel_svg, save_curves
 from tango_hpc.run.progress import clock
-from tango_hpc.run.provenance import read_provenance
 from tango_hpc.run.reading import JUDGEMENT_NAMES, choose_examples, facts, step_views
-from tango_hpc.run.summary import BEFORE_AFTER, read_summary
+from tango_hpc.run.summary import BEFORE_AFTER, read_provenance, read_summary
 
 EXAMPLES_PER_ROLE = 6
 BADGES = {True: "badge right", False: "badge wrong", None: ""}
@@ -106,11 +106,11 @@ def _tiles(summary: dict[str, Any], rows: Sequence[Row], evaluations: Sequence[R
 
 
 def _problems(directory: RunDirectory, rows: Sequence[Row]) -> str:
-    """What went wrong: failure files of ranks, and steps whose numbers were not finite."""
+    """What went wrong: failures of ranks, and steps whose numbers were not finite."""
     notes = []
-    for path in sorted(directory.failures.glob("*")) if directory.failures.is_dir() else []:
-        text = path.read_text(encoding="utf-8", errors="replace").replace("\\n", "\n")
-        notes.append(f"<details><summary>failure of {escape(path.stem)}</summary><pre>{escape(text)}</pre></details>")
+    for failure in read_failures(directory):
+        title, text = escape(failure.title()), escape(failure.traceback)
+        notes.append(f"<details><summary>{title}</summary><pre>{text}</pre></details>")
     bad = [(row["step"], row["nonfinite"]) for row in rows if row.get("nonfinite")]
     if bad:
         shown = "; ".join(f"step {step}: {', '.join(keys)}" for step, keys in bad[:8])

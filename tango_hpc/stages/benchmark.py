@@ -22,6 +22,7 @@ from tango_hpc.benchmarks.records import GREEDY, Answer, write_answers
 from tango_hpc.benchmarks.results import write_results
 from tango_hpc.config import Config
 from tango_hpc.config.schema import RoleConfig
+from tango_hpc.control.stop import StopSignal
 from tango_hpc.data.prepare.metadata import read_metadata
 from tango_hpc.data.tables import evenly_spaced, read_rows
 from tango_hpc.errors import StoppedEarly
@@ -29,7 +30,6 @@ from tango_hpc.grading.pool import GradingPool, Verdict
 from tango_hpc.protocol.solution import Solution, Step
 from tango_hpc.protocol.verification import Verification
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.interrupt import StopSignal
 from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_columns, evaluated_file, evaluated_roles
 from tango_hpc.stages.journal import Journal
 from tango_hpc.stages.responses import NOT_ASKED, ReadSolution, ReadVerification, Response

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
+from tango_hpc.control.stop import StopSignal
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.interrupt import StopSignal
 from tango_hpc.run.metrics import MetricsWriter, Row
 from tango_hpc.run.progress import ProgressReporter
 from tango_hpc.run.summary import Status, update_summary

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tango_hpc.config import Config
 from tango_hpc.config.schema import SftRoleConfig
+from tango_hpc.control.stop import StopSignal
 from tango_hpc.data.sampler import QuestionSampler
 from tango_hpc.data.tables import SFT_COLUMNS, evenly_spaced, read_rows
 from tango_hpc.errors import CheckFailed, StoppedEarly
@@ -19,7 +20,6 @@ from tango_hpc.protocol.prompts import generator_prompt_ids, response_ids, verif
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.interrupt import StopSignal
 from tango_hpc.stages.journal import Clock, Journal
 from tango_hpc.tasks.tiny import build_tiny_model
 from tango_hpc.types import TrainSequence

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from tango_hpc.config import Config
+from tango_hpc.control.stop import StopSignal
 from tango_hpc.data.sampler import QuestionSampler
 from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows
 from tango_hpc.equations import ClassWeightEma, alpha_schedule
@@ -20,7 +21,6 @@ from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.policy.checkpoints import Checkpoints
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import write_rollouts
-from tango_hpc.run.interrupt import StopSignal
 from tango_hpc.stages.evaluation import HeldOut
 from tango_hpc.stages.journal import Clock, Journal
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds

@@ -25,12 +25,12 @@ import torch.distributed as dist
 
 from tango_hpc.config import Config
 from tango_hpc.config.schema import TeacherConfig
+from tango_hpc.control.stop import StopSignal
 from tango_hpc.data.prepare.rows import SCHEMA
 from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows
 from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.files import write_atomically
-from tango_hpc.run.interrupt import StopSignal
 from tango_hpc.stages.journal import Journal
 from tango_hpc.stages.responses import ReadSolution
 from tango_hpc.stages.role import Generator, request_seeds

@@ -18,11 +18,12 @@ from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, Listener
 
 import tango_hpc
+from tango_hpc.control.guard import run_guarded
+from tango_hpc.control.stop import StopSignal
 from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.launch.environment import own_rank, prepare_rank
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.files import write_atomically
-from tango_hpc.run.interrupt import StopSignal, run_guarded
 from tango_hpc.run.summary import update_summary
 
 RANK_COMMAND = (sys.executable, "-P", "-m", "tests.helpers.counter_rank")
@@ -34,7 +35,7 @@ def count(directory: RunDirectory, stage: str, stop: StopSignal) -> None:
     behaviour = json.loads(directory.path.with_name(f"{directory.path.name}.behaviour.json").read_text())
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     any_rank = join_over_gloo() if behaviour.get("gloo") else join_over_sockets(rank, world_size)
-    stop._agree = any_rank
+    stop.agree = any_rank
     saved = sorted((directory.checkpoints / stage).glob("step_*"))
     step = first = json.loads(saved[-1].read_text())["step"] if saved else 0
     if rank == 0:

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from tango_hpc import submit
-from tango_hpc.launch.status import run_state, show_logs
-from tango_hpc.launch.sweep import load_sweep
-from tango_hpc.launch.watch import is_loading
+from tango_hpc.control.heartbeat import is_loading
+from tango_hpc.manage.status import run_state, show_logs
+from tango_hpc.manage.sweep import load_sweep
 from tango_hpc.run.directory import RunDirectory
 from tests.helpers.counter_rank import counted
 from tests.slurm.jobs import PROFILE, ROOT, counting_config, tango, wait_until

@@ -18,9 +18,13 @@ from rich.console import Console
 
 from tango_hpc.config import config_to_yaml
 from tango_hpc.config.load import validate_tree
+from tango_hpc.control.heartbeat import is_loading
+from tango_hpc.control.outcome import read_outcomes
+from tango_hpc.control.stop import StopRequest, request_stop
+from tango_hpc.launch.enter import enter_run
+from tango_hpc.launch.environment import free_port
 from tango_hpc.launch.starters import LocalStarter
 from tango_hpc.launch.supervisor import Supervisor
-from tango_hpc.launch.watch import is_loading
 from tango_hpc.run.directory import RunDirectory
 from tests.helpers.counter_rank import RANK_COMMAND, counted
 
@@ -40,7 +44,7 @@ def make_run(path: Path, launch: dict[str, Any] | None = None, **behaviour: Any)
         "launch": {"device": "cpu", "dtype": "float32", "tasks_per_node": 2, "grace_seconds": 20} | (launch or {}),
     }
     config = validate_tree(tree, "test")
-    directory, _ = RunDirectory.create(path, config_to_yaml(config), resume=path.exists())
+    directory, _ = enter_run(path, config_to_yaml(config), resume=path.exists())
     path.with_name(f"{path.name}.behaviour.json").write_text(json.dumps({"steps": 5, "step_seconds": 0.02} | behaviour))
     console = Console(file=io.StringIO(), width=200)
     return Supervisor(directory, config, LocalStarter(directory, "train", config, RANK_COMMAND), console)
@@ -70,7 +74,7 @@ def test_stop_file_saves_and_resumes(tmp_path: Path) -> None:
     def ask() -> None:
         log = supervisor.directory.rank_log(0)
         wait_for(lambda: "step 3" in log.read_text() and not is_loading(supervisor.directory))
-        supervisor.directory.stop_file.write_text("tango stop\n")
+        request_stop(supervisor.directory, StopRequest("user", "tango stop"))
 
     supervisor.directory.rank_log(0).touch()
     asker = threading.Thread(target=ask)
@@ -102,6 +106,21 @@ def test_one_rank_fails(tmp_path: Path, action: str, code: int, told: str) -> No
     assert told.format(host=os.uname().nodename) in output(supervisor)
     assert output(supervisor).startswith("rank 1 ")
     assert not supervisor.starter.running()
+
+
+@pytest.mark.parametrize(("action", "code"), [("none", 0), ("fail", 1), ("check", 78), ("stop", 85)])
+@pytest.mark.parametrize("supervised", [True, False])
+def test_the_exit_code_of_a_rank_is_that_of_its_outcome_unless_a_supervisor_reads_it(
+    tmp_path: Path, action: str, code: int, supervised: bool
+) -> None:
+    directory = make_run(tmp_path / "run", {"tasks_per_node": 1}, rank=0, step=1, action=action).directory
+    if action == "stop":
+        request_stop(directory, StopRequest("supervisor", "test"))
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    env = os.environ | place | {"PYTHONPATH": str(ROOT)} | ({"TANGO_SUPERVISED": "srun"} if supervised else {})
+    done = subprocess.run([*RANK_COMMAND, str(directory.path), "train"], env=env, capture_output=True, check=False)
+    assert done.returncode == (0 if supervised else code)
+    assert read_outcomes(directory)[0].code == code
 
 
 def test_a_hang_names_rank_and_phase(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ import yaml
 
 from tango_hpc.config import Config
 from tango_hpc.config.load import validate_tree
+from tango_hpc.control.heartbeat import is_loading
 from tango_hpc.data.tables import write_rows
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, known_jobs, submitted_jobs
-from tango_hpc.launch.profiles import Profile
-from tango_hpc.launch.status import RunState, states
-from tango_hpc.launch.submit import submit
-from tango_hpc.launch.watch import is_loading
+from tango_hpc.manage.profiles import Profile
+from tango_hpc.manage.status import RunState, states
+from tango_hpc.manage.submit import submit
 from tango_hpc.run.directory import RunDirectory
 from tests.helpers.counter_rank import RANK_COMMAND
 
@@ -107,7 +107,7 @@ class CountingJob:
 
     def wait_for_attempts(self, count: int) -> list[Attempt]:
         """Until so many attempts have ended."""
-        wait_until(lambda: sum(one.ended is not None for one in self.attempts()) >= count, self.explain)
+        wait_until(lambda: sum(attempt.ended is not None for attempt in self.attempts()) >= count, self.explain)
         return self.attempts()
 
     def wait_for_end(self) -> RunState:

@@ -15,7 +15,7 @@ import yaml
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from tango_hpc.launch import slurm
-from tango_hpc.launch.status import RunState, find_runs, states
+from tango_hpc.manage.status import RunState, find_runs, states
 from tests.slurm.jobs import (
     PROFILE,
     ROOT,
@@ -89,28 +89,28 @@ class Told:
 def told(folder: Path, cluster: None) -> dict[str, Told]:
     """Jobs beside each other on both nodes, each told to go in its own way when it has done two steps."""
     jobs = {how: Told(CountingJob(folder, how, steps=4000, step_seconds=0.1).submit()) for how in WAYS_TO_GO}
-    for how, one in jobs.items():
-        one.job.wait_for_step(2)
-        one.at = time.time()
-        slurm.run_command(*WAYS_TO_GO[how], one.job.job_id)
-    for one in jobs.values():
-        one.job.wait_for_attempts(1)
-        wait_until(lambda one=one: one.job.state().state == "waiting", one.job.explain)  # type: ignore[misc]
-        one.waiting, one.steps = one.job.state(), one.job.end_soon()
+    for how, leaving in jobs.items():
+        leaving.job.wait_for_step(2)
+        leaving.at = time.time()
+        slurm.run_command(*WAYS_TO_GO[how], leaving.job.job_id)
+    for leaving in jobs.values():
+        leaving.job.wait_for_attempts(1)
+        wait_until(lambda leaving=leaving: leaving.job.state().state == "waiting", leaving.job.explain)  # type: ignore[misc]
+        leaving.waiting, leaving.steps = leaving.job.state(), leaving.job.end_soon()
     return jobs
 
 
 @pytest.mark.parametrize("how", WAYS_TO_GO)
 def test_told_to_go_it_saves_requeues_and_continues(told: dict[str, Told], how: str) -> None:
-    one = told[how]
-    first = one.job.attempts()[0]
+    leaving = told[how]
+    first = leaving.job.attempts()[0]
     assert first.code == 85 and first.saved_after is not None
-    assert first.ended is not None and first.ended - one.at < 60
-    assert one.waiting is not None and "continues from step_0" in one.waiting.detail
-    assert one.job.wait_for_end().state == "done"
-    counted_on_without_a_gap(one.job, one.steps)
-    assert [attempt.code for attempt in one.job.attempts()] == [85, 0]
-    assert one.job.job.result()["stages"]["train"]["status"] == "done"
+    assert first.ended is not None and first.ended - leaving.at < 60
+    assert leaving.waiting is not None and "continues from step_0" in leaving.waiting.detail
+    assert leaving.job.wait_for_end().state == "done"
+    counted_on_without_a_gap(leaving.job, leaving.steps)
+    assert [attempt.code for attempt in leaving.job.attempts()] == [85, 0]
+    assert leaving.job.job.result()["stages"]["train"]["status"] == "done"
 
 
 def test_the_time_limit_where_requeueing_is_off_and_the_command_that_it_names(folder: Path) -> None:
@@ -322,10 +322,10 @@ def test_submitted_from_an_interactive_step(folder: Path) -> None:
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     job.job_id, plain.job_id = job.state().job or "", done.stdout.split()[-1]
-    for one in (job, plain):
-        wait_until(lambda one=one: len(one.attempts()) > 0, one.explain)  # type: ignore[misc]
-        assert one.wait_for_end().state == "done"
-        counted_on_without_a_gap(one, 3)
+    for started in (job, plain):
+        wait_until(lambda started=started: len(started.attempts()) > 0, started.explain)  # type: ignore[misc]
+        assert started.wait_for_end().state == "done"
+        counted_on_without_a_gap(started, 3)
 
 
 def test_what_cannot_be_submitted(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tango_hpc.launch import slurm
-from tango_hpc.launch.sweep import cell_states, load_sweep
+from tango_hpc.manage.sweep import cell_states, load_sweep
 from tests.slurm.jobs import PROFILE, counting_config, tango, wait_until
 
 pytestmark = pytest.mark.usefixtures("cluster")

@@ -23,9 +23,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from tango_hpc.config import config_to_yaml
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog
-from tango_hpc.launch.profiles import Profile
-from tango_hpc.launch.status import run_state, states
-from tango_hpc.launch.submit import submit
+from tango_hpc.manage.profiles import Profile
+from tango_hpc.manage.status import run_state, states
+from tango_hpc.manage.submit import submit
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import read_metrics
 from tests.helpers.runs import prepare_small_run, small_config

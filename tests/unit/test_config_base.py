@@ -9,7 +9,7 @@ import pytest
 from tango_hpc.config import Config, config_to_yaml, load_config
 from tango_hpc.config.load import apply_override, read_run_dir, read_tree
 from tango_hpc.errors import UserError
-from tango_hpc.launch.sweep import load_sweep
+from tango_hpc.manage.sweep import load_sweep
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tango_hpc.cli import app
-from tango_hpc.launch.profiles import Profile
+from tango_hpc.manage.profiles import Profile
 from tango_hpc.run.dumps import ROLLOUT_SCHEMA
 from tango_hpc.run.metrics import REQUIRED_KEYS
 

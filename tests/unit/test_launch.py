@@ -16,18 +16,19 @@ import yaml
 from rich.console import Console
 
 from tango_hpc.errors import UserError
-from tango_hpc.launch import profiles, slurm
+from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import AttemptLog, RunLock, remember_job
+from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.environment import free_port, own_address, place, prepare_rank, rendezvous_file
 from tango_hpc.launch.job import resume_command, run_attempt
-from tango_hpc.launch.prepare import prepare_run
-from tango_hpc.launch.profiles import Profile, load_profile, setup_lines, time_limit_minutes
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.launch.staging import stage_weights, with_staged_weights
-from tango_hpc.launch.status import find_runs, run_state, show_logs, show_status
-from tango_hpc.launch.submit import check_time, script
-from tango_hpc.launch.sweep import load_sweep
-from tango_hpc.launch.sweep_results import CellResult, group
+from tango_hpc.manage import profiles
+from tango_hpc.manage.profiles import Profile, load_profile, setup_lines, time_limit_minutes
+from tango_hpc.manage.status import find_runs, run_state, show_logs, show_status
+from tango_hpc.manage.submit import check_time, script
+from tango_hpc.manage.sweep import load_sweep
+from tango_hpc.manage.sweep_results import CellResult, group
 from tango_hpc.run.directory import RunDirectory
 from tests.slurm.jobs import counting_config
 
@@ -240,14 +241,14 @@ def test_one_supervisor_at_a_time(tmp_path: Path) -> None:
     with RunLock(directory):
         with pytest.raises(UserError, match=f"process {os.getpid()} on"), RunLock(directory):
             pass
-        assert (directory.control / "lock").exists()
+        assert (directory.lock_file).exists()
     gone = subprocess.Popen(["true"])
     gone.wait()
     holder = {"host": os.uname().nodename, "pid": gone.pid, "job": None}
-    (directory.control / "lock").write_text(json.dumps(holder))
+    (directory.lock_file).write_text(json.dumps(holder))
     with RunLock(directory):
         pass
-    assert not (directory.control / "lock").exists()
+    assert not (directory.lock_file).exists()
 
 
 def test_attempts_without_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +267,7 @@ def test_attempts_without_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert attempt.saved_before == "step_000003+rollout"
     log.end(attempt, 1, "boom")
     assert not attempt.made_progress
-    assert [one.code for one in log.read()] == [85, None, 1]
+    assert [attempt.code for attempt in log.read()] == [85, None, 1]
 
 
 def test_states_without_slurm(tmp_path: Path) -> None:

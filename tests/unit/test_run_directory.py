@@ -10,16 +10,17 @@ import sys
 import pytest
 
 from tango_hpc.errors import UserError
-from tango_hpc.run.directory import RunDirectory, config_changes
-from tango_hpc.run.provenance import code_state, environment, record_attempt
-from tango_hpc.run.summary import before_and_after, read_summary, update_summary
+from tango_hpc.launch.enter import config_changes, enter_run
+from tango_hpc.launch.provenance import code_state, environment, note_changes, record_attempt
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.summary import before_and_after, read_provenance, read_summary, update_summary
 
 CONFIG = "seed: 0\nrun: {dir: here}\ntrain: {generator_steps: 20, rollouts_per_question: 5}\n"
 
 
 def test_new_directory_gets_config_and_folders(tmp_path):
     path = tmp_path / "a run with spaces" / "deep"
-    directory, changes = RunDirectory.create(path, CONFIG, resume=False, stage="train")
+    directory, changes = enter_run(path, CONFIG, resume=False, stage="train")
     assert changes == []
     assert directory.config.read_text() == CONFIG
     names = {entry.name for entry in path.iterdir()}
@@ -29,29 +30,31 @@ def test_new_directory_gets_config_and_folders(tmp_path):
 
 
 def test_second_run_in_the_same_directory_is_refused(tmp_path):
-    directory, _ = RunDirectory.create(tmp_path / "run", CONFIG, resume=False, stage="train")
+    directory, _ = enter_run(tmp_path / "run", CONFIG, resume=False, stage="train")
     update_summary(directory, "train", "running", begins=True)
     with pytest.raises(UserError, match=r"already holds a run.*--resume.*run\.dir=PATH"):
-        RunDirectory.create(directory.path, CONFIG, resume=False, stage="train")
+        enter_run(directory.path, CONFIG, resume=False, stage="train")
 
 
 def test_next_stage_of_the_same_config_shares_the_directory(tmp_path):
-    directory, _ = RunDirectory.create(tmp_path / "run", CONFIG, resume=False, stage="sft")
+    directory, _ = enter_run(tmp_path / "run", CONFIG, resume=False, stage="sft")
     update_summary(directory, "sft", "done", steps=10)
-    RunDirectory.create(directory.path, CONFIG, resume=False, stage="train")
+    enter_run(directory.path, CONFIG, resume=False, stage="train")
     with pytest.raises(UserError, match="seed: 0 -> 1"):
-        RunDirectory.create(directory.path, CONFIG.replace("seed: 0", "seed: 1"), resume=False, stage="train")
+        enter_run(directory.path, CONFIG.replace("seed: 0", "seed: 1"), resume=False, stage="train")
 
 
 def test_resume_takes_more_steps_and_names_what_it_refuses(tmp_path):
-    directory, _ = RunDirectory.create(tmp_path / "run", CONFIG, resume=False)
+    directory, _ = enter_run(tmp_path / "run", CONFIG, resume=False)
     longer = CONFIG.replace("generator_steps: 20", "generator_steps: 40")
-    _, changes = RunDirectory.create(directory.path, longer, resume=True)
+    _, changes = enter_run(directory.path, longer, resume=True)
     assert [str(change) for change in changes] == ["train.generator_steps: 20 -> 40"]
     assert directory.config.read_text() == longer
+    record_attempt(directory, stage="train")
+    assert read_provenance(directory)["attempts"][-1]["config_changes"] == ["train.generator_steps: 20 -> 40"]
     other = longer.replace("rollouts_per_question: 5", "rollouts_per_question: 8").replace("seed: 0", "seed: 3")
     with pytest.raises(UserError) as refusal:
-        RunDirectory.create(directory.path, other, resume=True)
+        enter_run(directory.path, other, resume=True)
     assert "seed: 0 -> 3" in str(refusal.value) and "train.rollouts_per_question: 5 -> 8" in str(refusal.value)
     assert directory.config.read_text() == longer
 
@@ -59,26 +62,26 @@ def test_resume_takes_more_steps_and_names_what_it_refuses(tmp_path):
 def test_folder_of_somebody_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("dear reader")
     with pytest.raises(UserError, match=r"not empty and is not a run.*thesis\.tex"):
-        RunDirectory.create(tmp_path, CONFIG, resume=True)
+        enter_run(tmp_path, CONFIG, resume=True)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_folders_made_by_the_launcher_do_not_count(tmp_path):
     (tmp_path / "run" / "logs").mkdir(parents=True)
-    RunDirectory.create(tmp_path / "run", CONFIG, resume=False)
+    enter_run(tmp_path / "run", CONFIG, resume=False)
 
 
 def test_unwritable_place_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write the run directory .*Not a directory.*run\.dir=PATH"):
-        RunDirectory.create(tmp_path / "file" / "run", CONFIG, resume=False)
+        enter_run(tmp_path / "file" / "run", CONFIG, resume=False)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_folder_without_permission_is_a_clear_error(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
     with pytest.raises(UserError, match="Permission denied"):
-        RunDirectory.create(tmp_path / "locked" / "run", CONFIG, resume=False)
+        enter_run(tmp_path / "locked" / "run", CONFIG, resume=False)
 
 
 def test_open_refuses_what_is_not_a_run(tmp_path):
@@ -94,7 +97,7 @@ def test_config_changes_see_added_and_removed_keys():
 
 
 def test_summary_adds_attempts_up_and_keeps_before_values(tmp_path):
-    directory, _ = RunDirectory.create(tmp_path / "run", CONFIG, resume=False)
+    directory, _ = enter_run(tmp_path / "run", CONFIG, resume=False)
     update_summary(directory, "train", "running", begins=True, results={"generator.accuracy_before": 0.125})
     update_summary(directory, "train", "stopped", steps=3, attempt_seconds=10.0)
     update_summary(directory, "train", "running", begins=True)
@@ -114,16 +117,18 @@ def test_summary_adds_attempts_up_and_keeps_before_values(tmp_path):
 def test_provenance_keeps_every_attempt_and_no_secret(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
-    directory, _ = RunDirectory.create(tmp_path / "run", CONFIG, resume=False)
+    directory, _ = enter_run(tmp_path / "run", CONFIG, resume=False)
     record_attempt(directory, stage="sft", command=["tango", "sft", "--api-key=verysecret"])
-    record_attempt(directory, stage="train", changes=config_changes("a: 1", "a: 2"))
+    note_changes(directory, map(str, config_changes("a: 1", "a: 2")))
+    record_attempt(directory, stage="train")
+    record_attempt(directory, stage="train")
     text = directory.provenance.read_text()
     attempts = json.loads(text)["attempts"]
     assert "verysecret" not in text
-    assert [attempt["stage"] for attempt in attempts] == ["sft", "train"]
+    assert [attempt["stage"] for attempt in attempts] == ["sft", "train", "train"]
     assert attempts[0]["environment"]["SLURM_JOB_ID"] == "4711"
     assert attempts[0]["command"] == ["tango", "sft", "--api-key=***"]
-    assert attempts[1]["config_changes"] == ["a: 1 -> 2"]
+    assert [attempt["config_changes"] for attempt in attempts] == [[], ["a: 1 -> 2"], []]
     assert environment({"AWS_SECRET_ACCESS_KEY": "x", "OMP_NUM_THREADS": "1"}) == {"OMP_NUM_THREADS": "1"}
 
 
@@ -147,7 +152,8 @@ def test_code_state_has_commit_and_diff_of_its_own_checkout_only(tmp_path):
 
 
 def test_reading_a_run_loads_neither_torch_nor_vllm():
-    modules = "directory, dumps, files, metrics, provenance, summary"
-    code = f"import sys; from tango_hpc.run import {modules}; print({{'torch', 'vllm', 'megatron'}} & set(sys.modules))"
+    modules = "directory, dumps, files, metrics, summary"
+    code = f"import sys; from tango_hpc.run import {modules}; from tango_hpc.launch import provenance; "
+    code += "print({'torch', 'vllm', 'megatron'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

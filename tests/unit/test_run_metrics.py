@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tango_hpc.errors import UserError
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.launch.enter import enter_run
 from tango_hpc.run.dumps import ROLLOUT_SCHEMA, RolloutRow, dumped_steps, read_rollouts, write_rollouts
 from tango_hpc.run.metrics import REQUIRED_KEYS, MetricsWriter, RowTail, read_evaluations, read_metrics
 
@@ -24,7 +24,7 @@ CONTRACT_KEYS = {
 
 @pytest.fixture
 def directory(tmp_path):
-    return RunDirectory.create(tmp_path / "run", "seed: 0\n", resume=False)[0]
+    return enter_run(tmp_path / "run", "seed: 0\n", resume=False)[0]
 
 
 def write_steps(directory, steps, resumed_step=0, stage="train"):

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.launch.enter import enter_run
 from tango_hpc.run.metrics import MetricsWriter
 from tango_hpc.run.progress import ProgressReporter, ProgressView, clock, sparkline
 from tango_hpc.run.summary import update_summary
@@ -15,7 +15,7 @@ from tango_hpc.run.summary import update_summary
 
 @pytest.fixture
 def directory(tmp_path):
-    return RunDirectory.create(tmp_path / "a run", "seed: 0\n", resume=False)[0]
+    return enter_run(tmp_path / "a run", "seed: 0\n", resume=False)[0]
 
 
 def row(step, **values):

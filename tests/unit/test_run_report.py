@@ -12,12 +12,13 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
+from tango_hpc.control.outcome import Outcome, write_outcome
 from tango_hpc.errors import UserError
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.launch.enter import enter_run
+from tango_hpc.launch.provenance import record_attempt
 from tango_hpc.run.dumps import RolloutRow, write_rollouts
 from tango_hpc.run.metrics import MetricsWriter
 from tango_hpc.run.progress import ProgressReporter
-from tango_hpc.run.provenance import record_attempt
 from tango_hpc.run.reading import choose_examples, show_rollouts, step_views
 from tango_hpc.run.report import write_report
 from tango_hpc.run.summary import update_summary
@@ -50,7 +51,7 @@ def verification_row(*, final):
 
 
 def make_run(path, *, verifier=True, num_steps=3):
-    directory, _ = RunDirectory.create(path, "algorithm: {name: grpo}\nnote: <b>\n", resume=False)
+    directory, _ = enter_run(path, "algorithm: {name: grpo}\nnote: <b>\n", resume=False)
     record_attempt(directory, stage="train")
     ProgressReporter(directory, "train", total_steps=10)
     update_summary(directory, "train", "running", begins=True, results={"generator.accuracy_before": 0.1})
@@ -140,14 +141,14 @@ def test_report_of_a_crash_names_the_failure_and_what_was_not_finite(tmp_path):
         metrics.write({"step": 4, "role": "generator", "loss": math.nan})
     with directory.metrics.open("a") as file:
         file.write('{"step": 5, "ro')
-    directory.failure_file(1).write_text("ValueError: <boom>")
+    write_outcome(directory, Outcome(1, "ValueError: <boom>"))
     update_summary(directory, "train", "failed", steps=4)
     page = report_of(directory)
     assert "ValueError: <boom>" in page.text and "failed" in page.text and "step 4: loss" in page.text
 
 
 def test_report_of_fine_tuning_alone(tmp_path):
-    directory, _ = RunDirectory.create(tmp_path / "run", "seed: 0\n", resume=False)
+    directory, _ = enter_run(tmp_path / "run", "seed: 0\n", resume=False)
     with MetricsWriter(directory, "sft") as metrics:
         for step in range(1, 101):
             metrics.write({"step": step, "role": "generator", "loss": 1 / step, "seconds/total": 0.5})
@@ -158,7 +159,7 @@ def test_report_of_fine_tuning_alone(tmp_path):
 
 
 def test_report_of_a_run_that_has_not_begun(tmp_path):
-    directory, _ = RunDirectory.create(tmp_path / "run", "seed: 0\n", resume=False)
+    directory, _ = enter_run(tmp_path / "run", "seed: 0\n", resume=False)
     assert "No optimizer step has been written yet" in report_of(directory).text
     assert not directory.report_curves.exists()
 
@@ -207,7 +208,7 @@ def test_reader_names_the_steps_there_are(tmp_path):
 
 
 def test_rollouts_without_any_step_show_the_response(tmp_path):
-    directory, _ = RunDirectory.create(tmp_path / "run", "seed: 0\n", resume=False)
+    directory, _ = enter_run(tmp_path / "run", "seed: 0\n", resume=False)
     row = solution_row(0, correct=False, judged=False)
     row.response_text, row.step_end_tokens, row.step_rewards = "[no tags] at all", [], []
     write_rollouts(directory.rollout_file("generator", 2), [row])

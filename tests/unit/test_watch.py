@@ -1,4 +1,4 @@
-"""Who hangs and who failed first, from the files that ranks leave."""
+"""Who hangs, who failed first and who asked for a stop, from files of the run directory."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from typing import Any
 
 import pytest
 
-from tango_hpc.launch.watch import Watchdog, death, deaths_in_srun_output, find_cause, read_failures
+from tango_hpc.control.outcome import Outcome, find_cause, read_failures, write_outcome
+from tango_hpc.control.stop import StopRequest, read_stop_request, request_stop
+from tango_hpc.control.watchdog import Watchdog
+from tango_hpc.launch.starters import death, deaths_in_srun_output
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.interrupt import outcome_file
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
     run = RunDirectory(tmp_path)
-    run.failures.mkdir()
+    run.outcomes.mkdir()
     run.heartbeats.mkdir()
     run.logs.mkdir()
     return run
 
 
 def beat(directory: RunDirectory, rank: int, progress: int, phase: str = "rollout", **more: Any) -> None:
-    values = {"rank": rank, "host": f"n{rank}", "pid": 10 + rank, "phase": phase, "progress": progress}
-    values |= {"reached_safe_point": True} | more
-    directory.heartbeat_file(rank).write_text(json.dumps(values))
+    values = {"host": f"n{rank}", "pid": 10 + rank, "phase": phase, "progress": progress, "reached_safe_point": True}
+    directory.heartbeat_file(rank).write_text(json.dumps(values | more))
 
 
 def fail(directory: RunDirectory, rank: int, time: float, error: str, *, echo: bool = False) -> None:
-    values = {"rank": rank, "host": f"n{rank}", "time": time, "phase": "train", "error": error, "exit_code": 1}
-    text = json.dumps(values | {"because_of_peer": echo, "traceback": f"Traceback\n{error}\n"})
-    directory.failure_file(rank).write_text(text)
+    traceback = f"Traceback\n{error}\n"
+    outcome = Outcome(rank, error, host=f"n{rank}", phase="train", traceback=traceback, echo=echo, time=time)
+    write_outcome(directory, outcome)
 
 
 def test_no_hang_while_every_rank_advances(directory: RunDirectory) -> None:
@@ -79,7 +80,7 @@ def test_a_stopped_process_is_told_from_a_busy_one(directory: RunDirectory) -> N
 def test_a_rank_that_has_ended_does_not_hang(directory: RunDirectory) -> None:
     dog = Watchdog(directory, 1, timeout_seconds=10)
     beat(directory, 0, 3)
-    outcome_file(directory, 0).write_text('{"rank": 0, "code": 0}')
+    write_outcome(directory, Outcome(0, code=0))
     dog.look(now=0)
     assert dog.look(now=100) is None
 
@@ -99,6 +100,19 @@ def test_a_silent_death_comes_before_its_echoes(directory: RunDirectory) -> None
     assert causes[0].title().startswith("rank 1 on n1 failed in phase 'train': killed by SIGKILL (out of memory?")
 
 
+def test_who_asked_for_a_stop(directory: RunDirectory) -> None:
+    directory.control.mkdir()
+    assert read_stop_request(directory) is None
+    near, wish = StopRequest("supervisor", "the time limit is near"), StopRequest("user", "tango stop by me")
+    for request, heard in ((near, near), (wish, wish), (near, wish)):
+        request_stop(directory, request)
+        assert read_stop_request(directory) == heard
+    for by_hand in ("", "enough", "1"):
+        directory.stop_file.write_text(by_hand)
+        request_by_hand = read_stop_request(directory)
+        assert request_by_hand is not None and request_by_hand.by == "user"
+
+
 def test_srun_output(directory: RunDirectory) -> None:
     beat(directory, 3, 5, "verify")
     text = (
@@ -107,5 +121,5 @@ def test_srun_output(directory: RunDirectory) -> None:
         "srun: error: n1: tasks 0-1: Exited with exit code 1\n"
     )
     deaths = deaths_in_srun_output(directory, text)
-    assert [(one.rank, one.host, one.phase) for one in deaths] == [(3, "n2", "verify"), (0, "n1", "starting")]
+    assert [(end.rank, end.host, end.phase) for end in deaths] == [(3, "n2", "verify"), (0, "n1", "starting")]
     assert deaths[0].error.startswith("killed by SIGKILL")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tango_hpc.config import Config
+from tango_hpc.control.stop import StopSignal
 from tango_hpc.errors import StoppedEarly
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import dumped_steps, read_rollouts
-from tango_hpc.run.interrupt import StopSignal
 from tango_hpc.run.metrics import REQUIRED_KEYS, read_evaluations, read_metrics
 from tango_hpc.run.score import score_rows
 from tango_hpc.run.summary import read_summary

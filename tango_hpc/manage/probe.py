@@ -1,4 +1,4 @@
-"""What `tango doctor` runs on every rank of an allocation: `python -m tango_hpc.launch.probe FOLDER`.
+"""What `tango doctor` runs on every rank of an allocation: `python -m tango_hpc.manage.probe FOLDER`.
 
 Each rank writes FOLDER/probe_RANK.json. torch is imported inside, so that a broken one is a finding and not a crash.
 """

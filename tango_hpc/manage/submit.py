@@ -15,10 +15,10 @@ from tango_hpc.config import Config, load_config
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import check_lock, known_jobs, remember_job
+from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.job import run_job
-from tango_hpc.launch.prepare import prepare_run
-from tango_hpc.launch.profiles import Profile, job_variables, load_profile, setup_lines, time_limit_minutes
 from tango_hpc.launch.snapshot import take_snapshot
+from tango_hpc.manage.profiles import Profile, job_variables, load_profile, setup_lines, time_limit_minutes
 from tango_hpc.run.directory import RunDirectory
 
 Cluster = Literal["slurm", "local", "debug"]
@@ -55,7 +55,7 @@ def submit(
     directory = prepare_run(stage_names, settings, resume=resume)
     directory.stop_file.unlink(missing_ok=True)
     take_snapshot(directory.snapshot)
-    folder = directory.logs / "submitit"
+    folder = directory.submitit_logs
     with job_environment(chosen, directory.snapshot, cluster):
         made = executor(settings, chosen, folder, job_name(stages, directory), cluster, directory.snapshot)
         with refused_by_slurm():
@@ -63,7 +63,7 @@ def submit(
     remember_job(directory, stages, cluster, job, profile if isinstance(profile, str) else None)
     if cluster != "slurm":
         return job
-    from tango_hpc.launch.handle import RunJob
+    from tango_hpc.manage.handle import RunJob
 
     return RunJob(folder, job.job_id, directory.path)
 
@@ -74,7 +74,7 @@ def script(stages: str, config: Config, profile: Profile) -> str:
 
     check_stages(stages)
     directory = RunDirectory(config.run.dir)
-    folder = directory.logs / "submitit"
+    folder = directory.submitit_logs
     parameters = slurm_parameters(config, profile, job_name(stages, directory), directory.snapshot)
     command = f"{batch_python(profile)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
     return _make_sbatch_string(command=command, folder=folder, **parameters)

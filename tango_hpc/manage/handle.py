@@ -9,7 +9,7 @@ from typing import Any
 from submitit.core.core import InfoWatcher
 from submitit.slurm.slurm import SlurmJob
 
-from tango_hpc.launch.status import RunState, states
+from tango_hpc.manage.status import RunState, states
 from tango_hpc.run.directory import RunDirectory
 
 CHECK_SECONDS = 5.0

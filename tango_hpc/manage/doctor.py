@@ -20,9 +20,9 @@ from tango_hpc.config import Config, load_config
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.environment import free_port
-from tango_hpc.launch.profiles import Profile, job_variables, load_profile
 from tango_hpc.launch.starters import CODE_ROOT
-from tango_hpc.launch.submit import script
+from tango_hpc.manage.profiles import Profile, job_variables, load_profile
+from tango_hpc.manage.submit import script
 from tango_hpc.stages.preflight import check_inputs, is_node_local
 
 PROBE_SECONDS = 180.0
@@ -260,7 +260,7 @@ def _ranks(config: Config | None, storage: Path, variables: dict[str, str]) -> I
 
 def _start_probe(config: Config | None, folder: Path, variables: dict[str, str]) -> tuple[int, str]:
     """Runs the probe to its end; how many ranks there should be, and what went wrong."""
-    words = [sys.executable, "-P", "-m", "tango_hpc.launch.probe", str(folder)]
+    words = [sys.executable, "-P", "-m", "tango_hpc.manage.probe", str(folder)]
     (folder / "control").mkdir()
     env = os.environ | variables | {"PYTHONPATH": os.pathsep.join([str(CODE_ROOT), os.environ.get("PYTHONPATH", "")])}
     if "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ and shutil.which("srun"):

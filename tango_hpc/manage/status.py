@@ -18,10 +18,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tango_hpc.control.heartbeat import seconds_since_beat
+from tango_hpc.control.outcome import read_failures
+from tango_hpc.control.stop import StopRequest, request_stop
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, known_jobs, lock_holder, submitted_jobs
-from tango_hpc.launch.watch import read_failures
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_summary
 
@@ -145,8 +147,7 @@ def _after_its_start(directory: RunDirectory, last: Attempt, last_stage: str, jo
 def _without_supervisor(directory: RunDirectory, stage: str) -> str:
     """State of a run whose ranks were started by hand (`srun tango train`): as rank 0 has written it down."""
     status = read_summary(directory).get("stages", {}).get(stage, {}).get("status", "new")
-    beat = directory.heartbeat_file(0)
-    if status == "running" and not (beat.exists() and time.time() - beat.stat().st_mtime < STALE_HEARTBEAT_SECONDS):
+    if status == "running" and seconds_since_beat(directory, 0) > STALE_HEARTBEAT_SECONDS:
         return "lost"
     return status
 
@@ -296,7 +297,7 @@ def _log_files(directory: RunDirectory, rank: int | None) -> Iterator[Path]:
         return iter([directory.rank_log(rank)])
     supervisor = [entry["log"] for entry in submitted_jobs(directory)[-1:]]
     supervisor += [attempt.log for attempt in AttemptLog(directory).read()[-1:] if attempt.log is not None]
-    files = [*map(Path, dict.fromkeys(supervisor)), directory.logs / "srun.log", directory.rank_log(0)]
+    files = [*map(Path, dict.fromkeys(supervisor)), directory.srun_log, directory.rank_log(0)]
     return (file for file in files if file.exists() and file.stat().st_size > 0)
 
 
@@ -325,7 +326,7 @@ def stop(path: Path, console: Console) -> None:
             slurm.run_command("scancel", state.job)
             message = f"job {state.job} was waiting and is cancelled"
         elif state.state == "running":
-            directory.stop_file.write_text(f"tango stop by {getpass.getuser()}\n")
+            request_stop(directory, StopRequest("user", f"tango stop by {getpass.getuser()}"))
             message = "saves at its next safe point and ends"
         else:
             message = f"nothing to stop: {state.state}"

@@ -35,12 +35,12 @@ from tango_hpc.config.load import apply_override, explain_mistake, read_tree, re
 from tango_hpc.config.schema import Count, Positive, Section
 from tango_hpc.errors import StoppedEarly, UserError
 from tango_hpc.launch.attempts import remember_job
+from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.job import run_job, run_stages, say
-from tango_hpc.launch.prepare import prepare_run
-from tango_hpc.launch.profiles import load_profile
 from tango_hpc.launch.snapshot import take_snapshot
-from tango_hpc.launch.status import RunState, states
-from tango_hpc.launch.submit import (
+from tango_hpc.manage.profiles import load_profile
+from tango_hpc.manage.status import RunState, states
+from tango_hpc.manage.submit import (
     Cluster,
     check_cluster,
     check_log_folder,

@@ -1,0 +1,115 @@
+"""What a rank is doing: RUN/heartbeat/rank_NNNNN.json, rewritten by the rank as it advances, read by everybody else."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from dataclasses import asdict, dataclass
+
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.files import write_atomically
+
+HEARTBEAT_SECONDS = 2.0
+RANKS_AT_FULL_PACE = 64
+STALL_SECONDS = 6.0
+
+
+@dataclass(frozen=True)
+class Beat:
+    """One heartbeat; as it stands here, that of a rank which has not written any."""
+
+    host: str = ""
+    pid: int | None = None
+    phase: str = "starting"
+    progress: int = -1  # grows whenever the rank advances
+    reached_safe_point: bool = False
+    stack: str = ""  # of the main thread, once it has not advanced for STALL_SECONDS
+    waits_for_peers: bool = False  # it stands in a collective
+
+
+def read_beat(directory: RunDirectory, rank: int) -> Beat:
+    """The last heartbeat of `rank`."""
+    try:
+        return Beat(**json.loads(directory.heartbeat_file(rank).read_text()))
+    except FileNotFoundError:
+        return Beat()
+
+
+def is_loading(directory: RunDirectory) -> bool:
+    """Whether the ranks have not come to their first safe point: there is nothing to save."""
+    return not read_beat(directory, 0).reached_safe_point
+
+
+def seconds_since_beat(directory: RunDirectory, rank: int) -> float:
+    """How long ago `rank` wrote a heartbeat; infinite where it wrote none."""
+    file = directory.heartbeat_file(rank)
+    return time.time() - file.stat().st_mtime if file.exists() else math.inf
+
+
+class Heart:
+    """Writes a rank's heartbeat from a thread of its own."""
+
+    def __init__(self, directory: RunDirectory, rank: int) -> None:
+        self.directory, self.rank = directory, rank
+        self.phase = "starting"
+        self.reached_safe_point = False
+        self._progress = 0
+        self._advanced_at = time.monotonic()
+        self._main_thread = threading.main_thread().ident
+        self._closed = threading.Event()
+        self._phase_changed = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Write the first heartbeat, then one every few seconds and at every change of phase."""
+        self._write()
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._phase_changed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def enter(self, phase: str) -> None:
+        """Note that this rank advanced and is now in `phase`. No collective; call it as often as you like."""
+        changed = phase != self.phase
+        self.phase = phase
+        self._progress += 1
+        self._advanced_at = time.monotonic()
+        if changed:
+            self._phase_changed.set()
+
+    def _beat(self) -> None:
+        # Many ranks beat more slowly together: their files lie on one file system.
+        size = os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1"
+        seconds = HEARTBEAT_SECONDS * max(1.0, int(size) / RANKS_AT_FULL_PACE)
+        while not self._closed.wait(seconds / 10):
+            self._phase_changed.wait(seconds)
+            self._phase_changed.clear()
+            try:
+                self._write()
+            except OSError as error:  # a full disk must not end a rank that may still be able to train
+                print(f"rank {self.rank}: cannot write its heartbeat: {error}", file=sys.stderr)
+
+    def _write(self) -> None:
+        stack = traceback.StackSummary()
+        if time.monotonic() - self._advanced_at > STALL_SECONDS:
+            stack = traceback.extract_stack(sys._current_frames().get(self._main_thread or 0))
+        beat = Beat(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            phase=self.phase,
+            progress=self._progress,
+            reached_safe_point=self.reached_safe_point,
+            stack="".join(traceback.format_list(stack[-12:])),
+            waits_for_peers=any("torch/distributed" in entry.filename for entry in stack[-4:]),
+        )
+        write_atomically(self.directory.heartbeat_file(self.rank), json.dumps(asdict(beat)), durable=False)

@@ -1,0 +1,176 @@
+"""What comes before the first attempt, in the foreground and at submission alike: the rules for starting in a directory."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from tango_hpc.config import Config, config_to_yaml
+from tango_hpc.errors import UserError
+from tango_hpc.launch.provenance import note_changes
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.files import write_atomically
+from tango_hpc.run.summary import read_summary, update_summary
+from tango_hpc.stages.preflight import check_inputs
+from tango_hpc.tasks.last_letter_files import synthesise_data
+
+# Settings that a resumed run may change: they decide where, how fast and how long it runs, not what it computes.
+# A longer run also stretches the schedules of alpha and of the learning rate from the resumed step on.
+CHANGEABLE_ON_RESUME = (
+    "run.*",
+    "launch.nodes",
+    "launch.tasks_per_node",
+    "launch.device",
+    "launch.threads_per_rank",
+    "launch.*_seconds",
+    "launch.max_attempts_without_progress",
+    "train.generator_steps",
+    "train.eval_every",
+    "train.dump_every",
+    "train.max_logprob_gap",
+    "sft.*.steps",
+    "sft.*.eval_every",
+    "checkpoint.*",
+    "reshard.*",
+    "rollout.*",
+    "*.parallel.*",
+    "*.micro_batch_tokens",
+    "*.recompute_activations",
+)
+
+# What may lie in a directory before a run itself starts there.
+LAUNCHER_ENTRIES = frozenset({"logs", "control", "snapshot", "outcomes", "heartbeat"})
+
+
+def prepare_run(stages: Sequence[str], config: Config, *, resume: bool) -> RunDirectory:
+    """Checks the inputs of all `stages`, makes or enters the run directory, and writes data sets that are made, not found.
+
+    Raises UserError for what is missing or in the way.
+    """
+    for number, stage in enumerate(stages):
+        check_inputs(config, stage, after=stages[:number])
+    directory, changes = enter_run(config.run.dir, config_to_yaml(config), resume=resume, stage=stages[0])
+    for stage in stages:
+        if changes and is_done(directory, stage):
+            update_summary(directory, stage, "stopped")  # done under the old settings, not under the new ones
+    synthesise_data(config)
+    return directory
+
+
+def is_done(directory: RunDirectory, stage: str) -> bool:
+    """Whether `stage` has run to its end there."""
+    return read_summary(directory).get("stages", {}).get(stage, {}).get("status") == "done"
+
+
+@dataclass(frozen=True)
+class ConfigChange:
+    """One setting that differs between two configurations; a missing one is None."""
+
+    key: str
+    before: Any
+    after: Any
+
+    @property
+    def allowed(self) -> bool:
+        """Whether a resumed run may make this change."""
+        return any(fnmatch.fnmatchcase(self.key, pattern) for pattern in CHANGEABLE_ON_RESUME)
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before!r} -> {self.after!r}"
+
+
+def enter_run(
+    path: str | os.PathLike[str], resolved_config_yaml: str, *, resume: bool, stage: str | None = None
+) -> tuple[RunDirectory, list[ConfigChange]]:
+    """Makes the run directory, or enters the one that is there; returns it with the changes of its settings.
+
+    A new or empty directory is always taken. One that holds a run is taken
+    - with `resume`, when the configurations differ in nothing but `CHANGEABLE_ON_RESUME`;
+    - without it, when they are equal and `stage` has not been started there yet, so that the stages of one
+      configuration (fine-tuning, then reinforcement learning) share a directory.
+    Raises UserError otherwise, and where the directory cannot be written.
+    """
+    directory = RunDirectory(path)
+    try:
+        _make_folders(directory)
+        # "x" lets exactly one of two runs that start at once have the directory.
+        with suppress(FileExistsError), directory.config.open("x", encoding="utf-8") as file:
+            file.write(resolved_config_yaml)
+            return directory, []
+    except OSError as error:
+        raise UserError(
+            f"cannot write the run directory {directory.path}: {error.strerror or error}. "
+            "Choose one on a file system that you can write, with space left, with run.dir=PATH."
+        ) from error
+    changes = _check_changes(directory, resolved_config_yaml, resume=resume, stage=stage)
+    if changes:
+        write_atomically(directory.config, resolved_config_yaml)
+        note_changes(directory, map(str, changes))
+    return directory, changes
+
+
+def _make_folders(directory: RunDirectory) -> None:
+    directory.path.mkdir(parents=True, exist_ok=True)
+    strangers = sorted({entry.name for entry in directory.path.iterdir()} - LAUNCHER_ENTRIES)
+    if strangers and not directory.config.is_file():
+        raise UserError(
+            f"{directory.path} is not empty and is not a run (it holds {', '.join(strangers[:5])}). "
+            "Choose another directory with run.dir=PATH."
+        )
+    for folder in (directory.tensorboard, directory.rollouts, directory.checkpoints, directory.logs):
+        folder.mkdir(exist_ok=True)
+    for folder in (directory.control, directory.outcomes, directory.heartbeats):
+        folder.mkdir(exist_ok=True)
+    descriptor, probe = tempfile.mkstemp(dir=directory.path, prefix=".writable-")
+    os.close(descriptor)
+    os.unlink(probe)
+
+
+def _check_changes(
+    directory: RunDirectory, resolved_config_yaml: str, *, resume: bool, stage: str | None
+) -> list[ConfigChange]:
+    changes = config_changes(directory.config.read_text(encoding="utf-8"), resolved_config_yaml)
+    if not resume:
+        started = read_summary(directory).get("stages", {})
+        if not changes and stage is not None and stage not in started:
+            return []
+        difference = f" Its configuration differs in:{_listed(changes)}" if changes else ""
+        raise UserError(
+            f"{directory.path} already holds a run. Continue it with --resume, or choose another directory with "
+            f"run.dir=PATH.{difference}"
+        )
+    refused = [change for change in changes if not change.allowed]
+    if refused:
+        raise UserError(
+            f"{directory.path} cannot be resumed with these settings changed:{_listed(refused)}\n"
+            "Give them their old values, or start a new run with run.dir=PATH."
+        )
+    return changes
+
+
+def _listed(changes: Sequence[ConfigChange]) -> str:
+    return "".join(f"\n  {change}" for change in changes)
+
+
+def config_changes(before_yaml: str, after_yaml: str) -> list[ConfigChange]:
+    """The settings in which two configurations differ, by dotted key."""
+    before, after = _flatten(yaml.safe_load(before_yaml)), _flatten(yaml.safe_load(after_yaml))
+    keys = sorted(before.keys() | after.keys())
+    return [ConfigChange(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+
+
+def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, Mapping):
+        return {prefix: tree}
+    return {
+        key: value
+        for name, branch in tree.items()
+        for key, value in _flatten(branch, f"{prefix}.{name}" if prefix else str(name)).items()
+    }
