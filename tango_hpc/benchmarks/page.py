@@ -11,8 +11,8 @@ from typing import Any
 
 from tango_hpc.benchmarks.metrics import Estimate
 from tango_hpc.benchmarks.records import GREEDY, Answer
+from tango_hpc.files import write_atomically
 from tango_hpc.protocol.solution import parse_solution
-from tango_hpc.run.files import write_atomically
 
 MAX_ANSWERS = 4000  # on the page, all of them greedy or among the first samples; Parquet holds the rest
 MAX_SAMPLES = 4

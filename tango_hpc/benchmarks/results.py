@@ -13,7 +13,7 @@ from tango_hpc.benchmarks import metrics
 from tango_hpc.benchmarks.metrics import Estimate
 from tango_hpc.benchmarks.page import write_page
 from tango_hpc.benchmarks.records import GREEDY, Answer, facts, generator_estimates, read_answers, verifier_estimates
-from tango_hpc.run.files import write_atomically
+from tango_hpc.files import write_atomically
 
 GROUPS = {"math": "mathematics, average", "out_of_domain": "out of domain, average"}
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tango_hpc.errors import UserError
+from tango_hpc.files import write_parquet
 
 Row = TypeVar("Row")
 
@@ -62,7 +63,4 @@ def evenly_spaced(rows: Sequence[Row], count: int | None) -> list[Row]:
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows as Parquet, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    pq.write_table(pa.Table.from_pylist(rows), partial)
-    partial.replace(path)
+    write_parquet(path, pa.Table.from_pylist(rows))

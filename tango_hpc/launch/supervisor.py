@@ -18,10 +18,10 @@ from rich.console import Console
 
 from tango_hpc.config.schema import Config
 from tango_hpc.errors import StoppedEarly
+from tango_hpc.files import write_atomically
 from tango_hpc.launch.starters import Starter
 from tango_hpc.launch.watch import Failure, Watchdog, clear_last_attempt, find_cause, is_loading, read_outcomes
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
 from tango_hpc.run.interrupt import RANKS_AT_FULL_PACE
 from tango_hpc.run.progress import ProgressView
 

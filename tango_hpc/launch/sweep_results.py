@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tango_hpc.files import write_atomically
 from tango_hpc.launch.sweep import Sweep, cell_states, label_of
-from tango_hpc.run.files import write_atomically
 from tango_hpc.run.summary import read_summary
 
 

@@ -50,7 +50,7 @@ def score(
     Example: `tango score runs/quickstart/rollouts/generator_step_000020.parquet configs/quickstart.yaml --out new.parquet`
     """
     from tango_hpc.config import load_config
-    from tango_hpc.run.score import score_dump
+    from tango_hpc.stages.score import score_dump
 
     result = score_dump(dump, load_config(config, overrides or []), out)
     typer.echo(

@@ -28,7 +28,8 @@ from typing import Any
 import yaml
 
 from tango_hpc.errors import UserError
-from tango_hpc.run.files import write_atomically
+from tango_hpc.files import write_atomically
+from tango_hpc.run.steps import StepName
 from tango_hpc.run.summary import read_summary
 
 # Settings that a resumed run may change: they decide where, how fast and how long it runs, not what it computes.
@@ -265,7 +266,7 @@ class RunDirectory:
 
     def rollout_file(self, role: str, step: int) -> Path:
         """Dump of the rollouts of `role` at optimizer step `step`."""
-        return self.rollouts / f"{role}_step_{step:06d}.parquet"
+        return self.rollouts / f"{StepName(step, role=role)}.parquet"
 
 
 def config_changes(before_yaml: str, after_yaml: str) -> list[ConfigChange]:

@@ -23,8 +23,8 @@ from types import FrameType
 from typing import Any
 
 from tango_hpc.errors import StoppedEarly
+from tango_hpc.files import write_atomically
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
 
 HEARTBEAT_SECONDS = 2.0
 RANKS_AT_FULL_PACE = 64
@@ -58,14 +58,14 @@ class StopSignal:
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Installs the signal handlers and starts the heartbeat; call it before anything slow."""
+        """Install the signal handlers and start the heartbeat; call it before anything slow."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._receive)
         self._write_heartbeat()
         self._heart.start()
 
     def close(self) -> None:
-        """Stops the heartbeat."""
+        """Stop the heartbeat."""
         self._closed.set()
         self._phase_changed.set()
         if self._heart.is_alive():
@@ -77,7 +77,7 @@ class StopSignal:
         return self._phase
 
     def enter(self, phase: str) -> None:
-        """Notes that this rank advanced and is now in `phase`. No collective; call it as often as you like."""
+        """Note that this rank advanced and is now in `phase`. No collective; call it as often as you like."""
         changed = phase != self._phase
         self._phase = phase
         self._progress += 1
@@ -140,7 +140,7 @@ class StopSignal:
 
 
 def run_guarded(directory: RunDirectory, rank: int, body: Callable[[StopSignal], None]) -> int:
-    """Runs `body`, leaves an outcome file and, on failure, a failure file; returns the process's exit code.
+    """Run `body`, leave an outcome file and, on failure, a failure file; returns the process's exit code.
 
     Codes: 0 done, 85 saved and resumable (0 under a supervisor), the `exit_code` of our own errors, 1 otherwise.
     """
@@ -199,7 +199,7 @@ def _because_of_peer(error: BaseException) -> bool:
 
 
 def die_with_parent() -> None:
-    """Has the kernel kill this process when its parent dies, so that a killed supervisor leaves no orphans (Linux)."""
+    """Have the kernel kill this process when its parent dies, so that a killed supervisor leaves no orphans (Linux)."""
     pr_set_pdeathsig = 1
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -17,7 +17,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from tango_hpc.run.metrics import PHASES, Row
+from tango_hpc.run.metrics import PHASES, MetricsRow
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -92,7 +92,9 @@ class Panel:
     caption: str
     lines: tuple[Line, ...] = ()
     scale: str = "linear"  # "share" (0 to 1, as percent), "log"
-    draw: Callable[[Axes, Sequence[Row]], bool] | None = None  # for what is no set of lines; False: nothing to show
+    draw: Callable[[Axes, Sequence[MetricsRow]], bool] | None = (
+        None  # for what is no set of lines; False: nothing to show
+    )
 
 
 def by_role(key: str) -> tuple[Line, ...]:
@@ -100,7 +102,7 @@ def by_role(key: str) -> tuple[Line, ...]:
     return tuple(Line(key, role, role, role=role) for role in ROLES)
 
 
-def draw_phases(axes: Axes, rows: Sequence[Row]) -> bool:
+def draw_phases(axes: Axes, rows: Sequence[MetricsRow]) -> bool:
     """Seconds of each phase, stacked; one bar covers several steps where there are many."""
     rows = [row for row in rows if row.get("seconds/total")]
     if not rows:
@@ -125,7 +127,7 @@ def draw_phases(axes: Axes, rows: Sequence[Row]) -> bool:
     return True
 
 
-def draw_throughput(axes: Axes, rows: Sequence[Row]) -> bool:
+def draw_throughput(axes: Axes, rows: Sequence[MetricsRow]) -> bool:
     """Tokens generated and trained on per second of the whole step."""
     shown = False
     for key, label, color in (
@@ -243,7 +245,7 @@ PANELS = (
 CURVES = (ACCURACY, VERIFIER_F1, REWARDS, LENGTHS, GAP, PHASE_TIMES, LOSS)  # the first six that have anything
 
 
-def panel_svg(panel: Panel, rows: Sequence[Row], evaluations: Sequence[Row]) -> str | None:
+def panel_svg(panel: Panel, rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]) -> str | None:
     """`panel` as an SVG element whose colours are CSS variables; None where it has nothing to show."""
     with plt.rc_context({**STYLE, "svg.hashsalt": panel.title}):
         figure, axes = plt.subplots(figsize=(4.5, 2.5), layout="constrained")
@@ -256,7 +258,7 @@ def panel_svg(panel: Panel, rows: Sequence[Row], evaluations: Sequence[Row]) -> 
             plt.close(figure)
 
 
-def save_curves(path: Path, rows: Sequence[Row], evaluations: Sequence[Row]) -> None:
+def save_curves(path: Path, rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]) -> None:
     """The main curves as one picture on white, for a README or a slide. Writes nothing where there are none."""
     with plt.rc_context(STYLE):
         shown = []
@@ -287,7 +289,7 @@ def save_curves(path: Path, rows: Sequence[Row], evaluations: Sequence[Row]) -> 
         plt.close(figure)
 
 
-def _draw(axes: Axes, panel: Panel, rows: Sequence[Row], evaluations: Sequence[Row]) -> bool:
+def _draw(axes: Axes, panel: Panel, rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]) -> bool:
     if panel.draw is not None:
         shown = panel.draw(axes, rows)
     else:
@@ -318,7 +320,9 @@ def _legend_columns(axes: Axes) -> int:
     return 3 if len(axes.get_legend_handles_labels()[1]) > 4 else 2
 
 
-def _draw_line(axes: Axes, line: Line, rows: Sequence[Row], evaluations: Sequence[Row], scale: str) -> bool:
+def _draw_line(
+    axes: Axes, line: Line, rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow], scale: str
+) -> bool:
     source = evaluations if line.held_out else rows
     points = [
         (row["step"], row[line.key])

@@ -19,9 +19,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tango_hpc.files import write_atomically
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
-from tango_hpc.run.metrics import PHASES, Row, RowTail
+from tango_hpc.run.metrics import PHASES, MetricsRow, RowTail
 from tango_hpc.run.summary import before_and_after, read_summary
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -47,7 +47,7 @@ class ProgressReporter:
         self._write()
 
     def phase(self, phase: str, *, step: int | None = None, role: str | None = None) -> None:
-        """Says what happens from now on, e.g. "loading the generator", "rollout", "evaluation", "saving".
+        """Say what happens from now on, e.g. "loading the generator", "rollout", "evaluation", "saving".
 
         `step` is the number of optimizer steps that are complete; it and `role` keep their values unless given.
         """
@@ -73,8 +73,8 @@ class ProgressView:
         self._directory = directory
         self._console = console or Console()
         self._metrics, self._evaluations = RowTail(directory.metrics), RowTail(directory.evaluations)
-        self.rows: list[Row] = []
-        self.evaluations: list[Row] = []
+        self.rows: list[MetricsRow] = []
+        self.evaluations: list[MetricsRow] = []
         self.state: dict[str, Any] = {}
         self._last_phase: tuple[Any, ...] = ()
         self._collect()  # what earlier attempts and stages wrote is history, not news
@@ -125,7 +125,7 @@ class ProgressView:
     def _print(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
-    def _collect(self) -> tuple[list[Row], list[Row]]:
+    def _collect(self) -> tuple[list[MetricsRow], list[MetricsRow]]:
         """Takes in the new rows; returns those that are news (a rewritten file after a resume is none)."""
         rows, rewritten = self._metrics.new_rows()
         self.rows = rows if rewritten else self.rows + rows
@@ -137,7 +137,7 @@ class ProgressView:
 
     # -- what is shown -------------------------------------------------------------------------------------
 
-    def _of_stage(self, rows: Sequence[Row]) -> list[Row]:
+    def _of_stage(self, rows: Sequence[MetricsRow]) -> list[MetricsRow]:
         return [row for row in rows if row.get("stage") == self.state.get("stage")]
 
     def eta_seconds(self, step: int) -> float | None:
@@ -148,7 +148,7 @@ class ProgressView:
             return None
         return statistics.fmean(recent) * max(total - step, 0)
 
-    def row_line(self, row: Row) -> str:
+    def row_line(self, row: MetricsRow) -> str:
         """One optimizer step as a plain line."""
         total = self.state.get("total_steps", "?")
         parts = [f"[{row.get('stage')}] step {row['step']}/{total} {row['role']:<9}"]
@@ -202,7 +202,7 @@ class ProgressView:
             )
         return Group(head, phase, body, self._pace(rows))
 
-    def _pace(self, rows: Sequence[Row]) -> Text:
+    def _pace(self, rows: Sequence[MetricsRow]) -> Text:
         recent = rows[-STEPS_OF_ETA:]
         text = Text()
         rates = [rate for rate in map(tokens_per_second, recent) if rate is not None]
@@ -238,13 +238,13 @@ DISPLAY_FIELDS = (
 )
 
 
-def evaluation_line(row: Row) -> str:
+def evaluation_line(row: MetricsRow) -> str:
     """One evaluation as a plain line."""
     shown = [f"{key} {value:.4g}" for key, value in row.items() if key != "step" and isinstance(value, int | float)]
     return f"[{row.get('stage')}] held out, after step {row['step']}: " + "  ".join(shown)
 
 
-def tokens_per_second(row: Row) -> float | None:
+def tokens_per_second(row: MetricsRow) -> float | None:
     """Tokens that were generated, or trained on where none were, per second of the step."""
     tokens, seconds = row.get("tokens/generated") or row.get("tokens/trained"), row.get("seconds/total")
     return tokens / seconds if tokens and seconds else None

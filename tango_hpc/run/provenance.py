@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tango_hpc.run.files import write_atomically
+from tango_hpc.files import write_atomically
 
 if TYPE_CHECKING:
     from tango_hpc.run.directory import ConfigChange, RunDirectory
@@ -84,7 +84,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 def record_attempt(
     directory: RunDirectory, *, stage: str, command: Sequence[str] | None = None, changes: Sequence[ConfigChange] = ()
 ) -> dict[str, Any]:
-    """Adds this attempt to provenance.json and returns its entry. `command` is `sys.argv` unless given."""
+    """Add this attempt to provenance.json; returns its entry. `command` is `sys.argv` unless given."""
     attempts = read_provenance(directory).get("attempts", [])
     attempt = {
         "attempt": len(attempts) + 1,

@@ -12,10 +12,10 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from tango_hpc.files import write_atomically
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import RolloutRow, dumped_steps, read_rollouts
-from tango_hpc.run.files import write_atomically
-from tango_hpc.run.metrics import Row, read_evaluations, read_metrics
+from tango_hpc.run.metrics import MetricsRow, read_evaluations, read_metrics
 from tango_hpc.run.plots import PANELS, panel_svg, save_curves
 from tango_hpc.run.progress import clock
 from tango_hpc.run.provenance import read_provenance
@@ -50,11 +50,11 @@ def write_report(directory: RunDirectory) -> None:
         save_curves(directory.report_curves, _of(rows, stages[0]), _of(evaluations, stages[0]))
 
 
-def _of(rows: Sequence[Row], stage: str | None) -> list[Row]:
+def _of(rows: Sequence[MetricsRow], stage: str | None) -> list[MetricsRow]:
     return [row for row in rows if row.get("stage") == stage]
 
 
-def _header(directory: RunDirectory, rows: Sequence[Row]) -> str:
+def _header(directory: RunDirectory, rows: Sequence[MetricsRow]) -> str:
     summary = read_summary(directory)
     status = summary.get("status", "not started")
     parts = [f"{len(rows)} optimizer steps"]
@@ -73,7 +73,7 @@ def _header(directory: RunDirectory, rows: Sequence[Row]) -> str:
     )
 
 
-def _tiles(summary: dict[str, Any], rows: Sequence[Row], evaluations: Sequence[Row]) -> str:
+def _tiles(summary: dict[str, Any], rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]) -> str:
     tiles = []
     for name, title in BEFORE_AFTER:
         section, _, key = name.partition(".")
@@ -105,7 +105,7 @@ def _tiles(summary: dict[str, Any], rows: Sequence[Row], evaluations: Sequence[R
     return f'<div class="tiles">{cells}</div>' if cells else ""
 
 
-def _problems(directory: RunDirectory, rows: Sequence[Row]) -> str:
+def _problems(directory: RunDirectory, rows: Sequence[MetricsRow]) -> str:
     """What went wrong: failure files of ranks, and steps whose numbers were not finite."""
     notes = []
     for path in sorted(directory.failures.glob("*")) if directory.failures.is_dir() else []:
@@ -119,7 +119,7 @@ def _problems(directory: RunDirectory, rows: Sequence[Row]) -> str:
     return f'<div class="box">{"".join(notes)}</div>' if notes else ""
 
 
-def _charts(stage: str, rows: Sequence[Row], evaluations: Sequence[Row]) -> str:
+def _charts(stage: str, rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]) -> str:
     figures = []
     for panel in PANELS:
         svg = panel_svg(panel, rows, evaluations)
@@ -174,7 +174,7 @@ def _rollout(row: RolloutRow) -> str:
     )
 
 
-def _evaluation_table(evaluations: Sequence[Row]) -> str:
+def _evaluation_table(evaluations: Sequence[MetricsRow]) -> str:
     """All evaluations on held-out data, as numbers."""
     keys = list(dict.fromkeys(key for row in evaluations for key in row if key not in ("stage", "step", "nonfinite")))
     if not keys:

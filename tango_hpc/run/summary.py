@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from tango_hpc.run.files import write_atomically
+from tango_hpc.files import write_atomically
 from tango_hpc.run.provenance import package_versions
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def update_summary(
     tokens_per_second: float | None = None,
     results: Mapping[str, float | None] | None = None,
 ) -> dict[str, Any]:
-    """Writes the state of `stage` into summary.json and returns the whole of it.
+    """Write the state of `stage` into summary.json; returns the whole of it.
 
     Call it with status "running" and `begins` when an attempt begins, and with the final status when it ends, with the
     seconds of that attempt, which are added to those of earlier ones. `results` has dotted names such as
@@ -61,7 +61,7 @@ def update_summary(
     entry["wall_seconds"] = round(entry["wall_seconds"] + attempt_seconds, 3)
     entry["attempts"] += begins
     summary["status"] = status
-    summary["wall_seconds"] = round(sum(one["wall_seconds"] for one in stages.values()), 3)
+    summary["wall_seconds"] = round(sum(attempts["wall_seconds"] for attempts in stages.values()), 3)
     summary.setdefault("tokens_per_second", None)
     if tokens_per_second is not None:
         summary["tokens_per_second"] = tokens_per_second

@@ -19,9 +19,9 @@ from multiprocessing.connection import Client, Connection, Listener
 
 import tango_hpc
 from tango_hpc.errors import CheckFailed, StoppedEarly
+from tango_hpc.files import write_atomically
 from tango_hpc.launch.environment import own_rank, prepare_rank
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
 from tango_hpc.run.interrupt import StopSignal, run_guarded
 from tango_hpc.run.summary import update_summary
 

@@ -15,6 +15,7 @@ from tango_hpc.data.prepare.rows import SCHEMA, Row, fingerprint, loosely_normal
 from tango_hpc.data.prepare.sources import find_files, read_records
 from tango_hpc.data.tables import check_table
 from tango_hpc.errors import UserError
+from tango_hpc.files import parquet_writer
 
 _ROWS_PER_GROUP = 4096
 
@@ -171,10 +172,8 @@ def _held_out(exclude: Iterable[Path]) -> dict[int, str]:
 
 
 def _write(out: Path, rows: Iterator[Row], report: Report, limit: int | None) -> None:
-    """Write row groups as they fill, under another name until all is there."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.partial")
-    with pq.ParquetWriter(partial, SCHEMA) as writer:
+    """Write row groups as they fill."""
+    with parquet_writer(out, SCHEMA) as writer:
         group: list[dict[str, str]] = []
         for row in rows:
             group.append(row.as_columns())
@@ -185,4 +184,3 @@ def _write(out: Path, rows: Iterator[Row], report: Report, limit: int | None) ->
                 break
         if group:
             writer.write_table(pa.Table.from_pylist(group, SCHEMA))
-    partial.replace(out)
