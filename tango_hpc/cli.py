@@ -14,8 +14,8 @@ import typer
 from tango_hpc.errors import StoppedEarly, UserError
 from tango_hpc.launch import commands as launch_commands
 from tango_hpc.plan import commands as plan_commands
+from tango_hpc.report import commands as report_commands
 from tango_hpc.reshard import commands as bench_commands
-from tango_hpc.run import commands as run_commands
 
 app = typer.Typer(
     name="tango",
@@ -172,7 +172,7 @@ def data(
 
 plan_commands.add_commands(app)
 bench_commands.add_commands(app)
-run_commands.add_commands(app)
+report_commands.add_commands(app)
 launch_commands.add_commands(app)
 
 

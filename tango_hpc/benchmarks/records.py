@@ -55,7 +55,7 @@ SCHEMA = pa.schema(
         ("step_labels", pa.list_(pa.int8())), ("score", pa.float64()), ("split", pa.string()),
     ]
 )  # fmt: skip
-assert SCHEMA.names == [one.name for one in fields(Answer)]
+assert SCHEMA.names == [column.name for column in fields(Answer)]
 
 
 def write_answers(path: Path, answers: Sequence[Answer]) -> None:
@@ -70,36 +70,39 @@ def read_answers(path: Path) -> list[Answer]:
 
 def generator_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
     """Every number of a generator benchmark that its answers allow; keys as in the table: `pass@1`, `maj@16`, ..."""
-    greedy = [one for one in answers if one.sample == GREEDY]
-    estimates = {"pass@1": metrics.share([one.correct for one in greedy])}
+    greedy = [answer for answer in answers if answer.sample == GREEDY]
+    estimates = {"pass@1": metrics.share([answer.correct for answer in greedy])}
     samples_Q_S = _samples(answers)
     if samples_Q_S:
         S = len(samples_Q_S[0])
-        correct_Q_S = [[one.correct for one in samples] for samples in samples_Q_S]
+        correct_Q_S = [[answer.correct for answer in samples] for samples in samples_Q_S]
         estimates[f"avg@{S}"] = metrics.mean([sum(correct) / S for correct in correct_Q_S])
         for k in _powers_of_two(S)[1:]:  # the first is avg@S
             estimates[f"pass@{k} of {S}"] = metrics.mean([metrics.pass_at_k(correct, k) for correct in correct_Q_S])
-        votes = [metrics.majority_vote([one.cluster for one in samples]) for samples in samples_Q_S]
+        votes = [metrics.majority_vote([answer.cluster for answer in samples]) for samples in samples_Q_S]
         estimates[f"maj@{S}"] = metrics.share(_picked(correct_Q_S, votes))
-        if all(one.score is not None for samples in samples_Q_S for one in samples):
-            scores_Q_S = [[float(one.score or 0.0) for one in samples] for samples in samples_Q_S]
+        if all(answer.score is not None for samples in samples_Q_S for answer in samples):
+            scores_Q_S = [[float(answer.score or 0.0) for answer in samples] for samples in samples_Q_S]
             best = [metrics.best_of(scores) for scores in scores_Q_S]
             estimates[f"best of {S}"] = metrics.share(_picked(correct_Q_S, best))
             weighted = [
-                metrics.majority_vote([one.cluster for one in samples], scores)
+                metrics.majority_vote([answer.cluster for answer in samples], scores)
                 for samples, scores in zip(samples_Q_S, scores_Q_S, strict=True)
             ]
             estimates[f"weighted vote@{S}"] = metrics.share(_picked(correct_Q_S, weighted))
-    verified = [one for one in answers if one.verdict is not None]
+    verified = [answer for answer in answers if answer.verdict is not None]
     if verified:
-        judged = ([one.correct for one in verified], [one.verdict == int(one.correct) for one in verified])
+        judged = (
+            [answer.correct for answer in verified],
+            [answer.verdict == int(answer.correct) for answer in verified],
+        )
         f1 = metrics.harmonic_mean_f1(judged)
         if f1 is not None:
             estimates["verifier F1"] = f1
     labelled = [
         (label, judgement)
-        for one in verified
-        for label, judgement in zip(one.step_labels, one.step_judgements, strict=False)
+        for answer in verified
+        for label, judgement in zip(answer.step_labels, answer.step_judgements, strict=False)
     ]
     if labelled:
         f1 = metrics.harmonic_mean_f1(([label == 1 for label, _ in labelled], [label == j for label, j in labelled]))
@@ -112,9 +115,9 @@ def verifier_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
     """ProcessBench: F1 of each split and their mean, with the two accuracies behind each."""
     estimates: dict[str, Estimate] = {}
     sets = []
-    for split in dict.fromkeys(one.split for one in answers):
-        chosen = [one for one in answers if one.split == split]
-        sets.append(([one.gold == "-1" for one in chosen], [one.correct for one in chosen]))
+    for split in dict.fromkeys(answer.split for answer in answers):
+        chosen = [answer for answer in answers if answer.split == split]
+        sets.append(([answer.gold == "-1" for answer in chosen], [answer.correct for answer in chosen]))
         if (f1 := metrics.harmonic_mean_f1(sets[-1])) is not None:
             estimates[f"F1 {split}"] = f1
         for name, wanted in (("right", True), ("wrong", False)):
@@ -129,23 +132,23 @@ def verifier_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
 def facts(answers: Sequence[Answer]) -> dict[str, Any]:
     """What else is worth knowing of a benchmark's answers: form, length, cut-off answers, grading that hit a limit."""
     count = len(answers)
-    limits = [one.outcome for one in answers if one.outcome != "graded"]
+    limits = [answer.outcome for answer in answers if answer.outcome != "graded"]
     return {
         "answers": count,
-        "well_formed": sum(one.well_formed for one in answers) / count,
-        "without_answer": sum(one.answer is None for one in answers) / count,
-        "cut_off": sum(not one.finished for one in answers) / count,
-        "mean_tokens": sum(one.num_tokens for one in answers) / count,
+        "well_formed": sum(answer.well_formed for answer in answers) / count,
+        "without_answer": sum(answer.answer is None for answer in answers) / count,
+        "cut_off": sum(not answer.finished for answer in answers) / count,
+        "mean_tokens": sum(answer.num_tokens for answer in answers) / count,
         "grading_limits": {name: limits.count(name) for name in sorted(set(limits))},
     }
 
 
 def _samples(answers: Sequence[Answer]) -> list[list[Answer]]:
     by_question: dict[str, list[Answer]] = {}
-    for one in answers:
-        if one.sample != GREEDY:
-            by_question.setdefault(one.question_id, []).append(one)
-    return [sorted(samples, key=lambda one: one.sample) for samples in by_question.values()]
+    for answer in answers:
+        if answer.sample != GREEDY:
+            by_question.setdefault(answer.question_id, []).append(answer)
+    return [sorted(samples, key=lambda answer: answer.sample) for samples in by_question.values()]
 
 
 def _picked(correct_Q_S: Sequence[Sequence[bool]], chosen_Q: Sequence[int | None]) -> list[bool]:

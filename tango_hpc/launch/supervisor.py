@@ -21,9 +21,9 @@ from tango_hpc.errors import StoppedEarly
 from tango_hpc.files import write_atomically
 from tango_hpc.launch.starters import Starter
 from tango_hpc.launch.watch import Failure, Watchdog, clear_last_attempt, find_cause, is_loading, read_outcomes
+from tango_hpc.report.progress import ProgressView
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.interrupt import RANKS_AT_FULL_PACE
-from tango_hpc.run.progress import ProgressView
 
 STOPPED = StoppedEarly.exit_code
 # Begins a stop file that the supervisor wrote; any other is a user's wish to end the run for good.

@@ -11,7 +11,7 @@ RUN/
   logs/               output of the ranks
   progress.json       what the run is doing now               (run/progress.py)
   summary.json        results                                 (run/summary.py)
-  report.html         plots                                   (run/report.py)
+  report.html         plots                                   (report/run_page.py)
   control/ failures/ heartbeat/ snapshot/                     (launch/)
 """
 

@@ -21,7 +21,6 @@ from tango_hpc import benchmarks
 from tango_hpc.benchmarks import processbench
 from tango_hpc.benchmarks.base import Benchmark, Row
 from tango_hpc.benchmarks.records import GREEDY, Answer, write_answers
-from tango_hpc.benchmarks.results import write_results
 from tango_hpc.config import Config
 from tango_hpc.config.schema import RoleConfig
 from tango_hpc.data.prepare.metadata import read_metadata
@@ -33,6 +32,7 @@ from tango_hpc.protocol.alignment import response_text
 from tango_hpc.protocol.prompts import generator_prompt_ids, verifier_prompt_ids
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.verification import Verification, parse_verification
+from tango_hpc.report.evaluation import write_results
 from tango_hpc.reshard.sync import WeightSync
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.interrupt import StopSignal

@@ -1,75 +1,23 @@
-"""The curves of a run, drawn with matplotlib: for the report as SVG whose colours follow the page, and as one PNG.
-
-The colours name things and never change: the generator is blue, the verifier orange, a phase has its own. In the SVG
-they become CSS variables, so that one drawing serves a light and a dark page.
-"""
+"""The curves of a run: for the report as SVG, and as one PNG."""
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 import numpy as np
-
-from tango_hpc.run.metrics import PHASES, MetricsRow
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from markupsafe import Markup
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-# Light-page colours; report.css holds both themes under the same names. No two are equal, though some look so: the
-# SVG's colours are told apart by their value when they become variables.
-COLORS = {
-    "generator": "#2468d2",
-    "verifier": "#d2690f",
-    "third": "#0d8f72",
-    "rollout": "#2469d2",
-    "verify": "#d26a0f",
-    "train": "#0d8f73",
-    "logprobs": "#8a55d6",
-    "reshard": "#d63a74",
-    "other": "#9aa3ad",
-    "ink": "#36414d",
-    "grid": "#e3e7ec",
-}
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 9.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.edgecolor": COLORS["ink"],
-    "axes.labelcolor": COLORS["ink"],
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlecolor": COLORS["ink"],
-    "axes.linewidth": 0.8,
-    "grid.color": COLORS["grid"],
-    "grid.linewidth": 0.8,
-    "text.color": COLORS["ink"],
-    "xtick.color": COLORS["ink"],
-    "ytick.color": COLORS["ink"],
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "legend.handlelength": 1.4,
-    "legend.fontsize": 9,
-    "lines.linewidth": 1.9,
-    "lines.solid_capstyle": "round",
-}
+from tango_hpc.report.figures import COLORS, STYLE, svg
+from tango_hpc.run.metrics import PHASES, MetricsRow
+
 ROLES = ("generator", "verifier")
 
 
@@ -103,7 +51,7 @@ def by_role(key: str) -> tuple[Line, ...]:
 
 
 def draw_phases(axes: Axes, rows: Sequence[MetricsRow]) -> bool:
-    """Seconds of each phase, stacked; one bar covers several steps where there are many."""
+    """Draw the seconds of each phase, stacked; one bar covers several steps where there are many."""
     rows = [row for row in rows if row.get("seconds/total")]
     if not rows:
         return False
@@ -128,7 +76,7 @@ def draw_phases(axes: Axes, rows: Sequence[MetricsRow]) -> bool:
 
 
 def draw_throughput(axes: Axes, rows: Sequence[MetricsRow]) -> bool:
-    """Tokens generated and trained on per second of the whole step."""
+    """Draw the tokens generated and trained on per second of the whole step."""
     shown = False
     for key, label, color in (
         ("tokens/generated", "generated", "rollout"),
@@ -245,40 +193,31 @@ PANELS = (
 CURVES = (ACCURACY, VERIFIER_F1, REWARDS, LENGTHS, GAP, PHASE_TIMES, LOSS)  # the first six that have anything
 
 
-def panel_svg(panel: Panel, rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]) -> str | None:
-    """`panel` as an SVG element whose colours are CSS variables; None where it has nothing to show."""
-    with plt.rc_context({**STYLE, "svg.hashsalt": panel.title}):
-        figure, axes = plt.subplots(figsize=(4.5, 2.5), layout="constrained")
-        try:
-            if not _draw(axes, panel, rows, evaluations):
-                return None
-            axes.set_xlabel("optimizer step")
-            return _themed_svg(figure, panel)
-        finally:
-            plt.close(figure)
+def drawings(rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]) -> list[tuple[Panel, Markup]]:
+    """The panels that have something to show, as SVG."""
+    drawn = []
+    for panel in PANELS:
+        with rc_context(STYLE):
+            figure = Figure(figsize=(4.5, 2.5), layout="constrained")
+            axes = figure.subplots()
+            if _draw(axes, panel, rows, evaluations):
+                axes.set_xlabel("optimizer step")
+                drawn.append((panel, svg(figure, panel.title)))
+    return drawn
 
 
 def save_curves(path: Path, rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]) -> None:
-    """The main curves as one picture on white, for a README or a slide. Writes nothing where there are none."""
-    with plt.rc_context(STYLE):
-        shown = []
-        for panel in CURVES:
-            probe, axes = plt.subplots()
-            if _draw(axes, panel, rows, evaluations):
-                shown.append(panel)
-            plt.close(probe)
-        shown = shown[:6]
+    """Draw the main curves as one picture on white, for a README or a slide; none where there are none."""
+    with rc_context(STYLE):
+        shown = [panel for panel in CURVES if _draw(Figure().subplots(), panel, rows, evaluations)][:6]
         if not shown:
             return
         num_columns = min(3, len(shown))
         num_rows = -(-len(shown) // num_columns)
-        figure, grid = plt.subplots(
-            num_rows,
-            num_columns,
-            figsize=(4.3 * num_columns, 3.1 * num_rows),
-            layout=ConstrainedLayoutEngine(wspace=0.06, hspace=0.08),
-            squeeze=False,
+        figure = Figure(
+            figsize=(4.3 * num_columns, 3.1 * num_rows), layout=ConstrainedLayoutEngine(wspace=0.06, hspace=0.08)
         )
+        grid = figure.subplots(num_rows, num_columns, squeeze=False)
         for axes, panel in zip(grid.flat, shown, strict=False):
             _draw(axes, panel, rows, evaluations)
             axes.set_title(panel.title, pad=36)  # above two rows of legend
@@ -286,7 +225,6 @@ def save_curves(path: Path, rows: Sequence[MetricsRow], evaluations: Sequence[Me
         for axes in grid.flat[len(shown) :]:
             axes.set_visible(False)
         figure.savefig(path, dpi=160, facecolor="white")
-        plt.close(figure)
 
 
 def _draw(axes: Axes, panel: Panel, rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]) -> bool:
@@ -357,17 +295,3 @@ def _curve(axes: Axes, points: Sequence[tuple[float, float]], label: str, color:
     weights = np.ones(window)
     smooth = np.convolve(y, weights, "same") / np.convolve(np.ones_like(y), weights, "same")
     axes.plot(x, smooth, color=color, alpha=strength, linewidth=1.3 if faded else 1.9, label=label)
-
-
-def _themed_svg(figure: Figure, panel: Panel) -> str:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(
-        r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg role="img" aria-label="{panel.title}" \1>', text, count=1
-    )
-    for name, color in COLORS.items():
-        text = text.replace(color, f"var(--{name})")
-    return text

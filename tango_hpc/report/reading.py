@@ -28,6 +28,13 @@ class StepView:
     reward: float | None
     advantage: float | None
 
+    @property
+    def numbers(self) -> list[str]:
+        """Judgement, reward and advantage, as far as there are any."""
+        shown = [] if self.judgement is None else [JUDGEMENT_NAMES[self.judgement]]
+        named = (("reward", self.reward), ("advantage", self.advantage))
+        return [*shown, *(f"{name} {value:+.2f}" for name, value in named if value is not None)]
+
 
 def step_views(row: RolloutRow) -> list[StepView]:
     """The steps of the solution of a generator row, or of the one that a verifier row judged."""
@@ -116,7 +123,7 @@ def show_rollouts(
     limit: int = 4,
     console: Console | None = None,
 ) -> None:
-    """Prints up to `limit` responses of one dumped step, the last one unless `step` says which."""
+    """Print up to `limit` responses of one dumped step, the last one unless `step` says which."""
     if role not in ("generator", "verifier"):
         raise UserError(f"role {role!r} is neither generator nor verifier")
     console = console or Console()

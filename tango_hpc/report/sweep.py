@@ -1,0 +1,72 @@
+"""results.html of a sweep: the settings with a plot, best first, and every cell."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from tango_hpc.files import write_atomically
+from tango_hpc.report.html import render
+
+
+@dataclass(frozen=True)
+class Group:
+    """The cells that differ in their seed only. `values` are the metric's, of those that have it."""
+
+    label: str
+    values: list[float]
+    states: list[str]
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of the metric over seeds."""
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def spread(self) -> float | None:
+        """Sample standard deviation over seeds; None for fewer than two."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def count(self) -> str:
+        """How many of the cells are in which state."""
+        return ", ".join(f"{self.states.count(state)} {state}" for state in dict.fromkeys(self.states))
+
+
+def write_sweep_page(
+    path: Path,
+    folder: Path,
+    metric: str,
+    groups: Sequence[Group],
+    cells: Sequence[tuple[int, str, int, str, float | None, str]],
+) -> None:
+    """Write the page. `cells` are (index, settings, seed, state, metric, detail)."""
+    drawing = _drawing(groups, metric)
+    page = render("sweep.html", title=f"Sweep {folder.name}", folder=folder, metric=metric, groups=groups, cells=cells,
+                  drawing=drawing)  # fmt: skip
+    write_atomically(path, page)
+
+
+def _drawing(groups: Sequence[Group], metric: str) -> Markup:
+    """One row per setting: its seeds as dots, their mean as a bar."""
+    from matplotlib import rc_context  # takes a while, and who looks at the table in the terminal should not wait
+    from matplotlib.figure import Figure
+
+    from tango_hpc.report.figures import COLORS, STYLE, svg
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=(8, 1.2 + 0.35 * len(groups)), layout="constrained")
+        axes = figure.subplots()
+        for row, group in enumerate(reversed(groups)):
+            if group.mean is not None:
+                axes.barh(row, group.mean, color=COLORS["generator"], alpha=0.3, height=0.7)
+                axes.plot(group.values, [row] * len(group.values), "o", color=COLORS["generator"], markersize=5)
+        axes.set_yticks(range(len(groups)), [group.label for group in reversed(groups)])
+        axes.set_ylim(-0.6, len(groups) - 0.4)  # room for rows without a result too
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel(metric)
+        return svg(figure, f"{metric} by settings")
