@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from tango_hpc import benchmarks
@@ -25,7 +24,7 @@ def model_results(sets: dict[str, list[Answer]]) -> dict[str, Any]:
         entries[name] = {
             "title": benchmark.title if benchmark is not None else "held-out questions",
             "questions": len(first),
-            "estimates": {key: asdict(estimate) for key, estimate in estimates.items()},
+            "estimates": estimates,
             "facts": facts(answers),
         }
         if benchmark is not None and not asked_verifier:
@@ -36,7 +35,7 @@ def model_results(sets: dict[str, list[Answer]]) -> dict[str, Any]:
             entries[f"{group}_average"] = {
                 "title": f"{title} of {len(greedy[group])}",
                 "questions": average.count,
-                "estimates": {"pass@1": asdict(average)},
+                "estimates": {"pass@1": average},
             }
     return entries
 
@@ -49,5 +48,5 @@ def summary_values(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float 
             estimates = entry["estimates"]
             key = next((key for key in ("pass@1", "F1 average", *estimates) if key in estimates), None)
             if key is not None:
-                values[f"eval.{name}"] = estimates[key]["value"]
+                values[f"eval.{name}"] = estimates[key].value
     return values

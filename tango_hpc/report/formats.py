@@ -1,9 +1,9 @@
-"""Numbers as people read them."""
+"""Numbers and settings as people read them."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -29,3 +29,10 @@ def sparkline(values: Sequence[float], width: int) -> str:
     low, high = min(cells), max(cells)
     scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
     return "".join(SPARKS[round((cell - low) * scale)] for cell in cells)
+
+
+def label_of(settings: Mapping[str, Any]) -> str:
+    """Settings in one line; the last word of a key where that tells it from the others."""
+    last_words = [key.rpartition(".")[2] for key in settings]
+    names = [word if last_words.count(word) == 1 else key for key, word in zip(settings, last_words, strict=True)]
+    return ", ".join(f"{name}={value}" for name, value in zip(names, settings.values(), strict=True)) or "base"

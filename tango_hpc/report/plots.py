@@ -78,10 +78,7 @@ def draw_phases(axes: Axes, rows: Sequence[MetricsRow]) -> bool:
 def draw_throughput(axes: Axes, rows: Sequence[MetricsRow]) -> bool:
     """Draw the tokens generated and trained on per second of the whole step."""
     shown = False
-    for key, label, color in (
-        ("tokens/generated", "generated", "rollout"),
-        ("tokens/trained", "trained", "train"),
-    ):
+    for key, label, color in (("tokens/generated", "generated", "rollout"), ("tokens/trained", "trained", "train")):
         points = [
             (row["step"], row[key] / row["seconds/total"]) for row in rows if row.get(key) and row.get("seconds/total")
         ]
@@ -248,14 +245,10 @@ def _draw(axes: Axes, panel: Panel, rows: Sequence[MetricsRow], evaluations: Seq
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(
-        handles, labels, loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=_legend_columns(axes),
+        handles, labels, loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=3 if len(labels) > 4 else 2,
         columnspacing=1.2, borderaxespad=0.1, handletextpad=0.5, labelspacing=0.2,
     )  # fmt: skip
     return True
-
-
-def _legend_columns(axes: Axes) -> int:
-    return 3 if len(axes.get_legend_handles_labels()[1]) > 4 else 2
 
 
 def _draw_line(
@@ -276,8 +269,7 @@ def _draw_line(
         x, y = zip(*points, strict=True)
         axes.plot(x, y, color=color, label=line.label, marker="o", markersize=4.2, linewidth=1.9)
     else:
-        has_held_out = any(row.get(line.key) is not None for row in evaluations)
-        _curve(axes, points, line.label, color, faded=has_held_out)
+        _curve(axes, points, line.label, color, faded=any(row.get(line.key) is not None for row in evaluations))
     return True
 
 
@@ -285,13 +277,10 @@ def _curve(axes: Axes, points: Sequence[tuple[float, float]], label: str, color:
     """A noisy series: faint as it is, strong as a running mean; `faded` where a better measure is drawn over it."""
     x, y = (np.array(values, dtype=float) for values in zip(*points, strict=True))
     window = max(1, len(y) // 20)
-    strength = 0.55 if faded else 1.0
-    if window == 1:
-        axes.plot(x, y, color=color, alpha=strength, linewidth=1.3 if faded else 1.9, label=label)
-        if len(y) == 1:
-            axes.plot(x, y, color=color, marker="o", markersize=4)
-        return
-    axes.plot(x, y, color=color, alpha=0.22, linewidth=1.0)
+    if window > 1:
+        axes.plot(x, y, color=color, alpha=0.22, linewidth=1.0)
     weights = np.ones(window)
     smooth = np.convolve(y, weights, "same") / np.convolve(np.ones_like(y), weights, "same")
-    axes.plot(x, smooth, color=color, alpha=strength, linewidth=1.3 if faded else 1.9, label=label)
+    axes.plot(x, smooth, color=color, alpha=0.55 if faded else 1.0, linewidth=1.3 if faded else 1.9, label=label)
+    if len(y) == 1:
+        axes.plot(x, y, color=color, marker="o", markersize=4)

@@ -90,14 +90,9 @@ def choose_examples(rows: Sequence[RolloutRow], limit: int) -> list[RolloutRow]:
             return (row.outcome_reward or 0.0) > 0
         return row.final_judgement == int(bool(row.solution_correct))
 
-    mixed = [group for group in groups.values() if len({is_good(row) for row in group}) == 2]
-    uniform = [group for group in groups.values() if len({is_good(row) for row in group}) == 1]
-    chosen: list[RolloutRow] = []
-    for group in mixed:
-        chosen.append(next(row for row in group if is_good(row)))
-        chosen.append(next(row for row in group if not is_good(row)))
-    chosen.extend(group[0] for group in uniform)
-    return chosen[:limit]
+    first_of_kind = [{is_good(row): row for row in reversed(group)} for group in groups.values()]
+    first_of_kind.sort(key=len, reverse=True)  # keeps the order of equals
+    return [kinds[good] for kinds in first_of_kind for good in (True, False) if good in kinds][:limit]
 
 
 def load_step(directory: RunDirectory, role: str, step: int | None) -> tuple[int, list[RolloutRow]]:

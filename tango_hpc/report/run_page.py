@@ -29,9 +29,9 @@ def write_report(directory: RunDirectory) -> None:
     """Write report.html and, where there are curves, report_curves.png of the last stage that has any."""
     rows, evaluations = read_metrics(directory), read_evaluations(directory)
     summary = read_summary(directory)
-    stages = list(dict.fromkeys(row.get("stage") for row in [*rows, *evaluations]))
+    stages = list(dict.fromkeys(row["stage"] for row in [*rows, *evaluations]))
     stages.sort(key=lambda stage: stage != "train")  # what the run is about comes first, the rest in order
-    measured = {stage: (_of(rows, stage), _of(evaluations, stage)) for stage in stages}
+    measured = {stage: (read_metrics(directory, stage), read_evaluations(directory, stage)) for stage in stages}
     page = render(
         "run.html",
         title=directory.path.name,
@@ -40,9 +40,12 @@ def write_report(directory: RunDirectory) -> None:
         status=summary.get("status", "not started"),
         state=list(_state(directory, summary, len(rows))),
         tiles=list(_tiles(summary, rows, evaluations)),
-        failures=list(_failures(directory)),
+        failures=[
+            (path.stem, path.read_text(encoding="utf-8", errors="replace").replace("\\n", "\n"))
+            for path in sorted(directory.failures.glob("*"))
+        ],
         nonfinite=[row for row in rows if row.get("nonfinite")],
-        stages=[(STAGE_TITLES.get(str(stage), stage), drawings(*measured[stage])) for stage in stages],
+        stages=[(STAGE_TITLES.get(stage, stage), drawings(*measured[stage])) for stage in stages],
         rollouts=list(_rollouts(directory)),
         evaluations=evaluations,
         evaluation_keys=dict.fromkeys(
@@ -54,10 +57,6 @@ def write_report(directory: RunDirectory) -> None:
     write_atomically(directory.report, page)
     if stages:
         save_curves(directory.report_curves, *measured[stages[0]])
-
-
-def _of(rows: Sequence[MetricsRow], stage: str | None) -> list[MetricsRow]:
-    return [row for row in rows if row.get("stage") == stage]
 
 
 def _state(directory: RunDirectory, summary: dict[str, Any], num_steps: int) -> Iterator[str]:
@@ -79,13 +78,10 @@ def _tiles(
         section, _, key = name.partition(".")
         before = summary.get(section, {}).get(f"{key}_before")
         after = summary.get(section, {}).get(f"{key}_after")
-        so_far = [
-            (row["step"], row[f"{section}/{key}"]) for row in evaluations if row.get(f"{section}/{key}") is not None
-        ]
+        so_far = [row for row in evaluations if row.get(f"{section}/{key}") is not None]
         when = "after training"
         if after is None and so_far:
-            step, after = so_far[-1]
-            when = f"after step {step}"
+            after, when = so_far[-1][f"{section}/{key}"], f"after step {so_far[-1]['step']}"
         if after is None:
             continue
         gain = "" if before is None else f", from {100 * before:.1f}%: {100 * (after - before):+.1f} points"
@@ -97,12 +93,6 @@ def _tiles(
         least = [row["reshard/bytes_minimum"] for row in rows if row.get("reshard/bytes_minimum") is not None]
         lower_bound = f"MB a step sent, minimum {sum(least) / len(least) / 1e6:,.1f}" if least else "MB a step sent"
         yield "weight sync", f"{sum(sent) / len(sent) / 1e6:,.1f}", lower_bound
-
-
-def _failures(directory: RunDirectory) -> Iterator[tuple[str, str]]:
-    """What the ranks that failed left behind, by the name of its file."""
-    for path in sorted(directory.failures.glob("*")):
-        yield path.stem, path.read_text(encoding="utf-8", errors="replace").replace("\\n", "\n")
 
 
 def _rollouts(directory: RunDirectory) -> Iterator[tuple[str, int, int, list[Any]]]:

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
 from tango_hpc.files import write_atomically
+from tango_hpc.report.formats import label_of
 from tango_hpc.report.html import render
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One cell's end: its numbers are those of summary.json, by dotted name."""
+
+    index: int
+    settings: dict[str, Any]
+    seed: int
+    run: str
+    state: str
+    detail: str
+    numbers: dict[str, float]
+
+    @property
+    def label(self) -> str:
+        """Its settings in one line."""
+        return label_of(self.settings)
 
 
 @dataclass(frozen=True)
@@ -37,18 +57,25 @@ class Group:
         return ", ".join(f"{self.states.count(state)} {state}" for state in dict.fromkeys(self.states))
 
 
+def group(results: Iterable[CellResult], metric: str, goal: str) -> list[Group]:
+    """Cells with equal settings together, the best mean first; those without a result last."""
+    groups: dict[str, Group] = {}
+    for result in results:
+        key = repr(sorted(result.settings.items()))
+        equal = groups.setdefault(key, Group(result.label, [], []))
+        equal.states.append(result.state)
+        if result.state == "done" and metric in result.numbers:
+            equal.values.append(result.numbers[metric])
+    sign = -1 if goal == "max" else 1
+    return sorted(groups.values(), key=lambda equal: (equal.mean is None, sign * (equal.mean or 0.0)))
+
+
 def write_sweep_page(
-    path: Path,
-    folder: Path,
-    metric: str,
-    groups: Sequence[Group],
-    cells: Sequence[tuple[int, str, int, str, float | None, str]],
+    path: Path, folder: Path, metric: str, groups: Sequence[Group], results: Sequence[CellResult]
 ) -> None:
-    """Write the page. `cells` are (index, settings, seed, state, metric, detail)."""
-    drawing = _drawing(groups, metric)
-    page = render("sweep.html", title=f"Sweep {folder.name}", folder=folder, metric=metric, groups=groups, cells=cells,
-                  drawing=drawing)  # fmt: skip
-    write_atomically(path, page)
+    """Write the page of the sweep in `folder`, with the groups in this order."""
+    values = {"groups": groups, "results": results, "drawing": _drawing(groups, metric)}
+    write_atomically(path, render("sweep.html", title=f"Sweep {folder.name}", folder=folder, metric=metric, **values))
 
 
 def _drawing(groups: Sequence[Group], metric: str) -> Markup:

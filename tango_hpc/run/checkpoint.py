@@ -42,14 +42,12 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint."""
-        complete = steps_in(self._folder)
-        return complete[-1][1] if complete else None
+        return next((path for _, path in reversed(steps_in(self._folder))), None)
 
     @property
     def latest_step(self) -> int:
         """After how many optimizer steps the newest complete checkpoint was written; 0 where there is none."""
-        complete = steps_in(self._folder)
-        return complete[-1][0].step if complete else 0
+        return next((name.step for name, _ in reversed(steps_in(self._folder))), 0)
 
     def save(self, step: int, phase: str, policies: Mapping[str, Policy], state: Mapping[str, Any]) -> Path:
         """Write a checkpoint after `step` optimizer steps, in `phase` of the next one ("" between steps)."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -48,8 +48,8 @@ class MetricsWriter:
         from torch.utils.tensorboard import SummaryWriter
 
         self.stage = stage
-        _drop_rows_after(directory.metrics, stage, resumed_step)
-        _drop_rows_after(directory.evaluations, stage, resumed_step)
+        for path in (directory.metrics, directory.evaluations):
+            _keep_rows(path, lambda row: row["stage"] != stage or row["step"] <= resumed_step)
         self._evaluated = {(row["step"], *sorted(row)) for row in read_evaluations(directory, stage)}
         self._directory = directory
         self._metrics: IO[str] = directory.metrics.open("a", encoding="utf-8", buffering=1)
@@ -73,13 +73,8 @@ class MetricsWriter:
         row = {"stage": self.stage, "step": step, **values}
         if (step, *sorted(row)) in self._evaluated:
             self._evaluations.close()
-            path = self._directory.evaluations
-            kept = [
-                old
-                for old in _read_rows(path)
-                if (old["stage"], old["step"]) != (self.stage, step) or old.keys() != row.keys()
-            ]
-            write_atomically(path, "".join(json.dumps(old) + "\n" for old in kept))
+            path, known = self._directory.evaluations, (self.stage, step, row.keys())
+            _keep_rows(path, lambda old: (old["stage"], old["step"], old.keys()) != known)
             self._evaluations = path.open("a", encoding="utf-8", buffering=1)
         self._evaluations.write(_as_json(row))
         self._to_tensorboard(row, prefix="eval/")
@@ -153,8 +148,6 @@ def _read_rows(path: Path) -> Iterator[MetricsRow]:
                 yield json.loads(line)
 
 
-def _drop_rows_after(path: Path, stage: str, last_step: int) -> None:
-    if not path.exists():
-        return
-    kept = [row for row in _read_rows(path) if row.get("stage") != stage or row["step"] <= last_step]
-    write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
+def _keep_rows(path: Path, keep: Callable[[MetricsRow], bool]) -> None:
+    if path.exists():
+        write_atomically(path, "".join(json.dumps(row) + "\n" for row in _read_rows(path) if keep(row)))

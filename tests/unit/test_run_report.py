@@ -17,7 +17,7 @@ import tango_hpc.report
 from tango_hpc.errors import UserError
 from tango_hpc.report.reading import choose_examples, show_rollouts, step_views
 from tango_hpc.report.run_page import write_report
-from tango_hpc.report.sweep import Group, write_sweep_page
+from tango_hpc.report.sweep import CellResult, Group, write_sweep_page
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import RolloutRow, write_rollouts
 from tango_hpc.run.metrics import MetricsWriter
@@ -177,10 +177,14 @@ def test_reports_load_neither_torch_nor_vllm_nor_what_runs_them():
 
 def test_page_of_a_sweep(tmp_path):
     groups = [Group("name=<rloo>", [0.25, 0.75], ["done", "done"]), Group("name=grpo", [], ["failed"])]
-    cells = [(0, "name=<rloo>", 0, "done", 0.25, ""), (2, "name=grpo", 0, "failed", None, "rank 0 & <why>")]
-    write_sweep_page(tmp_path / "results.html", tmp_path / "a <sweep>", "generator.accuracy_after", groups, cells)
+    cells = [
+        CellResult(0, {"name": "<rloo>"}, 0, "run", "done", "", {"accuracy": 0.25}),
+        CellResult(2, {"name": "grpo"}, 0, "run", "failed", "rank 0 & <why>", {}),
+    ]
+    write_sweep_page(tmp_path / "results.html", tmp_path / "a <sweep>", "accuracy", groups, cells)
     page = Page((tmp_path / "results.html").read_text())
     assert "a <sweep>, best first" in page.text and "rank 0 & <why>" in page.text and "2 done" in page.text
+    assert "0.25" in page.text and "name=<rloo>" in page.text
     assert "0.5" in page.text and "0.3536" in page.text  # mean and spread of 0.25 and 0.75
     assert all(address.startswith("#") for address in page.addresses), "the page must be self-contained"
 
