@@ -15,7 +15,7 @@ from tango_hpc.bench import commands as bench_commands
 from tango_hpc.errors import StoppedEarly, UserError
 from tango_hpc.manage import commands as manage_commands
 from tango_hpc.plan import commands as plan_commands
-from tango_hpc.run import commands as run_commands
+from tango_hpc.report import commands as report_commands
 
 app = typer.Typer(
     name="tango",
@@ -179,7 +179,7 @@ def data(
 
 plan_commands.add_commands(app)
 bench_commands.add_commands(app)
-run_commands.add_commands(app)
+report_commands.add_commands(app)
 manage_commands.add_commands(app)
 
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from tango_hpc.benchmarks import metrics
 from tango_hpc.benchmarks.metrics import Estimate
+from tango_hpc.files import write_parquet
 
 GREEDY = -1  # sample index of the greedy answer
 
@@ -59,10 +60,7 @@ assert SCHEMA.names == [column.name for column in fields(Answer)]
 
 def write_answers(path: Path, answers: Sequence[Answer]) -> None:
     """Write whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    pq.write_table(pa.Table.from_pylist([asdict(answer) for answer in answers], SCHEMA), partial)
-    partial.replace(path)
+    write_parquet(path, pa.Table.from_pylist([asdict(answer) for answer in answers], SCHEMA))
 
 
 def read_answers(path: Path) -> list[Answer]:

@@ -12,8 +12,8 @@ import time
 import traceback
 from dataclasses import asdict, dataclass
 
+from tango_hpc.files import write_atomically
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
 
 HEARTBEAT_SECONDS = 2.0
 RANKS_AT_FULL_PACE = 64

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 
 from tango_hpc.control.heartbeat import read_beat
 from tango_hpc.errors import StoppedEarly
+from tango_hpc.files import write_atomically
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
 
 STOPPED = StoppedEarly.exit_code
 

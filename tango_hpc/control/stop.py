@@ -15,8 +15,8 @@ from types import FrameType
 from typing import Literal
 
 from tango_hpc.control.heartbeat import Heart
+from tango_hpc.files import write_atomically
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tango_hpc.errors import UserError
+from tango_hpc.files import write_parquet
 
 Item = TypeVar("Item")
 
@@ -65,13 +66,10 @@ def evenly_spaced(rows: Sequence[Item], count: int | None) -> list[Item]:
 
 def write_rows(path: Path, rows: list[dict[str, Any]], *, made_with: Mapping[str, Any] | None = None) -> None:
     """Write rows as Parquet, whole or not at all; the file carries the settings that it was `made_with`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
     table = pa.Table.from_pylist(rows)
     if made_with is not None:
         table = table.replace_schema_metadata({MADE_WITH: json.dumps(made_with)})
-    pq.write_table(table, partial)
-    partial.replace(path)
+    write_parquet(path, table)
 
 
 def read_made_with(path: Path) -> dict[str, Any] | None:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from tango_hpc.errors import UserError
+from tango_hpc.files import write_atomically
 from tango_hpc.launch import slurm
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
+from tango_hpc.run.steps import steps_in
 
 LOCK_TOUCH_SECONDS = 10.0
 LOCK_STALE_SECONDS = 120.0
@@ -47,9 +48,8 @@ class Attempt:
 
 def newest_checkpoint(directory: RunDirectory, stage: str) -> str | None:
     """Name of the newest complete checkpoint of `stage`."""
-    folder = directory.checkpoints / stage
-    names = [path.name for path in folder.glob("step_*")] if folder.is_dir() else []
-    return max(names, default=None)
+    complete = steps_in(directory.checkpoints / stage)
+    return str(complete[-1][0]) if complete else None
 
 
 class AttemptLog:

@@ -14,9 +14,9 @@ import yaml
 
 from tango_hpc.config import Config, config_to_yaml
 from tango_hpc.errors import UserError
+from tango_hpc.files import write_atomically
 from tango_hpc.launch.provenance import note_changes
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
 from tango_hpc.run.summary import read_summary, update_summary
 from tango_hpc.stages.preflight import check_inputs
 from tango_hpc.tasks.last_letter_files import synthesise_data

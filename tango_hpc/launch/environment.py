@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Literal
 
 from tango_hpc.errors import UserError
+from tango_hpc.files import write_atomically
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
 
 Place = Literal["alone", "allocation", "rank"]
 

@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tango_hpc.files import write_atomically
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
 from tango_hpc.run.summary import package_versions, read_provenance
 
 ENVIRONMENT_ALLOWED = (

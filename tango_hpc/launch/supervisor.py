@@ -26,8 +26,8 @@ from tango_hpc.control.outcome import STOPPED, Outcome, clear_last_attempt, find
 from tango_hpc.control.stop import StopRequest, read_stop_request, request_stop
 from tango_hpc.control.watchdog import Watchdog
 from tango_hpc.launch.starters import Starter
+from tango_hpc.report.progress import ProgressView
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.progress import ProgressView
 
 CLOCK = 0  # stands among the signals for the deadline
 REQUESTS: dict[int, StopRequest] = {

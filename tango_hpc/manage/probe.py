@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from tango_hpc.errors import UserError
+from tango_hpc.files import write_atomically
 from tango_hpc.launch.environment import interfaces, prepare_rank
 from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
 
 TIMEOUT_SECONDS = 60.0
 ALL_REDUCE_MB = 64

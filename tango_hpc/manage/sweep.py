@@ -50,6 +50,7 @@ from tango_hpc.manage.submit import (
     refused_by_slurm,
     sbatch_options,
 )
+from tango_hpc.report.formats import label_of
 from tango_hpc.run.directory import RunDirectory
 
 Value = bool | int | float | str | None
@@ -100,13 +101,6 @@ class Sweep:
 
     settings: SweepSettings
     cells: list[Cell]
-
-
-def label_of(settings: dict[str, Value]) -> str:
-    """Settings in one line; the last word of a key where that tells it from the others."""
-    last_words = [key.rpartition(".")[2] for key in settings]
-    names = [word if last_words.count(word) == 1 else key for key, word in zip(settings, last_words, strict=True)]
-    return ", ".join(f"{name}={value}" for name, value in zip(names, settings.values(), strict=True)) or "base"
 
 
 def load_sweep(file: Path) -> Sweep:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,20 +25,15 @@ from tango_hpc.errors import CheckFailed
 from tango_hpc.parallel.collectives import all_gather_objects
 from tango_hpc.policy.policy import Policy
 from tango_hpc.run.directory import RunDirectory
-
-_NAME = re.compile(r"step_(\d{6,})(?:\+(\w+))?")
+from tango_hpc.run.steps import StepName, steps_in
 
 
 class Checkpoints:
-    """The checkpoints of one stage. Its methods are collective; rank 0 does the housekeeping.
+    """The checkpoints of one stage. Its methods are collective; rank 0 does the housekeeping."""
 
-    `phases` are the unfinished-step names in the order in which a step passes them.
-    """
-
-    def __init__(self, directory: RunDirectory, stage: str, keep: int, phases: tuple[str, ...] = ()) -> None:
+    def __init__(self, directory: RunDirectory, stage: str, keep: int) -> None:
         self._folder = directory.checkpoints / stage
         self._keep = keep
-        self._order = ("", *phases)
         if dist.get_rank() == 0:
             self._folder.mkdir(parents=True, exist_ok=True)
             for leftover in self._folder.glob(".step_*"):
@@ -48,18 +42,16 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint."""
-        complete = self._complete()
-        return complete[-1] if complete else None
+        return next((path for _, path in reversed(steps_in(self._folder))), None)
 
-    def step_of(self, path: Path) -> int:
-        """After how many optimizer steps `path` was written."""
-        match = _NAME.fullmatch(path.name)
-        assert match is not None, path
-        return int(match.group(1))
+    @property
+    def latest_step(self) -> int:
+        """After how many optimizer steps the newest complete checkpoint was written; 0 where there is none."""
+        return next((name.step for name, _ in reversed(steps_in(self._folder))), 0)
 
     def save(self, step: int, phase: str, policies: Mapping[str, Policy], state: Mapping[str, Any]) -> Path:
         """Write a checkpoint after `step` optimizer steps, in `phase` of the next one ("" between steps)."""
-        final = self._folder / (f"step_{step:06d}" + (f"+{phase}" if phase else ""))
+        final = self._folder / str(StepName(step, phase))
         if final.exists():
             return final
         partial = final.with_name(f".{final.name}")
@@ -75,7 +67,7 @@ class Checkpoints:
         if dist.get_rank() == 0:
             _flush(partial)
             partial.rename(final)
-            for old in self._complete()[: -self._keep]:
+            for _, old in steps_in(self._folder)[: -self._keep]:
                 shutil.rmtree(old)
         dist.barrier()
         return final
@@ -86,14 +78,6 @@ class Checkpoints:
             policy.load(path / name)
         return json.loads((path / "state.json").read_text())
 
-    def _complete(self) -> list[Path]:
-        found = []
-        for path in self._folder.iterdir():
-            match = _NAME.fullmatch(path.name)
-            if match:
-                found.append((int(match.group(1)), self._order.index(match.group(2) or ""), path))
-        return [path for *_, path in sorted(found)]
-
     def _together(self, write: Callable[[], None], final: Path) -> None:
         """Run `write` on every rank; if it fails anywhere, all ranks fail with the first one's reason."""
         problem: str | None = None
@@ -101,7 +85,7 @@ class Checkpoints:
             write()
         except (OSError, RuntimeError) as error:
             problem = f"{type(error).__name__}: {error}"
-        problems = [one for one in all_gather_objects(problem) if one is not None]
+        problems = [text for text in all_gather_objects(problem) if text is not None]
         if not problems:
             return
         free_gb = shutil.disk_usage(self._folder).free / 2**30

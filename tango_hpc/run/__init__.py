@@ -1,1 +1,1 @@
-"""What a run leaves behind: its directory, metrics, rollout dumps, summary, progress display and report."""
+"""What a run leaves behind: its directory, metrics, rollout dumps, summary and progress."""

@@ -11,7 +11,7 @@ RUN/
   logs/               output of the ranks and of the supervisor
   progress.json       what the run is doing now                               (run/progress.py)
   summary.json        results                                                 (run/summary.py)
-  report.html         plots                                                   (run/report.py)
+  report.html         plots                                                   (report/run_page.py)
   control/lock, attempts.jsonl, jobs.json   who runs here, and who did        (launch/attempts.py)
   control/stop        while it exists, the run saves and ends                 (control/stop.py)
   heartbeat/          one file per rank: what it does                         (control/heartbeat.py)
@@ -25,6 +25,7 @@ import os
 from pathlib import Path
 
 from tango_hpc.errors import UserError
+from tango_hpc.run.steps import StepName
 
 
 class RunDirectory:
@@ -85,4 +86,4 @@ class RunDirectory:
 
     def rollout_file(self, role: str, step: int) -> Path:
         """Dump of the rollouts of `role` at optimizer step `step`."""
-        return self.rollouts / f"{role}_step_{step:06d}.parquet"
+        return self.rollouts / f"{StepName(step, role=role)}.parquet"

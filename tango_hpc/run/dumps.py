@@ -8,7 +8,6 @@ Legend of list lengths: T response tokens, K steps of the solution.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,6 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tango_hpc.errors import UserError
+from tango_hpc.files import write_parquet
+from tango_hpc.run.steps import steps_in
 
 ROLLOUT_SCHEMA = pa.schema(
     [
@@ -92,22 +93,17 @@ class RolloutRow:
         )
 
 
-assert {one.name for one in fields(RolloutRow)} == set(ROLLOUT_SCHEMA.names)
+assert {column.name for column in fields(RolloutRow)} == set(ROLLOUT_SCHEMA.names)
 
 
 def write_rollouts(path: Path, rows: Sequence[RolloutRow]) -> None:
-    """Writes one dump; readers see the whole file or none."""
+    """Write one dump; readers see the whole file or none."""
     columns = [pa.array([getattr(row, column.name) for row in rows], type=column.type) for column in ROLLOUT_SCHEMA]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        pq.write_table(pa.Table.from_arrays(columns, schema=ROLLOUT_SCHEMA), temporary, compression="zstd")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_parquet(path, pa.Table.from_arrays(columns, schema=ROLLOUT_SCHEMA))
 
 
 def read_rollouts(path: Path) -> list[RolloutRow]:
-    """Reads one dump. Raises UserError, naming the columns, where the file is not one."""
+    """Read one dump. Raises UserError, naming the columns, where the file is not one."""
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
@@ -128,8 +124,6 @@ def read_rollouts(path: Path) -> list[RolloutRow]:
 def dumped_steps(folder: Path) -> dict[str, list[int]]:
     """The steps that were dumped, ascending, by role; `folder` is the rollouts folder of a run."""
     steps: dict[str, list[int]] = {}
-    for path in sorted(folder.glob("*_step_*.parquet")):
-        role, _, number = path.stem.rpartition("_step_")
-        if number.isdigit():
-            steps.setdefault(role, []).append(int(number))
-    return {role: sorted(numbers) for role, numbers in steps.items()}
+    for name, _ in steps_in(folder):
+        steps.setdefault(name.role, []).append(name.step)
+    return steps

@@ -11,17 +11,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from tango_hpc.files import write_atomically
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-Row = dict[str, Any]
+MetricsRow = dict[str, Any]
 
 PHASES = ("rollout", "verify", "train", "logprobs", "reshard")
 
@@ -34,31 +34,6 @@ REQUIRED_KEYS = (
     "verifier/outcome_f1", "verifier/correct_share", "verifier/parse_failures",
     "loss", "grad_norm", "kl", "entropy", "alpha",
 )  # fmt: skip
-
-# What else the report draws where it is there.
-OPTIONAL_KEYS = (
-    "stage",
-    "time",  # seconds since 1970, when the row was written
-    "logprob_gap/max_abs",
-    "generator/outcome_reward",  # means over the step's responses
-    "generator/step_reward",
-    "generator/response_tokens",
-    "generator/num_steps",
-    "generator/truncated_share",
-    "generator/format_failures",
-    "verifier/reward",
-    "verifier/format_reward",
-    "verifier/response_tokens",
-    "verifier/step_f1",  # against gold step labels
-    "verifier/missing_judgements",
-    "verifier/class_weight_right",
-    "verifier/class_weight_wrong",
-    "clip_share",
-    "learning_rate",
-    "generator/eval_loss",  # evaluations of fine-tuning
-    "verifier/eval_loss",
-    "skipped",
-)
 
 
 class MetricsWriter:
@@ -73,8 +48,8 @@ class MetricsWriter:
         from torch.utils.tensorboard import SummaryWriter
 
         self.stage = stage
-        _drop_rows_after(directory.metrics, stage, resumed_step)
-        _drop_rows_after(directory.evaluations, stage, resumed_step)
+        for path in (directory.metrics, directory.evaluations):
+            _keep_rows(path, lambda row: row["stage"] != stage or row["step"] <= resumed_step)
         self._evaluated = {(row["step"], *sorted(row)) for row in read_evaluations(directory, stage)}
         self._directory = directory
         self._metrics: IO[str] = directory.metrics.open("a", encoding="utf-8", buffering=1)
@@ -84,33 +59,28 @@ class MetricsWriter:
         )
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Adds the row of one optimizer step; contract keys it does not have are written as null."""
+        """Add the row of one optimizer step; contract keys it does not have are written as null."""
         assert row.get("step") is not None and row.get("role") is not None, f"a row needs step and role: {row}"
         complete = {"stage": self.stage, **dict.fromkeys(REQUIRED_KEYS), **row}
         self._metrics.write(_as_json(complete))
         self._to_tensorboard(row, prefix="")
 
     def write_evaluation(self, step: int, values: Mapping[str, float | int | None]) -> None:
-        """Adds one evaluation on held-out data after optimizer step `step`; keys as in metrics.jsonl.
+        """Add one evaluation on held-out data after optimizer step `step`; keys as in metrics.jsonl.
 
         An evaluation of the same things at the same step, which an interrupted attempt left, is replaced.
         """
         row = {"stage": self.stage, "step": step, **values}
         if (step, *sorted(row)) in self._evaluated:
             self._evaluations.close()
-            path = self._directory.evaluations
-            kept = [
-                old
-                for old in _read_rows(path)
-                if (old["stage"], old["step"]) != (self.stage, step) or old.keys() != row.keys()
-            ]
-            write_atomically(path, "".join(json.dumps(old) + "\n" for old in kept))
+            path, known = self._directory.evaluations, (self.stage, step, row.keys())
+            _keep_rows(path, lambda old: (old["stage"], old["step"], old.keys()) != known)
             self._evaluations = path.open("a", encoding="utf-8", buffering=1)
         self._evaluations.write(_as_json(row))
         self._to_tensorboard(row, prefix="eval/")
 
     def close(self) -> None:
-        """Flushes and closes all files."""
+        """Flush and close all files."""
         self._metrics.close()
         self._evaluations.close()
         self._tensorboard.close()
@@ -127,12 +97,12 @@ class MetricsWriter:
                 self._tensorboard.add_scalar(prefix + key, float(value), row["step"])
 
 
-def read_metrics(directory: RunDirectory, stage: str | None = None) -> list[Row]:
+def read_metrics(directory: RunDirectory, stage: str | None = None) -> list[MetricsRow]:
     """All rows of metrics.jsonl, or those of one stage. A last line that is being written is left out."""
     return [row for row in _read_rows(directory.metrics) if stage is None or row.get("stage") == stage]
 
 
-def read_evaluations(directory: RunDirectory, stage: str | None = None) -> list[Row]:
+def read_evaluations(directory: RunDirectory, stage: str | None = None) -> list[MetricsRow]:
     """All rows of evaluations.jsonl, or those of one stage."""
     return [row for row in _read_rows(directory.evaluations) if stage is None or row.get("stage") == stage]
 
@@ -145,7 +115,7 @@ class RowTail:
         self._offset = 0
         self._inode = 0
 
-    def new_rows(self) -> tuple[list[Row], bool]:
+    def new_rows(self) -> tuple[list[MetricsRow], bool]:
         """The complete new rows, and whether the file was rewritten since, so that these are all of its rows."""
         if not self._path.exists():
             return [], False
@@ -169,7 +139,7 @@ def _as_json(row: Mapping[str, Any]) -> str:
     return json.dumps(row, allow_nan=False) + "\n"
 
 
-def _read_rows(path: Path) -> Iterator[Row]:
+def _read_rows(path: Path) -> Iterator[MetricsRow]:
     if not path.exists():
         return
     with path.open(encoding="utf-8") as file:
@@ -178,8 +148,6 @@ def _read_rows(path: Path) -> Iterator[Row]:
                 yield json.loads(line)
 
 
-def _drop_rows_after(path: Path, stage: str, last_step: int) -> None:
-    if not path.exists():
-        return
-    kept = [row for row in _read_rows(path) if row.get("stage") != stage or row["step"] <= last_step]
-    write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
+def _keep_rows(path: Path, keep: Callable[[MetricsRow], bool]) -> None:
+    if path.exists():
+        write_atomically(path, "".join(json.dumps(row) + "\n" for row in _read_rows(path) if keep(row)))

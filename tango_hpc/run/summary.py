@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any, Literal
 
+from tango_hpc.files import write_atomically
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
 
 Status = Literal["running", "done", "stopped", "failed"]
 
@@ -69,7 +69,7 @@ def update_summary(
     tokens_per_second: float | None = None,
     results: Mapping[str, float | None] | None = None,
 ) -> dict[str, Any]:
-    """Writes the state of `stage` into summary.json and returns the whole of it.
+    """Write the state of `stage` into summary.json; returns the whole of it.
 
     Call it with status "running" and `begins` when an attempt begins, and with the final status when it ends, with the
     seconds of that attempt, which are added to those of earlier ones. `results` has dotted names such as

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from tango_hpc import benchmarks
 from tango_hpc.benchmarks import processbench
 from tango_hpc.benchmarks.records import GREEDY, Answer, write_answers
-from tango_hpc.benchmarks.results import write_results
 from tango_hpc.config import Config
 from tango_hpc.config.schema import RoleConfig
 from tango_hpc.control.stop import StopSignal
@@ -29,6 +28,7 @@ from tango_hpc.errors import StoppedEarly
 from tango_hpc.grading.pool import GradingPool, Verdict
 from tango_hpc.protocol.solution import Solution, Step
 from tango_hpc.protocol.verification import Verification
+from tango_hpc.report.evaluation import write_results
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_columns, evaluated_file, evaluated_roles
 from tango_hpc.stages.journal import Journal

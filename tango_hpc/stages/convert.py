@@ -36,7 +36,7 @@ def export_run(run: Path, role: str, out: Path, step: int | None = None) -> str:
     config = load_config(RunDirectory.open(run).config)
     if role not in config.roles:
         raise UserError(f"{run} has no {role}: it was trained without one")
-    checkpoints = {int(path.name.removeprefix("step_")): path for path in training_checkpoints(run)}
+    checkpoints = training_checkpoints(run)
     if not checkpoints:
         raise UserError(f"{run} has no training checkpoints yet")
     chosen = max(checkpoints) if step is None else step

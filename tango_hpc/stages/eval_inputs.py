@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from tango_hpc.config import Config
 from tango_hpc.data.prepare.rows import SCHEMA
 from tango_hpc.data.tables import QUESTION_COLUMNS
 from tango_hpc.errors import UserError
-
-_COMPLETE = re.compile(r"step_\d{6,}")
+from tango_hpc.run.steps import steps_in
 
 
 def evaluated_file(config: Config, name: str) -> Path:
@@ -38,13 +36,12 @@ def evaluated_checkpoints(config: Config) -> list[Path]:
     has none.
     """
     run = config.eval.checkpoints_of or config.run.dir
-    found = training_checkpoints(run)
+    found = list(training_checkpoints(run).values())
     if not found and config.eval.checkpoints_of is not None:
         raise UserError(f"eval.checkpoints_of: {run} holds no training checkpoints")
     return found[-1:] if config.eval.checkpoints == "last" else found
 
 
-def training_checkpoints(run: Path) -> list[Path]:
-    """The complete checkpoints between two steps of a training run, in order."""
-    folder = run / "checkpoints/train"
-    return sorted(path for path in folder.glob("step_*") if _COMPLETE.fullmatch(path.name))
+def training_checkpoints(run: Path) -> dict[int, Path]:
+    """The complete checkpoints between two steps of a training run, in order, by their step."""
+    return {name.step: path for name, path in steps_in(run / "checkpoints/train") if not name.phase}

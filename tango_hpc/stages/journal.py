@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.metrics import MetricsWriter, Row
+from tango_hpc.run.metrics import MetricsRow, MetricsWriter
 from tango_hpc.run.progress import ProgressReporter
 from tango_hpc.run.summary import Status, update_summary
 
@@ -42,7 +42,7 @@ class Journal:
             print(text, flush=True)
             self._progress.note(text)
 
-    def step_done(self, row: Row) -> None:
+    def step_done(self, row: MetricsRow) -> None:
         """Write the metrics of optimizer step `row["step"]`."""
         self._step = row["step"]
         if self._writes:

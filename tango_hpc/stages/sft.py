@@ -34,7 +34,7 @@ def fine_tune(config: Config, directory: RunDirectory, stop: StopSignal) -> None
     total_steps = sum(settings.steps for settings in named.values())
     checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep)
     latest = checkpoints.latest()
-    resumed_step = checkpoints.step_of(latest) if latest else 0
+    resumed_step = checkpoints.latest_step
     journal = Journal(directory, STAGE, stop, total_steps, resumed_step)
     first_step = 0
     for role, settings in named.items():

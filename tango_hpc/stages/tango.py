@@ -32,7 +32,6 @@ from tango_hpc.tasks import get_task
 from tango_hpc.types import Generation
 
 STAGE = "train"
-PHASES = ("rollout", "verify")
 
 
 def train(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
@@ -61,7 +60,7 @@ class Tango:
         self.questions, self.num_too_long = self._that_fit(read_rows(config.data.train, QUESTION_COLUMNS))
         self.sampler = QuestionSampler(len(self.questions), config.seed)
         self.class_weights = ClassWeightEma(config.algorithm.class_ema_decay)
-        self.checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep, PHASES)
+        self.checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep)
         self.step = 0  # optimizer steps done, over both roles
         self.pending: dict[str, Any] = {}  # what the step under way has computed so far
         self.generated_tokens, self.step_seconds = 0, 0.0

@@ -29,8 +29,8 @@ from tango_hpc.control.stop import StopSignal
 from tango_hpc.data.prepare.rows import SCHEMA
 from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows
 from tango_hpc.errors import CheckFailed, StoppedEarly
+from tango_hpc.files import write_atomically, write_parquet
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
 from tango_hpc.stages.journal import Journal
 from tango_hpc.stages.responses import ReadSolution
 from tango_hpc.stages.role import Generator, request_seeds
@@ -62,7 +62,7 @@ def teach(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
         journal.phase(f"chunk {index + 1} of {len(chunks)}")
         rows = teacher.solve(chunks[index], index)
         if dist.get_rank() == 0:
-            _write(_part(settings, index), rows, _PART)
+            write_parquet(_part(settings, index), pa.Table.from_pylist(rows, _PART))
         dist.barrier()
     if dist.get_rank() == 0 and all_parts(settings) is not None:
         journal.results({f"teacher.{name}": float(count) for name, count in merge(settings).items()})
@@ -175,8 +175,8 @@ def merge(settings: TeacherConfig) -> dict[str, int]:
     kept.sort(key=lambda row: hashlib.blake2b(row["question_id"].encode(), digest_size=8).digest())
     num_test = min(settings.test_rows, len(kept) // 2)
     schema = pa.schema([("question", pa.string()), ("solution_text", pa.string()), ("question_id", pa.string())])
-    _write(settings.output / "test.parquet", kept[:num_test], schema)
-    _write(settings.output / "train.parquet", kept[num_test:], schema)
+    write_parquet(settings.output / "test.parquet", pa.Table.from_pylist(kept[:num_test], schema))
+    write_parquet(settings.output / "train.parquet", pa.Table.from_pylist(kept[num_test:], schema))
     report = {
         "questions": len(rows),
         **{name: counts.get(name, 0) for name in OUTCOMES},
@@ -189,10 +189,3 @@ def merge(settings: TeacherConfig) -> dict[str, int]:
 
 def _part(settings: TeacherConfig, index: int) -> Path:
     return settings.output / f"parts/{settings.shard:04d}_of_{settings.num_shards:04d}/{index:06d}.parquet"
-
-
-def _write(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    pq.write_table(pa.Table.from_pylist(rows, schema), partial)
-    partial.replace(path)

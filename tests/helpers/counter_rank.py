@@ -21,9 +21,9 @@ import tango_hpc
 from tango_hpc.control.guard import run_guarded
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.errors import CheckFailed, StoppedEarly
+from tango_hpc.files import write_atomically
 from tango_hpc.launch.environment import own_rank, prepare_rank
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.files import write_atomically
 from tango_hpc.run.summary import update_summary
 
 RANK_COMMAND = (sys.executable, "-P", "-m", "tests.helpers.counter_rank")

@@ -35,7 +35,7 @@ def save_and_load(path: Path) -> list[str]:
     from tango_hpc.policy.checkpoints import Checkpoints
 
     directory = RunDirectory(path)
-    checkpoints = Checkpoints(directory, "train", keep=2, phases=("rollout", "verify"))
+    checkpoints = Checkpoints(directory, "train", keep=2)
     assert checkpoints.latest() is None
     for step, phase in ((1, ""), (2, "rollout"), (2, ""), (2, "verify")):
         checkpoints.save(step, phase, {"generator": Part(step)}, {"step": step, "phase": phase})  # type: ignore[dict-item]
@@ -43,7 +43,7 @@ def save_and_load(path: Path) -> list[str]:
         CheckFailed, match=r"could not save .*step_000003.*No space left.*step_000002\+verify.*--resume"
     ):
         checkpoints.save(3, "", {"generator": Part(3, full_disk=True)}, {"step": 3})  # type: ignore[dict-item]
-    restarted = Checkpoints(directory, "train", keep=2, phases=("rollout", "verify"))
+    restarted = Checkpoints(directory, "train", keep=2)
     latest = restarted.latest()
     assert latest is not None
     part = Part(0)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tango_hpc.benchmarks.records import GREEDY, Answer, write_answers
-from tango_hpc.benchmarks.results import write_results
 from tango_hpc.config import load_config
 from tango_hpc.errors import UserError
+from tango_hpc.report.evaluation import write_results
 from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_file, evaluated_roles
 from tango_hpc.stages.preflight import check_inputs
 

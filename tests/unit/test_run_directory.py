@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tango_hpc.errors import UserError
+from tango_hpc.files import parquet_writer, write_parquet
 from tango_hpc.launch.enter import config_changes, enter_run
 from tango_hpc.launch.provenance import code_state, environment, note_changes, record_attempt
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.steps import steps_in
 from tango_hpc.run.summary import before_and_after, read_provenance, read_summary, update_summary
 
 CONFIG = "seed: 0\nrun: {dir: here}\ntrain: {generator_steps: 20, rollouts_per_question: 5}\n"
@@ -151,8 +155,28 @@ def test_code_state_has_commit_and_diff_of_its_own_checkout_only(tmp_path):
     assert code_state(snapshot)["copied_from"] == {"commit": "abc"}
 
 
+def test_steps_are_ordered_by_number_and_phase_and_strangers_are_left_out(tmp_path):
+    names = ["step_1000000", "step_000002+verify", "step_000010", "step_000002", "step_000002+rollout"]
+    for name in [*names, ".step_000011", "step_3", "step_000004+lunch", "notes.txt"]:
+        (tmp_path / name).touch()
+    assert [str(name) for name, _ in steps_in(tmp_path)] == [
+        "step_000002", "step_000002+rollout", "step_000002+verify", "step_000010", "step_1000000"
+    ]  # fmt: skip
+    assert steps_in(tmp_path / "nowhere") == []
+
+
+def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    path = tmp_path / "new" / "a.parquet"
+    write_parquet(path, pa.table({"a": [1]}))
+    with pytest.raises(RuntimeError, match="boom"), parquet_writer(path, pa.schema([("a", pa.int64())])) as writer:
+        writer.write_table(pa.table({"a": [2]}))
+        raise RuntimeError("boom")
+    assert pq.read_table(path).to_pydict() == {"a": [1]}
+    assert [entry.name for entry in path.parent.iterdir()] == ["a.parquet"]
+
+
 def test_reading_a_run_loads_neither_torch_nor_vllm():
-    modules = "directory, dumps, files, metrics, summary"
+    modules = "directory, dumps, metrics, progress, steps, summary"
     code = f"import sys; from tango_hpc.run import {modules}; from tango_hpc.launch import provenance; "
     code += "print({'torch', 'vllm', 'megatron'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

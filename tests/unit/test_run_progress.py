@@ -8,8 +8,10 @@ import pytest
 from rich.console import Console
 
 from tango_hpc.launch.enter import enter_run
+from tango_hpc.report.formats import clock, sparkline
+from tango_hpc.report.progress import ProgressView
 from tango_hpc.run.metrics import MetricsWriter
-from tango_hpc.run.progress import ProgressReporter, ProgressView, clock, sparkline
+from tango_hpc.run.progress import ProgressReporter
 from tango_hpc.run.summary import update_summary
 
 

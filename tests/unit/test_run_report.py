@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import pkgutil
 import re
 import subprocess
 import sys
@@ -12,15 +13,17 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
+import tango_hpc.report
 from tango_hpc.control.outcome import Outcome, write_outcome
 from tango_hpc.errors import UserError
 from tango_hpc.launch.enter import enter_run
 from tango_hpc.launch.provenance import record_attempt
+from tango_hpc.report.reading import choose_examples, show_rollouts, step_views
+from tango_hpc.report.run_page import write_report
+from tango_hpc.report.sweep import CellResult, Group, write_sweep_page
 from tango_hpc.run.dumps import RolloutRow, write_rollouts
 from tango_hpc.run.metrics import MetricsWriter
 from tango_hpc.run.progress import ProgressReporter
-from tango_hpc.run.reading import choose_examples, show_rollouts, step_views
-from tango_hpc.run.report import write_report
 from tango_hpc.run.summary import update_summary
 
 SOLUTION = "<think><step>lamp ends in p: p</step><step>cat < starts: pc</step></think><answer>\\boxed{pc}</answer>"
@@ -164,10 +167,27 @@ def test_report_of_a_run_that_has_not_begun(tmp_path):
     assert not directory.report_curves.exists()
 
 
-def test_report_loads_neither_torch_nor_vllm():
-    code = "import sys, tango_hpc.run.report; print({'torch', 'vllm', 'megatron', 'transformers'} & set(sys.modules))"
+def test_reports_load_neither_torch_nor_vllm_nor_what_runs_them():
+    modules = [f"tango_hpc.report.{module.name}" for module in pkgutil.iter_modules(tango_hpc.report.__path__)]
+    assert "tango_hpc.report.run_page" in modules
+    unwanted = {"torch", "vllm", "megatron", "transformers", "tango_hpc.launch", "tango_hpc.stages"}
+    code = f"import sys, {', '.join(modules)}; print({unwanted} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_page_of_a_sweep(tmp_path):
+    groups = [Group("name=<rloo>", [0.25, 0.75], ["done", "done"]), Group("name=grpo", [], ["failed"])]
+    cells = [
+        CellResult(0, {"name": "<rloo>"}, 0, "run", "done", "", {"accuracy": 0.25}),
+        CellResult(2, {"name": "grpo"}, 0, "run", "failed", "rank 0 & <why>", {}),
+    ]
+    write_sweep_page(tmp_path / "results.html", tmp_path / "a <sweep>", "accuracy", groups, cells)
+    page = Page((tmp_path / "results.html").read_text())
+    assert "a <sweep>, best first" in page.text and "rank 0 & <why>" in page.text and "2 done" in page.text
+    assert "0.25" in page.text and "name=<rloo>" in page.text
+    assert "0.5" in page.text and "0.3536" in page.text  # mean and spread of 0.25 and 0.75
+    assert all(address.startswith("#") for address in page.addresses), "the page must be self-contained"
 
 
 def test_step_views_pair_steps_with_judgements_rewards_and_advantages():

@@ -13,8 +13,9 @@ from tango_hpc.config import load_config
 from tango_hpc.config.schema import TeacherConfig
 from tango_hpc.data.tables import SFT_COLUMNS, check_table, write_rows
 from tango_hpc.errors import CheckFailed
+from tango_hpc.files import write_parquet
 from tango_hpc.stages.teacher import _PART as PART
-from tango_hpc.stages.teacher import _claim, _part, _write, all_parts, merge, question_chunks
+from tango_hpc.stages.teacher import _claim, _part, all_parts, merge, question_chunks
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
 
@@ -36,7 +37,7 @@ def fill(settings: TeacherConfig, outcome: str = "right") -> None:
             got = "wrong" if int(one["id"][1:]) % 3 == 1 else outcome
             text = f"solution of {one['id']}" if got == "right" else None
             rows.append({"question_id": one["id"], "question": one["question"], "solution_text": text, "outcome": got})
-        _write(_part(settings, index), rows, PART)
+        write_parquet(_part(settings, index), pa.Table.from_pylist(rows, PART))
 
 
 def shards(settings: TeacherConfig) -> list[TeacherConfig]:

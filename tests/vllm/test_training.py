@@ -14,8 +14,8 @@ from tango_hpc.errors import StoppedEarly
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import dumped_steps, read_rollouts
 from tango_hpc.run.metrics import REQUIRED_KEYS, read_evaluations, read_metrics
-from tango_hpc.run.score import score_rows
 from tango_hpc.run.summary import read_summary
+from tango_hpc.stages.score import score_rows
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import prepare_small_run
 

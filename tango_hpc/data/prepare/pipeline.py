@@ -16,6 +16,7 @@ from tango_hpc.data.prepare.rows import SCHEMA, PreparedRow, fingerprint, loosel
 from tango_hpc.data.prepare.sources import find_files, read_records
 from tango_hpc.data.tables import MADE_WITH, check_table, read_made_with
 from tango_hpc.errors import UserError
+from tango_hpc.files import parquet_writer
 
 _ROWS_PER_GROUP = 4096
 
@@ -222,10 +223,8 @@ def _identity(questions: Iterable[int]) -> str:
 def _write(
     out: Path, rows: Iterator[PreparedRow], report: Report, limit: int | None, made_with: dict[str, Any]
 ) -> None:
-    """Write row groups as they fill, under another name until all is there."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.partial")
-    with pq.ParquetWriter(partial, SCHEMA.with_metadata({MADE_WITH: json.dumps(made_with)})) as writer:
+    """Write row groups as they fill."""
+    with parquet_writer(out, SCHEMA.with_metadata({MADE_WITH: json.dumps(made_with)})) as writer:
         group: list[dict[str, str]] = []
         for row in rows:
             group.append(row.as_columns())
@@ -236,4 +235,3 @@ def _write(
                 break
         if group:
             writer.write_table(pa.Table.from_pylist(group, SCHEMA))
-    partial.replace(out)

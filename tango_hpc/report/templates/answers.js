@@ -62,7 +62,7 @@ function card(row) {
   const node = element("div", "rollout");
   const head = element("div", "head");
   head.append(element("span", `badge ${row.correct ? "right" : "wrong"}`, row.correct ? "right" : "wrong"));
-  head.append(element("span", "", `${row.id} · ${row.model} · ${row.sample} · ${row.tokens} tokens`));
+  head.append(element("span", "", `${row.id} · ${row.model} · ${row.sample} · ${row.num_tokens} tokens`));
   if (!row.finished) head.append(element("span", "badge", "cut off"));
   if (row.outcome !== "graded") head.append(element("span", "badge wrong", `grading: ${row.outcome}`));
   node.append(head, element("div", "question", row.question));

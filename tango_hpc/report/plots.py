@@ -1,75 +1,23 @@
-"""The curves of a run, drawn with matplotlib: for the report as SVG whose colours follow the page, and as one PNG.
-
-The colours name things and never change: the generator is blue, the verifier orange, a phase has its own. In the SVG
-they become CSS variables, so that one drawing serves a light and a dark page.
-"""
+"""The curves of a run: for the report as SVG, and as one PNG."""
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 import numpy as np
-
-from tango_hpc.run.metrics import PHASES, Row
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from markupsafe import Markup
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-# Light-page colours; report.css holds both themes under the same names. No two are equal, though some look so: the
-# SVG's colours are told apart by their value when they become variables.
-COLORS = {
-    "generator": "#2468d2",
-    "verifier": "#d2690f",
-    "third": "#0d8f72",
-    "rollout": "#2469d2",
-    "verify": "#d26a0f",
-    "train": "#0d8f73",
-    "logprobs": "#8a55d6",
-    "reshard": "#d63a74",
-    "other": "#9aa3ad",
-    "ink": "#36414d",
-    "grid": "#e3e7ec",
-}
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 9.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.edgecolor": COLORS["ink"],
-    "axes.labelcolor": COLORS["ink"],
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlecolor": COLORS["ink"],
-    "axes.linewidth": 0.8,
-    "grid.color": COLORS["grid"],
-    "grid.linewidth": 0.8,
-    "text.color": COLORS["ink"],
-    "xtick.color": COLORS["ink"],
-    "ytick.color": COLORS["ink"],
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "legend.handlelength": 1.4,
-    "legend.fontsize": 9,
-    "lines.linewidth": 1.9,
-    "lines.solid_capstyle": "round",
-}
+from tango_hpc.report.figures import COLORS, STYLE, svg
+from tango_hpc.run.metrics import PHASES, MetricsRow
+
 ROLES = ("generator", "verifier")
 
 
@@ -92,7 +40,9 @@ class Panel:
     caption: str
     lines: tuple[Line, ...] = ()
     scale: str = "linear"  # "share" (0 to 1, as percent), "log"
-    draw: Callable[[Axes, Sequence[Row]], bool] | None = None  # for what is no set of lines; False: nothing to show
+    draw: Callable[[Axes, Sequence[MetricsRow]], bool] | None = (
+        None  # for what is no set of lines; False: nothing to show
+    )
 
 
 def by_role(key: str) -> tuple[Line, ...]:
@@ -100,8 +50,8 @@ def by_role(key: str) -> tuple[Line, ...]:
     return tuple(Line(key, role, role, role=role) for role in ROLES)
 
 
-def draw_phases(axes: Axes, rows: Sequence[Row]) -> bool:
-    """Seconds of each phase, stacked; one bar covers several steps where there are many."""
+def draw_phases(axes: Axes, rows: Sequence[MetricsRow]) -> bool:
+    """Draw the seconds of each phase, stacked; one bar covers several steps where there are many."""
     rows = [row for row in rows if row.get("seconds/total")]
     if not rows:
         return False
@@ -125,13 +75,10 @@ def draw_phases(axes: Axes, rows: Sequence[Row]) -> bool:
     return True
 
 
-def draw_throughput(axes: Axes, rows: Sequence[Row]) -> bool:
-    """Tokens generated and trained on per second of the whole step."""
+def draw_throughput(axes: Axes, rows: Sequence[MetricsRow]) -> bool:
+    """Draw the tokens generated and trained on per second of the whole step."""
     shown = False
-    for key, label, color in (
-        ("tokens/generated", "generated", "rollout"),
-        ("tokens/trained", "trained", "train"),
-    ):
+    for key, label, color in (("tokens/generated", "generated", "rollout"), ("tokens/trained", "trained", "train")):
         points = [
             (row["step"], row[key] / row["seconds/total"]) for row in rows if row.get(key) and row.get("seconds/total")
         ]
@@ -243,40 +190,31 @@ PANELS = (
 CURVES = (ACCURACY, VERIFIER_F1, REWARDS, LENGTHS, GAP, PHASE_TIMES, LOSS)  # the first six that have anything
 
 
-def panel_svg(panel: Panel, rows: Sequence[Row], evaluations: Sequence[Row]) -> str | None:
-    """`panel` as an SVG element whose colours are CSS variables; None where it has nothing to show."""
-    with plt.rc_context({**STYLE, "svg.hashsalt": panel.title}):
-        figure, axes = plt.subplots(figsize=(4.5, 2.5), layout="constrained")
-        try:
-            if not _draw(axes, panel, rows, evaluations):
-                return None
-            axes.set_xlabel("optimizer step")
-            return _themed_svg(figure, panel)
-        finally:
-            plt.close(figure)
-
-
-def save_curves(path: Path, rows: Sequence[Row], evaluations: Sequence[Row]) -> None:
-    """The main curves as one picture on white, for a README or a slide. Writes nothing where there are none."""
-    with plt.rc_context(STYLE):
-        shown = []
-        for panel in CURVES:
-            probe, axes = plt.subplots()
+def drawings(rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]) -> list[tuple[Panel, Markup]]:
+    """The panels that have something to show, as SVG."""
+    drawn = []
+    for panel in PANELS:
+        with rc_context(STYLE):
+            figure = Figure(figsize=(4.5, 2.5), layout="constrained")
+            axes = figure.subplots()
             if _draw(axes, panel, rows, evaluations):
-                shown.append(panel)
-            plt.close(probe)
-        shown = shown[:6]
+                axes.set_xlabel("optimizer step")
+                drawn.append((panel, svg(figure, panel.title)))
+    return drawn
+
+
+def save_curves(path: Path, rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]) -> None:
+    """Draw the main curves as one picture on white, for a README or a slide; none where there are none."""
+    with rc_context(STYLE):
+        shown = [panel for panel in CURVES if _draw(Figure().subplots(), panel, rows, evaluations)][:6]
         if not shown:
             return
         num_columns = min(3, len(shown))
         num_rows = -(-len(shown) // num_columns)
-        figure, grid = plt.subplots(
-            num_rows,
-            num_columns,
-            figsize=(4.3 * num_columns, 3.1 * num_rows),
-            layout=ConstrainedLayoutEngine(wspace=0.06, hspace=0.08),
-            squeeze=False,
+        figure = Figure(
+            figsize=(4.3 * num_columns, 3.1 * num_rows), layout=ConstrainedLayoutEngine(wspace=0.06, hspace=0.08)
         )
+        grid = figure.subplots(num_rows, num_columns, squeeze=False)
         for axes, panel in zip(grid.flat, shown, strict=False):
             _draw(axes, panel, rows, evaluations)
             axes.set_title(panel.title, pad=36)  # above two rows of legend
@@ -284,10 +222,9 @@ def save_curves(path: Path, rows: Sequence[Row], evaluations: Sequence[Row]) -> 
         for axes in grid.flat[len(shown) :]:
             axes.set_visible(False)
         figure.savefig(path, dpi=160, facecolor="white")
-        plt.close(figure)
 
 
-def _draw(axes: Axes, panel: Panel, rows: Sequence[Row], evaluations: Sequence[Row]) -> bool:
+def _draw(axes: Axes, panel: Panel, rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]) -> bool:
     if panel.draw is not None:
         shown = panel.draw(axes, rows)
     else:
@@ -308,17 +245,15 @@ def _draw(axes: Axes, panel: Panel, rows: Sequence[Row], evaluations: Sequence[R
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(
-        handles, labels, loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=_legend_columns(axes),
+        handles, labels, loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=3 if len(labels) > 4 else 2,
         columnspacing=1.2, borderaxespad=0.1, handletextpad=0.5, labelspacing=0.2,
     )  # fmt: skip
     return True
 
 
-def _legend_columns(axes: Axes) -> int:
-    return 3 if len(axes.get_legend_handles_labels()[1]) > 4 else 2
-
-
-def _draw_line(axes: Axes, line: Line, rows: Sequence[Row], evaluations: Sequence[Row], scale: str) -> bool:
+def _draw_line(
+    axes: Axes, line: Line, rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow], scale: str
+) -> bool:
     source = evaluations if line.held_out else rows
     points = [
         (row["step"], row[line.key])
@@ -334,8 +269,7 @@ def _draw_line(axes: Axes, line: Line, rows: Sequence[Row], evaluations: Sequenc
         x, y = zip(*points, strict=True)
         axes.plot(x, y, color=color, label=line.label, marker="o", markersize=4.2, linewidth=1.9)
     else:
-        has_held_out = any(row.get(line.key) is not None for row in evaluations)
-        _curve(axes, points, line.label, color, faded=has_held_out)
+        _curve(axes, points, line.label, color, faded=any(row.get(line.key) is not None for row in evaluations))
     return True
 
 
@@ -343,27 +277,10 @@ def _curve(axes: Axes, points: Sequence[tuple[float, float]], label: str, color:
     """A noisy series: faint as it is, strong as a running mean; `faded` where a better measure is drawn over it."""
     x, y = (np.array(values, dtype=float) for values in zip(*points, strict=True))
     window = max(1, len(y) // 20)
-    strength = 0.55 if faded else 1.0
-    if window == 1:
-        axes.plot(x, y, color=color, alpha=strength, linewidth=1.3 if faded else 1.9, label=label)
-        if len(y) == 1:
-            axes.plot(x, y, color=color, marker="o", markersize=4)
-        return
-    axes.plot(x, y, color=color, alpha=0.22, linewidth=1.0)
+    if window > 1:
+        axes.plot(x, y, color=color, alpha=0.22, linewidth=1.0)
     weights = np.ones(window)
     smooth = np.convolve(y, weights, "same") / np.convolve(np.ones_like(y), weights, "same")
-    axes.plot(x, smooth, color=color, alpha=strength, linewidth=1.3 if faded else 1.9, label=label)
-
-
-def _themed_svg(figure: Figure, panel: Panel) -> str:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(
-        r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg role="img" aria-label="{panel.title}" \1>', text, count=1
-    )
-    for name, color in COLORS.items():
-        text = text.replace(color, f"var(--{name})")
-    return text
+    axes.plot(x, smooth, color=color, alpha=0.55 if faded else 1.0, linewidth=1.3 if faded else 1.9, label=label)
+    if len(y) == 1:
+        axes.plot(x, y, color=color, marker="o", markersize=4)

@@ -94,9 +94,12 @@ def _score_generator(rows_N: list[RolloutRow], task: Task, config: Config) -> li
     result = generator_advantages_batch(
         group_ids_N=[row.group_id for row in rows_N],
         correct_N=correct_N,
-        judgements_N_K=[one.judgements if one is not None else [] for one in verifications_N],
+        judgements_N_K=[
+            verification.judgements if verification is not None else [] for verification in verifications_N
+        ],
         step_end_tokens_N_K=[
-            row.step_end_tokens if one is not None else [] for row, one in zip(rows_N, verifications_N, strict=True)
+            row.step_end_tokens if verification is not None else []
+            for row, verification in zip(rows_N, verifications_N, strict=True)
         ],
         response_lengths_N=[len(row.response_ids) for row in rows_N],
         alpha=alpha,
@@ -133,8 +136,8 @@ def _score_verifier(rows_N: list[RolloutRow], task: Task, config: Config) -> lis
     result = verifier_advantages_batch(
         group_ids_N=[row.group_id for row in rows_N],
         solution_correct_N=correct_N,
-        verdicts_N=[one.final for one in verifications_N],
-        format_rewards_N=[one.format_reward for one in verifications_N],
+        verdicts_N=[verification.final for verification in verifications_N],
+        format_rewards_N=[verification.format_reward for verification in verifications_N],
         response_lengths_N=[len(row.response_ids) for row in rows_N],
         weights=ClassWeights(
             right=_class_weight(rows_N, correct_N, True), wrong=_class_weight(rows_N, correct_N, False)

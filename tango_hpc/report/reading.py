@@ -28,6 +28,13 @@ class StepView:
     reward: float | None
     advantage: float | None
 
+    @property
+    def numbers(self) -> list[str]:
+        """Judgement, reward and advantage, as far as there are any."""
+        shown = [] if self.judgement is None else [JUDGEMENT_NAMES[self.judgement]]
+        named = (("reward", self.reward), ("advantage", self.advantage))
+        return [*shown, *(f"{name} {value:+.2f}" for name, value in named if value is not None)]
+
 
 def step_views(row: RolloutRow) -> list[StepView]:
     """The steps of the solution of a generator row, or of the one that a verifier row judged."""
@@ -83,14 +90,9 @@ def choose_examples(rows: Sequence[RolloutRow], limit: int) -> list[RolloutRow]:
             return (row.outcome_reward or 0.0) > 0
         return row.final_judgement == int(bool(row.solution_correct))
 
-    mixed = [group for group in groups.values() if len({is_good(row) for row in group}) == 2]
-    uniform = [group for group in groups.values() if len({is_good(row) for row in group}) == 1]
-    chosen: list[RolloutRow] = []
-    for group in mixed:
-        chosen.append(next(row for row in group if is_good(row)))
-        chosen.append(next(row for row in group if not is_good(row)))
-    chosen.extend(group[0] for group in uniform)
-    return chosen[:limit]
+    first_of_kind = [{is_good(row): row for row in reversed(group)} for group in groups.values()]
+    first_of_kind.sort(key=len, reverse=True)  # keeps the order of equals
+    return [kinds[good] for kinds in first_of_kind for good in (True, False) if good in kinds][:limit]
 
 
 def load_step(directory: RunDirectory, role: str, step: int | None) -> tuple[int, list[RolloutRow]]:
@@ -116,7 +118,7 @@ def show_rollouts(
     limit: int = 4,
     console: Console | None = None,
 ) -> None:
-    """Prints up to `limit` responses of one dumped step, the last one unless `step` says which."""
+    """Print up to `limit` responses of one dumped step, the last one unless `step` says which."""
     if role not in ("generator", "verifier"):
         raise UserError(f"role {role!r} is neither generator nor verifier")
     console = console or Console()

@@ -15,8 +15,8 @@ def report(run: RunDir) -> None:
 
     Example: `tango report runs/quickstart`
     """
+    from tango_hpc.report.run_page import write_report
     from tango_hpc.run.directory import RunDirectory
-    from tango_hpc.run.report import write_report
 
     directory = RunDirectory.open(run)
     write_report(directory)
@@ -33,8 +33,8 @@ def rollouts(
 
     Example: `tango rollouts runs/quickstart --step 20`
     """
+    from tango_hpc.report.reading import show_rollouts
     from tango_hpc.run.directory import RunDirectory
-    from tango_hpc.run.reading import show_rollouts
 
     show_rollouts(RunDirectory.open(run), step=step, role=role, limit=limit)
 
@@ -50,7 +50,7 @@ def score(
     Example: `tango score runs/quickstart/rollouts/generator_step_000020.parquet configs/quickstart.yaml --out new.parquet`
     """
     from tango_hpc.config import load_config
-    from tango_hpc.run.score import score_dump
+    from tango_hpc.stages.score import score_dump
 
     result = score_dump(dump, load_config(config, overrides or []), out)
     typer.echo(

@@ -1,0 +1,38 @@
+"""Numbers and settings as people read them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def number(value: Any) -> str:
+    """Four digits of a number; nothing for None, and text as it is."""
+    return f"{value:.4g}" if isinstance(value, int | float) else "" if value is None else str(value)
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The last values as a row of block characters, averaged so that all of them fit `width`."""
+    if len(values) < 2:
+        return ""
+    per_cell = max(1, -(-len(values) // width))
+    cells = [statistics.fmean(values[start : start + per_cell]) for start in range(0, len(values), per_cell)]
+    low, high = min(cells), max(cells)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((cell - low) * scale)] for cell in cells)
+
+
+def label_of(settings: Mapping[str, Any]) -> str:
+    """Settings in one line; the last word of a key where that tells it from the others."""
+    last_words = [key.rpartition(".")[2] for key in settings]
+    names = [word if last_words.count(word) == 1 else key for key, word in zip(settings, last_words, strict=True)]
+    return ", ".join(f"{name}={value}" for name, value in zip(names, settings.values(), strict=True)) or "base"

@@ -1,0 +1,112 @@
+"""report.html: one self-contained page about a run, complete, in progress, stopped or crashed.
+
+Everything is read from the run directory; nothing is fetched when the page is opened.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tango_hpc.control.outcome import read_failures
+from tango_hpc.files import write_atomically
+from tango_hpc.report.formats import clock
+from tango_hpc.report.html import render
+from tango_hpc.report.plots import drawings, save_curves
+from tango_hpc.report.reading import choose_examples, facts, step_views
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.dumps import dumped_steps, read_rollouts
+from tango_hpc.run.metrics import MetricsRow, read_evaluations, read_metrics
+from tango_hpc.run.summary import BEFORE_AFTER, read_provenance, read_summary
+
+EXAMPLES_PER_ROLE = 6
+STAGE_TITLES = {"train": "Reinforcement learning", "sft": "Supervised fine-tuning"}
+
+
+def write_report(directory: RunDirectory) -> None:
+    """Write report.html and, where there are curves, report_curves.png of the last stage that has any."""
+    rows, evaluations = read_metrics(directory), read_evaluations(directory)
+    summary = read_summary(directory)
+    stages = list(dict.fromkeys(row["stage"] for row in [*rows, *evaluations]))
+    stages.sort(key=lambda stage: stage != "train")  # what the run is about comes first, the rest in order
+    measured = {stage: (read_metrics(directory, stage), read_evaluations(directory, stage)) for stage in stages}
+    page = render(
+        "run.html",
+        title=directory.path.name,
+        path=directory.path,
+        written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+        status=summary.get("status", "not started"),
+        state=list(_state(directory, summary, len(rows))),
+        tiles=list(_tiles(summary, rows, evaluations)),
+        failures=read_failures(directory),
+        left_out=[(stage, last) for stage, last in _left_out(rows) if last["data/too_long"]],
+        nonfinite=[row for row in rows if row.get("nonfinite")],
+        stages=[(STAGE_TITLES.get(stage, stage), drawings(*measured[stage])) for stage in stages],
+        rollouts=list(_rollouts(directory)),
+        evaluations=evaluations,
+        evaluation_keys=dict.fromkeys(
+            key for row in evaluations for key in row if key not in ("stage", "step", "nonfinite")
+        ),
+        attempts=read_provenance(directory).get("attempts", []),
+        config=directory.config.read_text(encoding="utf-8") if directory.config.is_file() else None,
+    )
+    write_atomically(directory.report, page)
+    if stages:
+        save_curves(directory.report_curves, *measured[stages[0]])
+
+
+def _state(directory: RunDirectory, summary: dict[str, Any], num_steps: int) -> Iterator[str]:
+    yield f"{num_steps} optimizer steps"
+    if summary.get("wall_seconds"):
+        yield f"{clock(summary['wall_seconds'])} of work"
+    if summary.get("status") == "running" and directory.progress.is_file():
+        progress = json.loads(directory.progress.read_text(encoding="utf-8"))
+        ago = clock(max(0.0, time.time() - directory.progress.stat().st_mtime))
+        where = f"{progress['stage']} {progress['step']}/{progress['total_steps']}, {progress['phase']}"
+        yield f"{where}, last sign of life {ago} ago"
+
+
+def _left_out(rows: Sequence[MetricsRow]) -> list[tuple[str, MetricsRow]]:
+    """For each data set that is trained on, a row that counts what of it is too long to use."""
+    last: dict[str, MetricsRow] = {}
+    for row in rows:
+        if row.get("data/too_long") is not None:
+            title = STAGE_TITLES.get(row["stage"], row["stage"])
+            # In reinforcement learning both roles draw from the same questions.
+            last[f"{title} of the {row['role']}" if row["stage"] == "sft" else title] = row
+    return list(last.items())
+
+
+def _tiles(
+    summary: dict[str, Any], rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]
+) -> Iterator[tuple[str, str, str]]:
+    """The numbers on top: name, value, what it is to be compared with."""
+    for name, title in BEFORE_AFTER:
+        section, _, key = name.partition(".")
+        before = summary.get(section, {}).get(f"{key}_before")
+        after = summary.get(section, {}).get(f"{key}_after")
+        so_far = [row for row in evaluations if row.get(f"{section}/{key}") is not None]
+        when = "after training"
+        if after is None and so_far:
+            after, when = so_far[-1][f"{section}/{key}"], f"after step {so_far[-1]['step']}"
+        if after is None:
+            continue
+        gain = "" if before is None else f", from {100 * before:.1f}%: {100 * (after - before):+.1f} points"
+        yield title, f"{100 * after:.1f}%", when + gain
+    if summary.get("tokens_per_second"):
+        yield "throughput", f"{summary['tokens_per_second']:,.0f}", "tokens per second"
+    sent = [row["reshard/bytes_sent"] for row in rows if row.get("reshard/bytes_sent") is not None]
+    if any(sent):
+        least = [row["reshard/bytes_minimum"] for row in rows if row.get("reshard/bytes_minimum") is not None]
+        lower_bound = f"MB a step sent, minimum {sum(least) / len(least) / 1e6:,.1f}" if least else "MB a step sent"
+        yield "weight sync", f"{sum(sent) / len(sent) / 1e6:,.1f}", lower_bound
+
+
+def _rollouts(directory: RunDirectory) -> Iterator[tuple[str, int, int, list[Any]]]:
+    """A few judged responses of each role at its last dumped step: role, step, number of responses, examples."""
+    for role, steps in sorted(dumped_steps(directory.rollouts).items()):
+        rows = read_rollouts(directory.rollout_file(role, steps[-1]))
+        examples = [(row, step_views(row), facts(row)) for row in choose_examples(rows, EXAMPLES_PER_ROLE)]
+        yield role, steps[-1], len(rows), examples

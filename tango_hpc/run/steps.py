@@ -1,0 +1,39 @@
+"""Names that hold a step number: checkpoint folders such as step_000012 and step_000012+rollout, and dumps of rollouts
+such as generator_step_000020.parquet.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+# Where in a step a checkpoint can be written, in the order in which a step passes them: "" is between two steps.
+SAVED_PHASES = ("", "rollout", "verify")
+
+_NAME = re.compile(
+    r"(?:(?P<role>generator|verifier)_)?step_(?P<step>\d{6,})(?:\+(?P<phase>rollout|verify))?(?:\.parquet)?"
+)
+
+
+class StepName(NamedTuple):
+    """After how many optimizer steps something was written, and in which phase of the next one, or for which role."""
+
+    step: int
+    phase: str = ""
+    role: str = ""
+
+    def __str__(self) -> str:
+        role = f"{self.role}_" if self.role else ""
+        phase = f"+{self.phase}" if self.phase else ""
+        return f"{role}step_{self.step:06d}{phase}"
+
+
+def steps_in(folder: Path) -> list[tuple[StepName, Path]]:
+    """The checkpoints or dumps in `folder`, the oldest first; empty where there is no folder."""
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else []:
+        if match := _NAME.fullmatch(path.name):
+            name = StepName(int(match["step"]), match["phase"] or "", match["role"] or "")
+            found.append((name, path))
+    return sorted(found, key=lambda entry: (entry[0].step, SAVED_PHASES.index(entry[0].phase), entry[1].name))
