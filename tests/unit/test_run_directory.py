@@ -149,5 +149,5 @@ def test_code_state_has_commit_and_diff_of_its_own_checkout_only(tmp_path):
 def test_reading_a_run_loads_neither_torch_nor_vllm():
     modules = "directory, dumps, files, metrics, provenance, summary"
     code = f"import sys; from tango_hpc.run import {modules}; print({{'torch', 'vllm', 'megatron'}} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

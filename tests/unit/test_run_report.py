@@ -165,7 +165,7 @@ def test_report_of_a_run_that_has_not_begun(tmp_path):
 
 def test_report_loads_neither_torch_nor_vllm():
     code = "import sys, tango_hpc.run.report; print({'torch', 'vllm', 'megatron', 'transformers'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 
