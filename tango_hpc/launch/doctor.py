@@ -28,6 +28,7 @@ from tango_hpc.stages.preflight import check_inputs, is_node_local
 PROBE_SECONDS = 180.0
 MAX_SKEW_SECONDS = 2.0
 MIN_FREE_GB = 5.0
+PYTHONS = ((3, 11), (3, 12), (3, 13))
 NEEDED = ("torch", "megatron-core", "transformers", "submitit", "pyarrow", "pydantic")
 
 
@@ -83,11 +84,11 @@ def _show(finding: Finding, console: Console) -> None:
 
 def _software() -> Iterator[Finding]:
     version = sys.version_info
-    good = (3, 11) <= version[:2] <= (3, 12)
+    good = version[:2] in PYTHONS
     yield Finding(
         "ok" if good else "fail",
         f"Python {version.major}.{version.minor}.{version.micro} at {sys.executable}",
-        "" if good else "use Python 3.11 or 3.12",
+        "" if good else "use Python 3.11, 3.12 or 3.13",
     )
     missing = []
     versions = []
