@@ -85,6 +85,27 @@ def teacher(config: ConfigFile, overrides: Overrides = None, resume: Resume = Fa
 
 
 @app.command()
+def score(
+    dump: Annotated[Path, typer.Argument(metavar="DUMP.parquet", help="A file of a run's rollouts folder.")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Whose algorithm and task are used.")],
+    out: Annotated[Path, typer.Option("--out", help="Parquet file to write, with the dump's columns.")],
+    overrides: Overrides = None,
+) -> None:
+    """Compute rewards and advantages of dumped rollouts again from their texts: no model, no GPU.
+
+    Example: `tango score runs/quickstart/rollouts/generator_step_000020.parquet configs/quickstart.yaml --out new.parquet`
+    """
+    from tango_hpc.config import load_config
+    from tango_hpc.stages.score import score_dump
+
+    result = score_dump(dump, load_config(config, overrides or []), out)
+    typer.echo(
+        f"{result.num_rows} rows, {result.num_reread} read differently now; largest change of a reward "
+        f"{result.max_reward_change:.3g}, of an advantage {result.max_advantage_change:.3g}\n{out}"
+    )
+
+
+@app.command()
 def export(
     run: RunDir,
     out: Annotated[Path, typer.Option(help="Hugging Face folder to write.")],

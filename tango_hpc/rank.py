@@ -18,6 +18,7 @@ from tango_hpc.control.guard import run_guarded
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.launch.environment import own_rank, prepare_rank
+from tango_hpc.launch.gpu_driver import why_no_gpu
 from tango_hpc.launch.staging import with_staged_weights
 from tango_hpc.run.directory import RunDirectory
 
@@ -46,7 +47,7 @@ def run_stage(directory: RunDirectory, stage: str, stop: StopSignal) -> None:
     import torch
 
     if config.launch.device == "cuda" and not torch.cuda.is_available():
-        raise CheckFailed("launch.device is cuda, but this rank sees no GPU; ask for GPUs, or set it to cpu")
+        raise CheckFailed(f"launch.device is cuda, but this rank has no GPU: {why_no_gpu()}")
 
     torch.set_num_threads(config.launch.threads_per_rank)
     from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed

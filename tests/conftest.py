@@ -1,15 +1,76 @@
-"""Marks each test by the folder it lies in: unit, ranks, vllm, slurm."""
+"""Every test sees the clone and its own temporary folder; and marks by the folder a test lies in: unit, ranks, vllm, slurm.
+
+What somebody's working directory, home directory or environment holds must not change a result:
+
+- The working directory is a fresh folder of decoys, one per test (and one for fixtures that serve several).
+- HOME lies below a regular file. Nothing can be read or made there, by root neither, which no mode bits achieve.
+  matplotlib, Triton, vLLM, git and Slurm all have to get on with that, as on a compute node without home directories.
+- Of the environment only what programs need to start is left, before the first test module is imported.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.decoys import lay_out_decoys
+
 TESTS = Path(__file__).parent
-# Programs that tests start import from `tests` too.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS.parent), os.environ.get("PYTHONPATH")]))
+HOME = Path(__file__) / "home"
+KEPT = {
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "PYTHONDONTWRITEBYTECODE",
+    "LANG",
+    "TZ",
+    "TERM",
+    "TMPDIR",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+}
+KEPT_PREFIXES = ("LC_", "PYTEST_")
+
+
+def _clean_environment() -> None:
+    # Programs that tests start import from `tests` too, and start elsewhere: no entry may be relative.
+    others = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    for name in set(os.environ) - KEPT:
+        if not name.startswith(KEPT_PREFIXES):
+            del os.environ[name]
+    os.environ |= {
+        "HOME": str(HOME),
+        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), *others]),
+        "CUDA_VISIBLE_DEVICES": "",  # the tests compute on the CPU, also beside a GPU
+    }
+
+
+_clean_environment()
+
+
+@contextlib.contextmanager
+def _among_decoys() -> Iterator[None]:
+    with tempfile.TemporaryDirectory(prefix="somewhere-", ignore_cleanup_errors=True) as folder:
+        lay_out_decoys(Path(folder))
+        with contextlib.chdir(folder):
+            yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _working_directory_of_shared_fixtures() -> Iterator[None]:
+    with _among_decoys():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _working_directory(_working_directory_of_shared_fixtures: None) -> Iterator[None]:
+    with _among_decoys():
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -51,7 +51,7 @@ def run_bench(config: Config) -> dict[str, Any]:
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": str(config.launch.threads_per_rank),
         }
-        words = [sys.executable, "-m", "tango_hpc.bench.reshard", folder]
+        words = [sys.executable, "-P", "-m", "tango_hpc.bench.reshard", folder]
         ranks = [
             subprocess.Popen(words, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
             for rank in range(config.world_size)

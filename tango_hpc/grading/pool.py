@@ -57,7 +57,14 @@ class _Worker:
         environment["PYTHONHASHSEED"] = "0"  # the order of sympy's sets, hence of its rewriting, in every run
         package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
-        command = [sys.executable, "-m", "tango_hpc.grading.worker", str(time_limit_seconds), str(memory_limit_bytes)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "tango_hpc.grading.worker",
+            str(time_limit_seconds),
+            str(memory_limit_bytes),
+        ]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
         )
@@ -204,7 +211,7 @@ class GradingPool:
             worker.close()
             raise RuntimeError(
                 "a grading worker did not start; try: "
-                f"{sys.executable} -m tango_hpc.grading.worker {self.time_limit_seconds} {self.memory_limit_bytes}"
+                f"{sys.executable} -P -m tango_hpc.grading.worker {self.time_limit_seconds} {self.memory_limit_bytes}"
             )
         with contextlib.suppress(subprocess.TimeoutExpired):  # still alive: close() kills it
             worker.process.wait(timeout=0.5 if outcome is None and worker.key else 0)

@@ -20,6 +20,7 @@ from tango_hpc.config import Config, load_config
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.environment import free_port
+from tango_hpc.launch.gpu_driver import ASK_FOR_GPUS, gpu_software, why_no_gpu
 from tango_hpc.launch.starters import CODE_ROOT
 from tango_hpc.manage.profiles import Profile, job_variables, load_profile
 from tango_hpc.manage.submit import script
@@ -28,6 +29,7 @@ from tango_hpc.stages.preflight import check_inputs, is_node_local
 PROBE_SECONDS = 180.0
 MAX_SKEW_SECONDS = 2.0
 MIN_FREE_GB = 5.0
+PYTHONS = ((3, 11), (3, 12), (3, 13))
 NEEDED = ("torch", "megatron-core", "transformers", "submitit", "pyarrow", "pydantic")
 
 
@@ -83,11 +85,11 @@ def _show(finding: Finding, console: Console) -> None:
 
 def _software() -> Iterator[Finding]:
     version = sys.version_info
-    good = (3, 11) <= version[:2] <= (3, 12)
+    good = version[:2] in PYTHONS
     yield Finding(
         "ok" if good else "fail",
         f"Python {version.major}.{version.minor}.{version.micro} at {sys.executable}",
-        "" if good else "use Python 3.11 or 3.12",
+        "" if good else "use Python 3.11, 3.12 or 3.13",
     )
     missing = []
     versions = []
@@ -115,14 +117,24 @@ def _version(name: str) -> str | None:
 
 def _gpu(config: Config | None) -> Iterator[Finding]:
     wanted = config is not None and config.launch.device == "cuda"
-    if shutil.which("nvidia-smi") is None:
+    software = gpu_software()
+    if software.driver is None and shutil.which("nvidia-smi") is None:
         here = "this allocation" if "SLURM_JOB_ID" in os.environ else "this machine"
         yield Finding(
             "fail" if wanted and "SLURM_JOB_ID" in os.environ else "warn",
             f"no NVIDIA driver on {here}",
-            "ask for GPUs (gpu_request in the profile), or set launch.device=cpu" if wanted else "",
+            ASK_FOR_GPUS if wanted else "",
         )
         return
+    if shutil.which("nvidia-smi") is not None:
+        yield from _graphics_cards()
+    if software.driver is not None:
+        # Only a note: NVIDIA's forward-compatibility libraries may bridge the gap, and the ranks tell what came of it.
+        what, way_out = software.problem() or (f"driver {software.driver} serves torch for CUDA {software.cuda}", "")
+        yield Finding("warn" if way_out else "ok", what, way_out)
+
+
+def _graphics_cards() -> Iterator[Finding]:
     query = "--query-gpu=name,driver_version,memory.total,memory.used"
     done = subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -174,9 +186,12 @@ def _storage(place: Path) -> Iterator[Finding]:
         yield Finding("warn", f"{existing} looks local to this node", "put run.dir on storage that all nodes share")
     home = Path.home()
     caches = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
-    home_free = shutil.disk_usage(home).free / 2**30
-    if home_free < MIN_FREE_GB and caches.is_relative_to(home):
-        yield Finding("warn", f"{home}: {home_free:.1f} GB free, and caches go there", "set cache_dir in the profile")
+    if caches.is_relative_to(home):
+        writable = os.access(home, os.W_OK)
+        home_free = shutil.disk_usage(home).free / 2**30 if writable else 0.0
+        if home_free < MIN_FREE_GB:
+            problem = f"{home_free:.1f} GB free" if writable else "not writable"
+            yield Finding("warn", f"{home}: {problem}, and caches go there", "set cache_dir in the profile")
 
 
 def _inputs(config: Config) -> Iterator[Finding]:
@@ -255,6 +270,10 @@ def _ranks(config: Config | None, storage: Path, variables: dict[str, str]) -> I
             f"{len(found)} of {size} ranks left a file in {existing}",
             "is that folder shared by all nodes and writable there? Set run.dir to one that is",
         )
+    software = gpu_software()
+    is_gpu_machine = software.driver is not None and software.cuda is not None
+    wanted = config.launch.device == "cuda" if config is not None else is_gpu_machine
+    yield from _backend(found, wants_gpus=wanted)
     yield from _compare(found, interface_named="GLOO_SOCKET_IFNAME" in os.environ | variables)
 
 
@@ -291,6 +310,13 @@ def _start_probe(config: Config | None, folder: Path, variables: dict[str, str])
         if process.returncode != 0:
             problems.append(output.strip()[-1000:])
     return size, "\n".join(problems)
+
+
+def _backend(found: list[dict[str, Any]], *, wants_gpus: bool) -> Iterator[Finding]:
+    """Ranks that should compute on GPUs must meet over NCCL; without a GPU they would quietly meet over Gloo."""
+    backends = sorted({rank["backend"] for rank in found if "error" not in rank})
+    if wants_gpus and backends and backends != ["NCCL"]:
+        yield Finding("fail", f"the ranks are to use GPUs, but came up on {' and '.join(backends)}", why_no_gpu())
 
 
 def _compare(found: list[dict[str, Any]], *, interface_named: bool) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""The commands that read what a run has written: report, rollouts, score."""
+"""The commands that read what a run has written: report and rollouts."""
 
 from __future__ import annotations
 
@@ -39,27 +39,7 @@ def rollouts(
     show_rollouts(RunDirectory.open(run), step=step, role=role, limit=limit)
 
 
-def score(
-    dump: Annotated[Path, typer.Argument(metavar="DUMP.parquet", help="A file of a run's rollouts folder.")],
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Whose algorithm and task are used.")],
-    out: Annotated[Path, typer.Option("--out", help="Parquet file to write, with the dump's columns.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...")] = None,
-) -> None:
-    """Compute rewards and advantages of dumped rollouts again from their texts: no model, no GPU.
-
-    Example: `tango score runs/quickstart/rollouts/generator_step_000020.parquet configs/quickstart.yaml --out new.parquet`
-    """
-    from tango_hpc.config import load_config
-    from tango_hpc.stages.score import score_dump
-
-    result = score_dump(dump, load_config(config, overrides or []), out)
-    typer.echo(
-        f"{result.num_rows} rows, {result.num_reread} read differently now; largest change of a reward "
-        f"{result.max_reward_change:.3g}, of an advantage {result.max_advantage_change:.3g}\n{out}"
-    )
-
-
 def add_commands(app: typer.Typer) -> None:
     """Make them commands of `tango`."""
-    for command in (report, rollouts, score):
+    for command in (report, rollouts):
         app.command()(command)

@@ -62,7 +62,7 @@ def run(folder: Path) -> Path:
 
 def test_export_writes_a_checkpoint_of_any_layout_as_a_folder(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "exported"
-    command = [sys.executable, "-m", "tango_hpc.cli", "export", str(run), "--out", str(out)]
+    command = [sys.executable, "-P", "-m", "tango_hpc.cli", "export", str(run), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "the generator after 7 steps" in done.stdout

@@ -28,8 +28,6 @@ from tango_hpc.launch.supervisor import Supervisor
 from tango_hpc.run.directory import RunDirectory
 from tests.helpers.counter_rank import RANK_COMMAND, counted
 
-ROOT = Path(__file__).parents[2]
-
 
 def make_run(path: Path, launch: dict[str, Any] | None = None, **behaviour: Any) -> Supervisor:
     """A run directory for the counting ranks, and a supervisor of it."""
@@ -180,7 +178,7 @@ def start_program(path: Path) -> subprocess.Popen[str]:
     make_run(path, steps=100_000, step_seconds=0.05)
     program = f"import tests.ranks.test_supervisor as t; from pathlib import Path; t.main(Path({str(path)!r}))"
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+        [sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     log = path / "logs" / "rank_00000.log"
     # Heartbeats tell of the first safe point a little after it was passed.

@@ -28,7 +28,7 @@ from tests.helpers.counter_rank import RANK_COMMAND
 
 PROFILE = Profile(time="10", env={"TANGO_RANK_COMMAND": shlex.join(RANK_COMMAND)})
 ROOT = Path(__file__).parents[2]
-TANGO = (sys.executable, "-m", "tango_hpc.cli")
+TANGO = (sys.executable, "-P", "-m", "tango_hpc.cli")
 
 
 def counting_config(folder: Path, name: str, launch: dict[str, Any] | None = None, **behaviour: Any) -> Config:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -288,9 +287,7 @@ def test_inside_a_step_the_command_is_the_rank(folder: Path) -> None:
         "srun",
         "--nodes=2",
         "--ntasks=2",
-        sys.executable,
-        "-m",
-        "tango_hpc.cli",
+        *TANGO,
         "train",
         str(folder / "by srun.yaml"),
     ]

@@ -121,7 +121,7 @@ def test_tasks_and_benchmarks_load_no_heavy_library():
         "import sys, tango_hpc.tasks.math, tango_hpc.benchmarks as b; [b.get_benchmark(n) for n in b.NAMES]; "
         "print([m for m in ('torch', 'vllm', 'megatron', 'transformers', 'sympy') if m in sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
 @needs_real_data

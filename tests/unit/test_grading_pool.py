@@ -117,7 +117,9 @@ def test_workers_hold_neither_torch_nor_vllm_and_end_with_their_parent():
         "sys.stdout.flush()\n"
         "os._exit(0)\n"  # no clean-up of ours runs
     )
-    pid, holds = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    pid, holds = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert holds == "False"
     deadline = time.monotonic() + 10
     while _is_running(int(pid)) and time.monotonic() < deadline:

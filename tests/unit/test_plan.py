@@ -95,7 +95,9 @@ def test_saved_activations_are_what_autograd_keeps():
     """Every tensor that the real model keeps for its backward pass on a CPU, counted once per storage."""
     code = Path(__file__).with_name("count_saved_activations.py")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(code)], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", str(code)], env=environment, capture_output=True, text=True, check=True
+    )
     counted = json.loads(done.stdout.splitlines()[-1])
     shape = ModelShape.from_hf_config(counted["config"])
     expected = trainer(shape=shape).activations(counted["tokens"], 1)
@@ -198,5 +200,5 @@ def test_command_prints_tables_or_json_and_refuses_with_exit_2(tmp_path):
 
 def test_planning_loads_neither_torch_nor_vllm():
     code = "import sys, tango_hpc.plan.report; print({'torch', 'vllm', 'megatron', 'transformers'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

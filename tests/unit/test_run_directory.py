@@ -179,5 +179,5 @@ def test_reading_a_run_loads_neither_torch_nor_vllm():
     modules = "directory, dumps, metrics, progress, steps, summary"
     code = f"import sys; from tango_hpc.run import {modules}; from tango_hpc.launch import provenance; "
     code += "print({'torch', 'vllm', 'megatron'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

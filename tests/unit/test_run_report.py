@@ -172,7 +172,7 @@ def test_reports_load_neither_torch_nor_vllm_nor_what_runs_them():
     assert "tango_hpc.report.run_page" in modules
     unwanted = {"torch", "vllm", "megatron", "transformers", "tango_hpc.launch", "tango_hpc.stages"}
     code = f"import sys, {', '.join(modules)}; print({unwanted} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 

@@ -12,7 +12,7 @@ QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
 
 
 def initials(*overrides: str) -> str:
-    return "".join(role[0] for role in role_schedule(load_config(QUICKSTART, overrides)))
+    return "".join(role[0] for role in role_schedule(load_config(QUICKSTART, ["run.dir=/nowhere/run", *overrides])))
 
 
 def test_warm_up_then_three_to_one() -> None:

@@ -183,4 +183,4 @@ def test_missing_columns_and_missing_rows_are_named(tmp_path):
 
 def test_loads_no_torch():
     code = "import tango_hpc.stages.score, sys; assert not {'torch', 'vllm', 'megatron'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)

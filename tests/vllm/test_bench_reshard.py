@@ -8,7 +8,7 @@ from tango_hpc.bench.reshard import render, run_bench
 from tango_hpc.config import load_config
 from tango_hpc.reshard.planned import plan_report
 
-CONFIG = Path("configs/bench_reshard.yaml")
+CONFIG = Path(__file__).parents[2] / "configs/bench_reshard.yaml"
 
 
 def test_all_three_ways_are_right(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pipeline")
     command = folder / "bin/tango"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m tango_hpc.cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m tango_hpc.cli "$@"\n')
     command.chmod(0o755)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": path}
