@@ -73,7 +73,7 @@ def _left_out(rows: Sequence[MetricsRow]) -> list[tuple[str, MetricsRow]]:
     last: dict[str, MetricsRow] = {}
     for row in rows:
         if row.get("data/too_long") is not None:
-            title = STAGE_TITLES.get(row["stage"], row["stage"])
+            title = str(STAGE_TITLES.get(row["stage"], row["stage"]))
             # In reinforcement learning both roles draw from the same questions.
             last[f"{title} of the {row['role']}" if row["stage"] == "sft" else title] = row
     return list(last.items())

@@ -115,7 +115,7 @@ def test_the_exit_code_of_a_rank_is_that_of_its_outcome_unless_a_supervisor_read
     if action == "stop":
         request_stop(directory, StopRequest("supervisor", "test"))
     place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    env = os.environ | place | {"PYTHONPATH": str(ROOT)} | ({"TANGO_SUPERVISED": "srun"} if supervised else {})
+    env = os.environ | place | ({"TANGO_SUPERVISED": "srun"} if supervised else {})
     done = subprocess.run([*RANK_COMMAND, str(directory.path), "train"], env=env, capture_output=True, check=False)
     assert done.returncode == (0 if supervised else code)
     assert read_outcomes(directory)[0].code == code
