@@ -12,8 +12,9 @@ import pytest
 
 from tango_hpc.config import config_to_yaml
 from tango_hpc.errors import CheckFailed
-from tango_hpc.launch import doctor, gpu_driver
+from tango_hpc.launch import gpu_driver
 from tango_hpc.launch.gpu_driver import GpuSoftware, gpu_software, why_no_gpu
+from tango_hpc.manage import doctor
 from tango_hpc.rank import run_stage
 from tango_hpc.run.directory import RunDirectory
 from tests.slurm.jobs import counting_config

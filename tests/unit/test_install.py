@@ -11,8 +11,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tango_hpc.launch.doctor import PYTHONS
 
+from tango_hpc.manage.doctor import PYTHONS
 from tests.helpers.fake_python import make_fake_python
 
 ROOT = Path(__file__).parents[2]

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tango_hpc.launch.profiles import load_profile, profile_folders
 
 from tango_hpc.config import load_config
 from tango_hpc.errors import UserError
+from tango_hpc.manage.profiles import load_profile, profile_folders
 from tests.helpers.decoys import lay_out_decoys
 
 ROOT = Path(__file__).parents[2]
