@@ -74,7 +74,7 @@ class AttemptLog:
         return list(attempts.values())
 
     def start(self, stage: str) -> Attempt:
-        """Notes the start of an attempt."""
+        """Note the start of an attempt."""
         attempt = Attempt(
             number=len(self.read()) + 1,
             stage=stage,
@@ -88,7 +88,7 @@ class AttemptLog:
         return attempt
 
     def end(self, attempt: Attempt, code: int, reason: str) -> None:
-        """Notes how it ended."""
+        """Note how it ended."""
         attempt.ended, attempt.code, attempt.reason = time.time(), code, reason
         attempt.saved_after = newest_checkpoint(self._directory, attempt.stage)
         names = ("number", "ended", "code", "reason", "saved_after")
@@ -112,7 +112,7 @@ class AttemptLog:
 
 
 def remember_job(directory: RunDirectory, stages: str, cluster: str, job: Any, profile: str | None) -> None:
-    """Adds submitit's `job`, submitted with the profile of that name or file, to RUN/control/jobs.json."""
+    """Add submitit's `job`, submitted with the profile of that name or file, to RUN/control/jobs.json."""
     if profile is not None and Path(profile).is_file():
         profile = str(Path(profile).absolute())
     entry = {
@@ -166,7 +166,7 @@ class RunLock:
         self._file.unlink(missing_ok=True)
 
     def touch(self) -> None:
-        """Shows that the holder is there."""
+        """Show that the holder is there."""
         if time.monotonic() - self._touched > LOCK_TOUCH_SECONDS:
             self._touched = time.monotonic()
             self._file.touch()
@@ -178,7 +178,7 @@ def lock_holder(directory: RunDirectory) -> dict[str, Any]:
 
 
 def check_lock(directory: RunDirectory) -> None:
-    """Raises UserError where somebody runs in the directory."""
+    """Raise UserError where somebody runs in the directory."""
     holder = lock_holder(directory)
     if holder and _is_alive(holder, directory.lock_file):
         who = f"Slurm job {holder['job']}" if holder.get("job") else f"process {holder.get('pid')}"

@@ -50,7 +50,7 @@ LAUNCHER_ENTRIES = frozenset({"logs", "control", "snapshot", "outcomes", "heartb
 
 
 def prepare_run(stages: Sequence[str], config: Config, *, resume: bool) -> RunDirectory:
-    """Checks the inputs of all `stages`, makes or enters the run directory, and writes data sets that are made, not found.
+    """Check the inputs of all `stages`, make or enter the run directory, and write data sets that are made, not found.
 
     Raises UserError for what is missing or in the way.
     """
@@ -89,7 +89,7 @@ class ConfigChange:
 def enter_run(
     path: str | os.PathLike[str], resolved_config_yaml: str, *, resume: bool, stage: str | None = None
 ) -> tuple[RunDirectory, list[ConfigChange]]:
-    """Makes the run directory, or enters the one that is there; returns it with the changes of its settings.
+    """Make the run directory, or enter the one that is there; return it with the changes of its settings.
 
     A new or empty directory is always taken. One that holds a run is taken
     - with `resume`, when the configurations differ in nothing but `CHANGEABLE_ON_RESUME`;

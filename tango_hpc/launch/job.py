@@ -35,7 +35,7 @@ NEVER_RETRY = (0, UserError.exit_code, CheckFailed.exit_code)
 
 
 def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Console) -> int:
-    """Runs `stage` from its last checkpoint and returns the exit code; a batch job may requeue itself instead."""
+    """Run `stage` from its last checkpoint and return the exit code; a batch job may requeue itself instead."""
     if is_done(directory, stage):
         say(console, f"{stage} in {directory.path} is done already.")
         return 0
@@ -108,7 +108,7 @@ def _note_failure(directory: RunDirectory, log: AttemptLog, attempt: Attempt, co
 
 
 def run_stages(directory: RunDirectory, stages: str, console: Console) -> int:
-    """Runs "sft,train" and the like, one after the other, until one does not end with 0."""
+    """Run "sft,train" and the like, one after the other, until one does not end with 0."""
     try:
         config = load_config(directory.config)
     except UserError as error:  # a folder that this machine does not see, say
@@ -162,7 +162,7 @@ def deadline(job: str | None, env: Mapping[str, str] = os.environ) -> float | No
 
 
 def _leave(lock: RunLock, code: int) -> NoReturn:
-    """Ends this process now: after a requeue Slurm kills it anyway, and nothing may report a result any more."""
+    """End this process now: after a requeue Slurm kills it anyway, and nothing may report a result any more."""
     lock.__exit__()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -182,7 +182,7 @@ def resume_command(directory: RunDirectory, stages: str) -> str:
 
 
 def say(console: Console, message: str) -> None:
-    """Prints `message` as it is: no markup, no colours, no line breaks that would spoil copying."""
+    """Print `message` as it is: no markup, no colours, no line breaks that would spoil copying."""
     console.print(message, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -24,7 +24,7 @@ from tango_hpc.run.directory import RunDirectory
 
 
 def run_foreground(stage: str, config_file: Path, overrides: Sequence[str], *, resume: bool) -> int:
-    """Runs `stage` to its end and returns the exit code: 0 done, 85 saved, 78 or 2 wrong input, 1 failed.
+    """Run `stage` to its end and return the exit code: 0 done, 85 saved, 78 or 2 wrong input, 1 failed.
 
     In a task of an srun step this process becomes the rank. In a batch job the code and the configuration of the
     job's first start are what runs, also after a requeue.
@@ -52,7 +52,7 @@ def _requeued_run(config_file: Path, overrides: Sequence[str]) -> RunDirectory |
 
 
 def _become_job(directory: RunDirectory, stage: str) -> None:
-    """Goes on as the batch job of the run, in the code of its snapshot."""
+    """Go on as the batch job of the run, in the code of its snapshot."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(directory.snapshot), os.environ.get("PYTHONPATH", "")])}
     words = [sys.executable, "-P", "-u", "-m", "tango_hpc.launch.job", str(directory.path), stage]
     os.execve(sys.executable, words, env)

@@ -70,7 +70,7 @@ def note_changes(directory: RunDirectory, changes: Iterable[str]) -> None:
 
 
 def record_attempt(directory: RunDirectory, *, stage: str, command: Sequence[str] | None = None) -> None:
-    """Adds this attempt to provenance.json. `command` is `sys.argv` unless given."""
+    """Add this attempt to provenance.json. `command` is `sys.argv` unless given."""
     provenance = read_provenance(directory)
     attempts = provenance.get("attempts", [])
     attempt = {

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def take_snapshot(snapshot: Path) -> Path:
-    """Copies the package into the folder `snapshot` and returns that, to be put on PYTHONPATH.
+    """Copy the package into the folder `snapshot` and return that, to be put on PYTHONPATH.
 
     The copy appears under its name only when it is whole. Data, models and version control are not part of it.
     """

@@ -23,7 +23,7 @@ VARIABLE = "TANGO_STAGE_WEIGHTS_TO"
 
 
 def stage_weights(config: Config, folder: Path) -> list[Path]:
-    """Copies every model folder that the run reads to `folder` on this node; returns the copies."""
+    """Copy every model folder that the run reads to `folder` on this node; return the copies."""
     copies = []
     for source in sorted({path for _, path in _model_paths(config.model_dump())}):
         copy = staged_path(source, folder)

@@ -30,7 +30,7 @@ class Starter(Protocol):
     """Starts all ranks once and ends them."""
 
     def start(self) -> None:
-        """Starts every rank."""
+        """Start every rank."""
 
     def running(self) -> bool:
         """Whether any rank is still there."""
@@ -39,7 +39,7 @@ class Starter(Protocol):
         """Ranks that ended badly so far, as the operating system or srun tells, in the order of their end."""
 
     def kill(self) -> None:
-        """Ends what is left, at once, on every node, and waits for it."""
+        """End what is left, at once, on every node, and wait for it."""
 
 
 def rank_command() -> tuple[str, ...]:
@@ -208,7 +208,7 @@ class SrunStarter:
             )
 
     def _stage_weights(self) -> None:
-        """Copies the models to every node's own disk. Raises UserError where that fails."""
+        """Copy the models to every node's own disk. Raises UserError where that fails."""
         nodes = self._config.launch.nodes
         words = ["srun", "--export=ALL", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
         program = [sys.executable, "-P", "-m", "tango_hpc.launch.staging", str(self._directory.path)]

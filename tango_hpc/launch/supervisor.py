@@ -63,7 +63,7 @@ class Supervisor:
     _signals: list[int] = field(default_factory=list)
 
     def run(self) -> int:
-        """Runs the attempt to its end and returns its exit code; nothing of it is left running."""
+        """Run the attempt to its end and return its exit code; nothing of it is left running."""
         clear_last_attempt(self.directory)
         with self._catching_signals():
             try:

@@ -147,6 +147,6 @@ def doctor(
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Adds these commands to `app`."""
+    """Add these commands to `app`."""
     for command in (submit, sweep, status, logs, cancel, stop, doctor):
         app.command()(command)

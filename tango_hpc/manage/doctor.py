@@ -43,7 +43,7 @@ class Finding:
 
 
 def examine(config_file: Path | None, overrides: Sequence[str], profile: str | None, console: Console) -> int:
-    """Looks at everything and prints it; the exit code is 1 where something will not work, else 0."""
+    """Look at everything and print it; the exit code is 1 where something will not work, else 0."""
     config: Config | None = None
     findings: list[Finding] = []
 
@@ -257,7 +257,7 @@ def _variables(profile: Profile) -> dict[str, str]:
 
 
 def _ranks(config: Config | None, storage: Path, variables: dict[str, str]) -> Iterator[Finding]:
-    """Starts a probe on every rank, as a run would, and compares what they saw."""
+    """Start a probe on every rank, as a run would, and compare what they saw."""
     existing = next(folder for folder in (storage, *storage.parents) if folder.is_dir())
     with tempfile.TemporaryDirectory(dir=existing, prefix=".tango-doctor-") as folder:
         size, problem = _start_probe(config, Path(folder), variables)
@@ -278,7 +278,7 @@ def _ranks(config: Config | None, storage: Path, variables: dict[str, str]) -> I
 
 
 def _start_probe(config: Config | None, folder: Path, variables: dict[str, str]) -> tuple[int, str]:
-    """Runs the probe to its end; how many ranks there should be, and what went wrong."""
+    """Run the probe to its end; how many ranks there should be, and what went wrong."""
     words = [sys.executable, "-P", "-m", "tango_hpc.manage.probe", str(folder)]
     (folder / "control").mkdir()
     env = os.environ | variables | {"PYTHONPATH": os.pathsep.join([str(CODE_ROOT), os.environ.get("PYTHONPATH", "")])}
@@ -296,8 +296,8 @@ def _start_probe(config: Config | None, folder: Path, variables: dict[str, str])
             for rank in range(size)
         ]
     processes = [
-        subprocess.Popen(command, env=one, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for command, one in commands
+        subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for command, variables in commands
     ]
     problems = []
     for process in processes:
@@ -320,28 +320,28 @@ def _backend(found: list[dict[str, Any]], *, wants_gpus: bool) -> Iterator[Findi
 
 
 def _compare(found: list[dict[str, Any]], *, interface_named: bool) -> Iterator[Finding]:
-    for one in found:
-        if "error" in one:
+    for probe in found:
+        if "error" in probe:
             yield Finding(
                 "fail",
-                f"rank {one['rank']} on {one['node']}: {one['error'].splitlines()[0]}",
-                f"name the interface that the nodes share as socket_interface in the profile; up there: {', '.join(one['interfaces'])}",
+                f"rank {probe['rank']} on {probe['node']}: {probe['error'].splitlines()[0]}",
+                f"name the interface that the nodes share as socket_interface in the profile; up there: {', '.join(probe['interfaces'])}",
             )
-    good = [one for one in found if "error" not in one]
+    good = [probe for probe in found if "error" not in probe]
     if not good:
         return
-    wrong = [one["rank"] for one in good if not one["all_reduce_right"]]
-    slowest = max(one["all_reduce_seconds"] for one in good)
-    nodes = sorted({one["node"] for one in good})
+    wrong = [probe["rank"] for probe in good if not probe["all_reduce_right"]]
+    slowest = max(probe["all_reduce_seconds"] for probe in good)
+    nodes = sorted({probe["node"] for probe in good})
     yield Finding(
         "fail" if wrong else "ok",
         f"{good[0]['backend']} all-reduce of 64 MB over {len(good)} ranks on {', '.join(nodes)}: {1000 * slowest:.0f} ms"
         + (f", wrong sums on ranks {wrong}" if wrong else ""),
     )
     for name, label in (("device", "devices"), ("torch", "torch")):
-        values = sorted({one[name] for one in good})
+        values = sorted({probe[name] for probe in good})
         yield Finding("ok" if len(values) == 1 else "warn", f"{label}: {', '.join(values)}")
-    clocks = [one["clock"] for one in good]
+    clocks = [probe["clock"] for probe in good]
     skew = max(clocks) - min(clocks)
     fine = skew < MAX_SKEW_SECONDS
     yield Finding(
@@ -349,19 +349,19 @@ def _compare(found: list[dict[str, Any]], *, interface_named: bool) -> Iterator[
         f"clocks agree within {skew:.2f} s",
         "" if fine else "times in logs will not match; tell the cluster's staff",
     )
-    if len({one["host"] for one in good}) > 1 and not interface_named:
-        for one in good:
-            if (one["own_address"] or "127.").startswith("127."):
+    if len({probe["host"] for probe in good}) > 1 and not interface_named:
+        for probe in good:
+            if (probe["own_address"] or "127.").startswith("127."):
                 yield Finding(
                     "warn",
-                    f"{one['host']} resolves to {one['own_address']}, which its peers cannot reach",
-                    f"set socket_interface in the profile; up there: {', '.join(one['interfaces'])}",
+                    f"{probe['host']} resolves to {probe['own_address']}, which its peers cannot reach",
+                    f"set socket_interface in the profile; up there: {', '.join(probe['interfaces'])}",
                 )
-    for one in {one["node"]: one for one in found}.values():
-        enough = one["scratch_free_gb"] > MIN_FREE_GB
+    for probe in {probe["node"]: probe for probe in found}.values():
+        enough = probe["scratch_free_gb"] > MIN_FREE_GB
         yield Finding(
             "ok" if enough else "warn",
-            f"{one['node']}: scratch {one['scratch']} has {one['scratch_free_gb']:.0f} GB free, "
-            f"interfaces {', '.join(one['interfaces'])}",
+            f"{probe['node']}: scratch {probe['scratch']} has {probe['scratch_free_gb']:.0f} GB free, "
+            f"interfaces {', '.join(probe['interfaces'])}",
             "" if enough else "free some space there, or name another folder as TMPDIR (env in the profile)",
         )

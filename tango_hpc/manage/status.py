@@ -162,7 +162,7 @@ def _process_alive(pid: int) -> bool:
 
 
 def show_status(path: Path, console: Console, *, as_json: bool) -> None:
-    """Prints a table of the run or of all runs below a folder (named from there), or a list of JSON objects."""
+    """Print a table of the run or of all runs below a folder (named from there), or a list of JSON objects."""
     found = states(find_runs(path))
     if as_json:
         print(json.dumps([asdict(state) for state in found], indent=2))
@@ -190,7 +190,7 @@ def show_status(path: Path, console: Console, *, as_json: bool) -> None:
 
 
 def show_logs(path: Path, console: Console, *, rank: int | None, lines: int, follow: bool) -> None:
-    """Prints why a run failed, if it did, then the last lines of its logs; `follow` goes on until it is over.
+    """Print why a run failed, if it did, then the last lines of its logs; `follow` goes on until it is over.
 
     Without `rank`: the supervisor's log and that of rank 0. Of a folder of runs, one run after the other; when
     followed, new lines come under the name of their run. Raises UserError where there is no run.
@@ -233,7 +233,7 @@ class _Tail:
         self._places: dict[Path, int] = {}
 
     def say(self, text: str) -> None:
-        """Prints `text` as it is."""
+        """Print `text` as it is."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, lines: int) -> None:
@@ -302,7 +302,7 @@ def _log_files(directory: RunDirectory, rank: int | None) -> Iterator[Path]:
 
 
 def cancel(path: Path, console: Console) -> None:
-    """Ends the run, or all runs below a folder: Slurm's jobs by scancel, others by SIGTERM. They save if there is time."""
+    """End the run, or all runs below a folder: Slurm's jobs by scancel, others by SIGTERM. They save if there is time."""
     for directory in find_runs(path):
         ended = []
         for job in known_jobs(directory):
@@ -319,7 +319,7 @@ def cancel(path: Path, console: Console) -> None:
 
 
 def stop(path: Path, console: Console) -> None:
-    """Has the run, or all runs below a folder, save at the next safe point and end for good; waiting jobs are cancelled."""
+    """Have the run, or all runs below a folder, save at the next safe point and end for good; waiting jobs are cancelled."""
     directories = find_runs(path)
     for directory, state in zip(directories, states(directories), strict=True):
         if state.state == "waiting" and state.job is not None:

@@ -159,7 +159,7 @@ def sbatch_options(config: Config, profile: Profile) -> dict[str, str | int | bo
 
 @contextmanager
 def refused_by_slurm() -> Iterator[None]:
-    """Turns a refused submission into a `UserError` with sbatch's own words."""
+    """Turn a refused submission into a `UserError` with sbatch's own words."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     try:
@@ -193,7 +193,7 @@ def job_environment(profile: Profile, snapshot: Path, cluster: Cluster) -> Itera
 
 
 def check_time(config: Config, profile: Profile) -> None:
-    """Raises UserError where an attempt would be told to stop as soon as it starts."""
+    """Raise UserError where an attempt would be told to stop as soon as it starts."""
     if time_limit_minutes(profile.time) * 60 <= config.launch.grace_seconds + SIGNAL_AHEAD_SECONDS:
         raise UserError(
             f"the profile's time {profile.time} leaves nothing beside launch.grace_seconds="
@@ -202,7 +202,7 @@ def check_time(config: Config, profile: Profile) -> None:
 
 
 def check_log_folder(path: Path) -> None:
-    """Raises UserError where Slurm would write a job's log elsewhere than below `path`."""
+    """Raise UserError where Slurm would write a job's log elsewhere than below `path`."""
     if "%" in str(path):
         raise UserError(f"{path} holds a %, which Slurm replaces in names of log files; choose another directory")
 
@@ -217,7 +217,7 @@ def check_stages(stages: str) -> list[str]:
 
 
 def check_cluster(cluster: Cluster) -> None:
-    """Raises UserError where the cluster's commands are missing."""
+    """Raise UserError where the cluster's commands are missing."""
     if cluster == "slurm" and not slurm.is_available():
         raise UserError(
             "sbatch was not found: this machine cannot submit to Slurm. Go to a login node (or `module load slurm`), "
@@ -226,7 +226,7 @@ def check_cluster(cluster: Cluster) -> None:
 
 
 def check_nobody_runs(directory: RunDirectory) -> None:
-    """Raises UserError where a job of this run waits or runs, or a process of this machine has it."""
+    """Raise UserError where a job of this run waits or runs, or a process of this machine has it."""
     check_lock(directory)
     for job in known_jobs(directory):
         found = slurm.show_job(job) if slurm.is_available() else None

@@ -104,7 +104,7 @@ class Sweep:
 
 
 def load_sweep(file: Path) -> Sweep:
-    """Reads the sweep file and checks the configuration of every cell; all mistakes are reported at once."""
+    """Read the sweep file and check the configuration of every cell; all mistakes are reported at once."""
     tree = read_yaml(file)
     try:
         settings = SweepSettings.model_validate(tree)
@@ -137,7 +137,7 @@ def load_sweep(file: Path) -> Sweep:
 
 
 def list_cells(sweep: Sweep, console: Console) -> None:
-    """Prints the cells and how they will run."""
+    """Print the cells and how they will run."""
     table = Table(box=None, padding=(0, 2), show_edge=False)
     for title in ("cell", "settings", "seed", "run directory"):
         table.add_column(title, overflow="fold")
@@ -153,7 +153,7 @@ def list_cells(sweep: Sweep, console: Console) -> None:
 
 
 def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster: Cluster, resubmit: bool) -> int:
-    """Submits the cells as one array; on "local" and "debug" runs them here in turn. Returns the exit code.
+    """Submit the cells as one array; on "local" and "debug" run them here in turn. Returns the exit code.
 
     Without `resubmit` no cell may have been started. With it, cells that are done, wait or run are left alone.
     Raises UserError for what cannot be submitted.
@@ -198,7 +198,7 @@ def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster
 
 
 def _run_here(sweep: Sweep, cells: list[Cell], console: Console) -> int:
-    """Runs the cells one after the other, also after one that failed; a stop ends it. The exit code is the worst."""
+    """Run the cells one after the other, also after one that failed; a stop ends it. The exit code is the worst."""
     failed = []
     for cell in cells:
         say(console, f"cell {cell.index}: {cell.label}, seed {cell.seed}")

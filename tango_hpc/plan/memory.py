@@ -59,7 +59,7 @@ class MemoryPlan:
 
 
 def plan_memory(config: Config, *, gpu_gb: float, node_gb: float | None, sync_bytes: Mapping[str, int]) -> MemoryPlan:
-    """Adds everything up; `node_gb` None leaves the node's memory unchecked.
+    """Add everything up; `node_gb` None leaves the node's memory unchecked.
 
     `sync_bytes` are the buckets of each role's weight sync on one rank. Raises UserError without a model's sizes.
     """

@@ -38,7 +38,7 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None) -> dict[s
     for name, role in config.roles.items():
         check_parallel(shapes[name], role.parallel.tensor, role.parallel.pipeline)
     reshard = reshard_report(config)
-    sync_bytes = {name: one["total"]["peak_extra_bytes"] for name, one in reshard.items()}
+    sync_bytes = {name: synced["total"]["peak_extra_bytes"] for name, synced in reshard.items()}
     memory = plan_memory(config, gpu_gb=gpu_gb, node_gb=node_gb, sync_bytes=sync_bytes)
     steps = Counter(role_schedule(config))
     batch: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def _place(phases: Sequence[Phase], limit: int | None) -> dict[str, Any]:
 
 
 def show_plan(plan: dict[str, Any], console: Console) -> None:
-    """Prints the plan as tables."""
+    """Print the plan as tables."""
     for name, model in plan["models"].items():
         numbers = plan["batch"][name]
         trained = "" if model["trainable"] else ", not trained"

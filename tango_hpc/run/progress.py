@@ -43,7 +43,7 @@ class ProgressReporter:
         self._write()
 
     def note(self, text: str) -> None:
-        """Adds a line that viewers show once."""
+        """Add a line that viewers show once."""
         self._state["notes"].append(text)
         self._write()
 

@@ -168,7 +168,7 @@ class Tango:
             self.journal.phase(phase, role=self.schedule[self.step])
             with self.clock(phase):
                 generations = generate()
-            self.pending[phase] = [(one.token_ids, one.logprobs, one.finish_reason) for one in generations]
+            self.pending[phase] = [(made.token_ids, made.logprobs, made.finish_reason) for made in generations]
             self.pending["seconds"] = self.clock.so_far()
             self._safe_point(phase)
         return [Generation(*saved) for saved in self.pending[phase]]
