@@ -19,7 +19,7 @@ from tango_hpc.control.stop import StopSignal
 from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.launch.environment import own_rank, prepare_rank
 from tango_hpc.launch.gpu_driver import why_no_gpu
-from tango_hpc.launch.staging import with_staged_weights
+from tango_hpc.launch.staging import staged_overrides
 from tango_hpc.run.directory import RunDirectory
 
 # Each is called with (config, directory, stop), and imported when it is the one to run.
@@ -38,7 +38,7 @@ def run_stage(directory: RunDirectory, stage: str, stop: StopSignal) -> None:
         os.environ.update(prepare_rank(directory))
     except UserError as error:
         raise CheckFailed(str(error)) from error
-    config = with_staged_weights(load_config(directory.config))
+    config = load_config(directory.config, staged_overrides(directory.config))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what a job needs was on the shared disk before it started
     if config.launch.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

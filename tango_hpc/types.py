@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+PerToken = Sequence[float] | NDArray[np.floating]
 
 
 @dataclass(frozen=True)
@@ -46,10 +52,10 @@ class TrainSequence:
 
     prompt_ids: list[int]
     response_ids: list[int]
-    advantages: list[float] = field(default_factory=list)
-    rollout_logprobs: list[float] = field(default_factory=list)
-    reference_logprobs: list[float] = field(default_factory=list)
-    old_logprobs: list[float] = field(default_factory=list)
+    advantages: PerToken = field(default_factory=list)
+    rollout_logprobs: PerToken = field(default_factory=list)
+    reference_logprobs: PerToken = field(default_factory=list)
+    old_logprobs: PerToken = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

@@ -21,8 +21,8 @@ def pack(
     per_rank = max(1, math.ceil(sum(lengths) / (max_tokens * num_ranks)))
     per_rank = max(per_rank, min(min_micro_batches, math.ceil(len(lengths) / num_ranks)))
     while True:
-        bins = _fill(lengths, order, per_rank * num_ranks, max_tokens)
-        if bins is not None:
+        bins = _fill(lengths, order, per_rank * num_ranks)
+        if all(len(members) == 1 or sum(lengths[i] for i in members) <= max_tokens for members in bins):
             break
         per_rank += 1
     # Heaviest to lightest, dealt back and forth, evens out what the bins still differ by.
@@ -34,14 +34,12 @@ def pack(
     return ranks
 
 
-def _fill(lengths: Sequence[int], order: Sequence[int], num_bins: int, max_tokens: int) -> list[list[int]] | None:
-    """Each sequence into the lightest bin; None if one overflows."""
+def _fill(lengths: Sequence[int], order: Sequence[int], num_bins: int) -> list[list[int]]:
+    """Each sequence into the lightest bin."""
     heap = [(0, index) for index in range(num_bins)]
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     for i in order:
         load, index = heapq.heappop(heap)
-        if load and load + lengths[i] > max_tokens:
-            return None
         bins[index].append(i)
         heapq.heappush(heap, (load + lengths[i], index))
     return bins

@@ -7,6 +7,7 @@ named by TANGO_STAGE_WEIGHTS_TO (in a profile: stage_weights_to).
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import socket
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tango_hpc.config import Config, load_config
+from tango_hpc.config.load import read_tree
 from tango_hpc.errors import UserError
 from tango_hpc.run.directory import RunDirectory
 
@@ -47,16 +49,12 @@ def stage_weights(config: Config, folder: Path) -> list[Path]:
     return copies
 
 
-def with_staged_weights(config: Config, env: Mapping[str, str] = os.environ) -> Config:
-    """`config` with its model folders replaced by their copies on this node, where there are any."""
+def staged_overrides(config_file: Path, env: Mapping[str, str] = os.environ) -> list[str]:
+    """What puts the copies on this node in the place of a config's model folders, where there are any."""
     if not env.get(VARIABLE):
-        return config
-    tree = config.model_dump()
-    for section, path in _model_paths(tree):
-        copy = staged_path(path, Path(env[VARIABLE]))
-        if copy.is_dir():
-            section["path"] = copy
-    return Config.model_validate(tree)
+        return []
+    found = ((key, staged_path(path, Path(env[VARIABLE]))) for key, path in _model_paths(read_tree(config_file)))
+    return [f"{key}.path={json.dumps(str(copy))}" for key, copy in found if copy.is_dir()]
 
 
 def staged_path(source: Path, folder: Path) -> Path:
@@ -66,14 +64,14 @@ def staged_path(source: Path, folder: Path) -> Path:
     return folder / f"{source.name}-{mark}"
 
 
-def _model_paths(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Path]]:
-    """The `model` and `init` sections of a config's tree whose folder exists, each with that folder."""
+def _model_paths(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Path]]:
+    """The `model` and `init` sections of a config's tree whose folder exists, by their keys, each with that folder."""
     for key, value in tree.items():
         if not isinstance(value, dict):
             continue
         if key in ("model", "init") and Path(value["path"]).is_dir():
-            yield value, Path(value["path"])
-        yield from _model_paths(value)
+            yield f"{prefix}{key}", Path(value["path"])
+        yield from _model_paths(value, f"{prefix}{key}.")
 
 
 def main() -> int:

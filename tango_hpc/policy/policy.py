@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,13 @@ from torch import Tensor
 from tango_hpc.config.schema import OptimizerConfig, RoleConfig
 from tango_hpc.data.packing import pack
 from tango_hpc.equations import policy_loss_terms
-from tango_hpc.errors import CheckFailed
 from tango_hpc.model.shape import ModelShape, check_parallel
 from tango_hpc.parallel.groups import PolicyGroups
 from tango_hpc.parallel.megatron_cpu import megatron_on_cpu
 from tango_hpc.parallel.ranks import this_device
 from tango_hpc.policy import hf_io, saved_state
 from tango_hpc.policy.batch import MicroBatch, build_micro_batch, fed_length, response_offsets
+from tango_hpc.policy.loss import STATISTICS, LogprobGapError, LossSettings, TokenLoss, UpdateStats, combined
 from tango_hpc.policy.memory import DeviceMemory
 from tango_hpc.policy.model import build_model, transformer_config
 from tango_hpc.policy.optimizer import PolicyOptimizer
@@ -40,52 +40,6 @@ from tango_hpc.policy.vocab_parallel import vocab_parallel_logprobs
 from tango_hpc.types import TrainSequence
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-# What an update measures, and how it adds up over micro-batches and ranks.
-STATISTICS = {"loss": "sum", "kl": "sum", "entropy": "sum", "clipped": "sum", "gap": "sum", "largest_gap": "max"}
-# (log-probabilities, entropies, flat places of the tokens) -> (loss to minimise, statistics by name; others are 0)
-TokenLoss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
-
-
-class LogprobGapError(CheckFailed):
-    """Engine and trainer disagree about the log-probabilities of the sampled tokens."""
-
-
-@dataclass(frozen=True)
-class LossSettings:
-    """Eq. 1: clip range [1 - clip_low, 1 + clip_high], beta `kl_coef`, and what is done about the engine's gap.
-
-    `importance_cap` truncates the weights trainer / engine (None: no correction). `max_logprob_gap` is the mean
-    absolute gap above which the update is refused (None: never). `temperature` is the sampling temperature.
-    """
-
-    clip_low: float
-    clip_high: float
-    kl_coef: float
-    importance_cap: float | None = None
-    max_logprob_gap: float | None = None
-    temperature: float = 1.0
-
-
-@dataclass(frozen=True)
-class UpdateStats:
-    """What an update did, over the global batch; means are per response token.
-
-    `skipped`: a loss or gradient was not finite, and no weight changed. `logprob_gap_*` compare trainer and
-    rollout log-probabilities (0 where there are none).
-    """
-
-    loss: float
-    grad_norm: float
-    kl: float
-    entropy: float
-    clip_share: float
-    logprob_gap_mean: float
-    logprob_gap_max: float
-    num_tokens: int
-    num_responses: int
-    learning_rate: float
-    skipped: bool
 
 
 class Policy:
@@ -106,12 +60,18 @@ class Policy:
         `total_steps` is the number of optimizer steps that the learning-rate schedule covers. The reference starts
         from `settings.model.reference_path`, or from the same weights.
         """
-        self.settings, self.model_dir = settings, model_dir or settings.model.path
+        self.model_dir = model_dir or settings.model.path
         parallel, reference_dir = settings.parallel, settings.model.reference_path if with_reference else None
         self.hf_config = hf_io.read_config(self.model_dir)
         self.shape = ModelShape.from_hf_config(self.hf_config)
         check_parallel(self.shape, parallel.tensor, parallel.pipeline)
         self.groups = PolicyGroups.create(parallel.tensor, parallel.pipeline)
+        self._pack = partial(
+            pack,
+            num_ranks=self.groups.data_size,
+            max_tokens=settings.micro_batch_tokens,
+            min_micro_batches=self.groups.pipeline_size,
+        )
         self.dtype, self.device = DTYPES[dtype], this_device()
         self._frequencies = rope_frequencies(self.hf_config, self.shape.head_dim)
         with megatron_on_cpu():
@@ -165,23 +125,34 @@ class Policy:
         values = flat_N.cpu().numpy()
         return [values[start:stop] for start, stop in itertools.pairwise(offsets)]
 
+    def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> None:
+        """Give the sequences what `num_updates` updates need to know from before the first one."""
+        if loss.kl_coef:
+            reference = self.logprobs(sequences, reference=True, temperature=loss.temperature)
+            for sequence, logprobs_T in zip(sequences, reference, strict=True):
+                sequence.reference_logprobs = logprobs_T
+        if num_updates > 1:
+            for sequence, logprobs_T in zip(
+                sequences, self.logprobs(sequences, temperature=loss.temperature), strict=True
+            ):
+                sequence.old_logprobs = logprobs_T
+
     def update(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> UpdateStats:
         """One optimizer step on Eq. 1, with the policy before the step as pi_old unless sequences say otherwise.
 
-        Where a batch gets several updates, every sequence has the `old_logprobs` from before the first one. The mean over a response's tokens and then over responses has global denominators, so the result does not
-        depend on the layout. Sequences need advantages, and reference log-probabilities if `kl_coef` is not 0.
+        The mean over a response's tokens and then over responses has global denominators, so the result does not
+        depend on the layout. Sequences need advantages, and reference log-probabilities if `kl_coef` is not 0; where
+        a batch gets several updates, also the `old_logprobs` from before the first one (see `prepare`).
         """
         lengths_S = np.array([len(sequence.response_ids) for sequence in sequences])
         num_responses = int((lengths_S > 0).sum())
-        weights_N = self._flat(np.repeat(1.0 / (np.maximum(lengths_S, 1) * max(num_responses, 1)), lengths_S))
-        advantages_N = self._flat(_per_token(sequences, "advantages"))
-        has_rollout = all(sequence.rollout_logprobs for sequence in sequences if sequence.response_ids)
-        rollout_N = self._flat(_per_token(sequences, "rollout_logprobs")) if has_rollout else None
+        weights_N = self._to_device(np.repeat(1.0 / (np.maximum(lengths_S, 1) * max(num_responses, 1)), lengths_S))
+        advantages_N = self._flat(sequences, "advantages")
+        rollout_N = self._flat(sequences, "rollout_logprobs") if _all_have(sequences, "rollout_logprobs") else None
         if loss.importance_cap is not None and rollout_N is None:
             raise ValueError("importance_cap is set, but a sequence has no rollout_logprobs; set it to None")
-        reference_N = self._flat(_per_token(sequences, "reference_logprobs")) if loss.kl_coef else None
-        has_old = any(sequence.old_logprobs for sequence in sequences)
-        old_N = self._flat(_per_token(sequences, "old_logprobs")) if has_old else None
+        reference_N = self._flat(sequences, "reference_logprobs") if loss.kl_coef else None
+        old_N = self._flat(sequences, "old_logprobs") if _all_have(sequences, "old_logprobs") else None
 
         def token_loss(logprobs_R: Tensor, entropy_R: Tensor, flat_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             old_R = logprobs_R.detach() if old_N is None else old_N[flat_R]
@@ -301,12 +272,7 @@ class Policy:
         """Megatron-core's schedule over this rank's micro-batches; the statistics of each, on the last stage."""
         groups = self.groups
         members = [i for i, sequence in enumerate(sequences) if sequence.response_ids]
-        packs = pack(
-            [fed_length(sequences[i]) for i in members],
-            num_ranks=groups.data_size,
-            max_tokens=self.settings.micro_batch_tokens,
-            min_micro_batches=groups.pipeline_size,
-        )[groups.data_rank]
+        packs = self._pack([fed_length(sequences[i]) for i in members])[groups.data_rank]
         offsets = response_offsets(sequences)
 
         def micro_batches() -> Iterator[MicroBatch]:
@@ -357,10 +323,10 @@ class Policy:
         if groups.is_last_stage and groups.tensor_rank == 0:
             for place, name in enumerate(STATISTICS):
                 found = [statistics[name] for statistics in results if name in statistics]
-                mine[place] = _combined(name, torch.stack(found)) if found else 0.0
+                mine[place] = combined(name, torch.stack(found)) if found else 0.0
         everyone = torch.empty((dist.get_world_size(groups.world), len(STATISTICS)), dtype=torch.float64)
         dist.all_gather_into_tensor(everyone.flatten(), mine, group=groups.world)
-        return {name: float(_combined(name, everyone[:, place])) for place, name in enumerate(STATISTICS)}
+        return {name: float(combined(name, everyone[:, place])) for place, name in enumerate(STATISTICS)}
 
     @contextlib.contextmanager
     def _reference_weights(self) -> Iterator[None]:
@@ -375,20 +341,19 @@ class Policy:
             for name, shard in self.named_shards().items():
                 shard.data = own[name]
 
-    def _flat(self, values: np.ndarray) -> Tensor:
+    def _flat(self, sequences: Sequence[TrainSequence], name: str) -> Tensor:
+        """One field of all sequences in one vector, checked against their responses' lengths: [N]."""
+        values = [getattr(sequence, name) for sequence in sequences]
+        for index, (value, sequence) in enumerate(zip(values, sequences, strict=True)):
+            if len(value) != len(sequence.response_ids):
+                raise ValueError(
+                    f"sequence {index} has {len(value)} {name} for {len(sequence.response_ids)} response tokens"
+                )
+        return self._to_device(np.concatenate([np.zeros(0), *values]))
+
+    def _to_device(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values.astype(np.float32)).to(self.device)
 
 
-def _combined(name: str, values: Tensor) -> Tensor:
-    return values.sum() if STATISTICS[name] == "sum" else values.amax()
-
-
-def _per_token(sequences: Sequence[TrainSequence], name: str) -> np.ndarray:
-    """One field of all sequences as a flat vector, checked against their responses' lengths."""
-    values = [getattr(sequence, name) for sequence in sequences]
-    for index, (value, sequence) in enumerate(zip(values, sequences, strict=True)):
-        if len(value) != len(sequence.response_ids):
-            raise ValueError(
-                f"sequence {index} has {len(value)} {name} for {len(sequence.response_ids)} response tokens"
-            )
-    return np.concatenate([np.asarray(value, dtype=np.float32) for value in values]) if values else np.zeros(0)
+def _all_have(sequences: Sequence[TrainSequence], name: str) -> bool:
+    return all(len(getattr(sequence, name)) for sequence in sequences if sequence.response_ids)

@@ -7,7 +7,6 @@ shapes alone moves the right bytes.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -46,7 +45,6 @@ class SyncStats:
     bytes_sent: int
     bytes_local: int
     bytes_minimum: int
-    seconds: float
 
 
 class WeightSync:
@@ -102,7 +100,6 @@ class WeightSync:
 
     def sync(self) -> SyncStats:
         """Install the policy's present weights, drop the engine's cached prefixes, verify as configured."""
-        start = time.monotonic()
         sent = self.transfer.run(self.policy.named_shards(), self.weights)
         assert sent == self.totals[dist.get_rank()].sent_bytes, "more or less was sent than planned"
         if not self.num_syncs:
@@ -119,7 +116,6 @@ class WeightSync:
             bytes_sent=sum(total.sent_bytes for total in self.totals),
             bytes_local=sum(total.local_bytes for total in self.totals),
             bytes_minimum=sum(total.minimum_bytes for total in self.totals),
-            seconds=time.monotonic() - start,
         )
 
     def find_mismatches(self) -> list[str]:

@@ -254,9 +254,7 @@ def _sequences(
     responses_N: Sequence[Response], scored: GeneratorAdvantages | VerifierAdvantages
 ) -> list[TrainSequence]:
     return [
-        TrainSequence(
-            response.prompt_ids, response.generation.token_ids, advantages_T.tolist(), response.generation.logprobs
-        )
+        TrainSequence(response.prompt_ids, response.generation.token_ids, advantages_T, response.generation.logprobs)
         for response, advantages_T in zip(responses_N, scored.advantages_N_T, strict=True)
     ]
 

@@ -19,6 +19,7 @@ from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows
 from tango_hpc.equations import ClassWeightEma, alpha_schedule
 from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.policy.checkpoints import Checkpoints
+from tango_hpc.policy.loss import LossSettings
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import write_rollouts
 from tango_hpc.stages.evaluation import HeldOut
@@ -27,7 +28,7 @@ from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
 from tango_hpc.stages.schedule import role_schedule
 from tango_hpc.stages.sharing import on_all_ranks
 from tango_hpc.stages.steps import GeneratorBatch, VerifierBatch
-from tango_hpc.stages.update import update_role
+from tango_hpc.stages.update import explaining_gaps, update_metrics
 from tango_hpc.tasks import get_task
 from tango_hpc.types import Generation
 
@@ -80,12 +81,19 @@ class Tango:
             self.evaluate("before")
         while self.step < len(self.schedule):
             role = self.roles[self.schedule[self.step]]
+            policy, num_updates, loss = self.policies[role.name], self.config.train.updates_per_batch, self._loss(role)
             batch = self.verifier_batch(role) if isinstance(role, Verifier) else self.generator_batch()
-            metrics = batch.metrics(self.task)
-            update = update_role(
-                role, batch.sequences(), self.config.algorithm, self.config.train, self.journal, self.clock
-            )
-            self._finish_step(role.name, batch, metrics | update)
+            metrics, sequences_N = batch.metrics(self.task), batch.sequences()
+            self.journal.phase("train", role=role.name)
+            policy.onload()
+            with self.clock("logprobs"):
+                policy.prepare(sequences_N, loss, num_updates)
+            with self.clock("train"), explaining_gaps(role):
+                updates = [policy.update(sequences_N, loss) for _ in range(num_updates)]
+            self.journal.phase("reshard", role=role.name)
+            with self.clock("reshard"):
+                sync = role.sync_weights()
+            self._finish_step(role.name, batch, metrics | update_metrics(updates, sync))
         self.save()
         self.journal.ended("done", self.tokens_per_second)
 
@@ -128,6 +136,17 @@ class Tango:
                 algorithm=algorithm.name,
                 gamma=algorithm.format_weight,
             )
+
+    def _loss(self, role: Role) -> LossSettings:
+        algorithm = self.config.algorithm
+        return LossSettings(
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            kl_coef=algorithm.kl_coef,
+            importance_cap=algorithm.importance_cap,
+            max_logprob_gap=self.config.train.max_logprob_gap,
+            temperature=role.settings.temperature,
+        )
 
     def evaluate(self, suffix: str) -> None:
         """Greedy accuracy on held-out questions, and how well the verifier judges solutions of them."""

@@ -73,7 +73,7 @@ def all_pairs(folder: Path) -> dict[str, list[str]]:
     import torch.distributed as dist
 
     from tango_hpc.policy import saved_state
-    from tango_hpc.policy.policy import LossSettings
+    from tango_hpc.policy.loss import LossSettings
 
     saved_state.PIECE = PIECE
     found: dict[str, list[str]] = {}

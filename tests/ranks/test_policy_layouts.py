@@ -62,7 +62,7 @@ def every_next_token() -> list[TrainSequence]:
 def run_all(folder: Path) -> dict[str, dict[str, Any]]:
     """On each rank: all families and layouts."""
     from tango_hpc.policy.hf_io import export_weights
-    from tango_hpc.policy.policy import LossSettings
+    from tango_hpc.policy.loss import LossSettings
 
     results = {}
     for family, tensor, pipeline in CASES:

@@ -35,7 +35,7 @@ def make_policy(folder: Path, tensor: int, pipeline: int, **changes: Any) -> Any
 
 
 def losses() -> Any:
-    from tango_hpc.policy.policy import LossSettings
+    from tango_hpc.policy.loss import LossSettings
 
     return LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.0)
 
@@ -63,7 +63,7 @@ def non_finite(folder: Path) -> dict[str, Any]:
 
 def too_wide_a_gap(folder: Path) -> dict[str, Any]:
     """An engine that disagrees with the trainer."""
-    from tango_hpc.policy.policy import LogprobGapError
+    from tango_hpc.policy.loss import LogprobGapError
 
     policy = make_policy(folder, 1, 2)
     before = weights_of(policy)

@@ -96,7 +96,7 @@ def test_impossible_combinations_are_refused(overrides: list[str], expected: str
     ],
 )  # fmt: skip
 def test_what_the_code_below_supports_is_not_refused(overrides: list[str]) -> None:
-    load_config(QUICKSTART, overrides)
+    load_config(QUICKSTART, [OWN_RUN, *overrides])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_published_models_are_cut_as_the_weight_sync_plans_them(
     model = f"generator={{model: {{path: {tmp_path / name}}}, parallel: {layout}}}".replace("'", "")
     ranks = ["launch.device=cuda", "launch.nodes=16", "launch.tasks_per_node=8", "rollout.tensor=4"]
     alone = ["verifier=null", "sft={}", "train.verifier_warmup_steps=0", "train.verifier_steps_per_cycle=0"]
-    config = load_config(QUICKSTART, [model, *ranks, *alone])
+    config = load_config(QUICKSTART, [OWN_RUN, model, *ranks, *alone])
     assert plan_report(config)["generator"]["ratio_to_minimum"] == 1.0
 
 

@@ -12,6 +12,9 @@ from tango_hpc.errors import UserError
 from tango_hpc.manage.sweep import load_sweep
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
+# With a run directory of its own: what lies in ./runs/quickstart must not count.
+OWN_RUN = "/nowhere/run"
+OWN_QUICKSTART = QUICKSTART.read_text().replace("dir: runs/quickstart", f"dir: {OWN_RUN}")
 
 
 @pytest.fixture
@@ -19,7 +22,7 @@ def base(tmp_path: Path) -> Path:
     """The quick start, in a folder beside that of the files that name it."""
     file = tmp_path / "shared/base.yaml"
     file.parent.mkdir()
-    file.write_text(QUICKSTART.read_text())
+    file.write_text(OWN_QUICKSTART)
     return file
 
 
@@ -39,7 +42,7 @@ def refusal(file: Path, *overrides: str) -> str:
 
 
 def like_quickstart(*overrides: str) -> Config:
-    return load_config(QUICKSTART, overrides)
+    return load_config(QUICKSTART, [f"run.dir={OWN_RUN}", *overrides])
 
 
 def test_a_file_of_its_base_alone_is_the_base(base: Path) -> None:
@@ -110,7 +113,7 @@ def test_a_broken_reference_of_the_base_and_a_bad_combination_say_where(base: Pa
     base.write_text(base.read_text().replace("data: ${run.dir}/data/sft_gen", "data: ${run.folder}/data/sft_gen"))
     message = refusal(write(base, ""))
     assert "sft.generator.data: ${run.folder} names no key that is set in this config (set in " in message
-    base.write_text(QUICKSTART.read_text())
+    base.write_text(OWN_QUICKSTART)
     message = refusal(write(base, "verifier: null\nsft: {verifier: null}"))
     assert "train.verifier_steps_per_cycle: must be 0 without a verifier (set in " in message
     message = refusal(write(base, "algorithm: {alpha_end: 0.5}"))

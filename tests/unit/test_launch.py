@@ -15,6 +15,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from tango_hpc.config import config_to_yaml, load_config
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import AttemptLog, RunLock, remember_job
@@ -22,7 +23,7 @@ from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.environment import free_port, own_address, place, prepare_rank, rendezvous_file
 from tango_hpc.launch.job import resume_command, run_attempt
 from tango_hpc.launch.snapshot import take_snapshot
-from tango_hpc.launch.staging import stage_weights, with_staged_weights
+from tango_hpc.launch.staging import stage_weights, staged_overrides
 from tango_hpc.manage import profiles
 from tango_hpc.manage.profiles import Profile, load_profile, setup_lines, time_limit_minutes
 from tango_hpc.manage.status import find_runs, run_state, show_logs, show_status
@@ -347,13 +348,16 @@ def test_weights_are_staged_once_and_read_from_there(tmp_path: Path) -> None:
     config = counting_config(tmp_path, "run")
     scratch = tmp_path / "scratch"
     env = {"TANGO_STAGE_WEIGHTS_TO": str(scratch)}
-    assert with_staged_weights(config, env) == config
+    file = tmp_path / "resolved.yaml"
+    file.write_text(config_to_yaml(config))
+    assert load_config(file, staged_overrides(file, env)) == config
     (copy,) = stage_weights(config, scratch)
     assert sorted(path.name for path in copy.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
-    assert with_staged_weights(config, env).generator.model.path == copy
+    assert load_config(file, staged_overrides(file, env)).generator.model.path == copy
+    assert staged_overrides(file, {}) == []
     assert stage_weights(config, scratch) == [copy]
     os.utime(tmp_path / "model" / "model.safetensors", ns=(1, 1))
-    assert with_staged_weights(config, env) == config  # the original has changed
+    assert load_config(file, staged_overrides(file, env)) == config  # the original has changed
 
 
 def _sweep_file(folder: Path, **keys: Any) -> Path:

@@ -10,7 +10,11 @@ import pytest
 
 from tango_hpc.config import Config
 from tango_hpc.control.stop import StopSignal
+from tango_hpc.data.tables import read_rows
 from tango_hpc.errors import StoppedEarly
+from tango_hpc.protocol.prompts import generator_prompt_ids
+from tango_hpc.protocol.tokenizer import load_tokenizer
+from tango_hpc.report.run_page import write_report
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import dumped_steps, read_rollouts
 from tango_hpc.run.metrics import REQUIRED_KEYS, read_evaluations, read_metrics
@@ -21,6 +25,7 @@ from tests.helpers.runs import prepare_small_run
 
 # Safe points in the order in which this schedule (v g g g v g) meets them; each attempt stops at the next of these.
 STOPS = ("rollout", "verify", "between steps", "rollout")
+TOO_LONG = "generator.max_prompt_tokens=15"  # for some of the questions
 
 
 class StopAt(StopSignal):
@@ -71,7 +76,7 @@ def train_twice(folder: Path, straight: tuple[Config, RunDirectory], stopped: tu
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[Config, RunDirectory], tuple[Config, RunDirectory]]:
     """The same run, uninterrupted and stopped four times; their final weights were compared bit for bit."""
     folder = tmp_path_factory.mktemp("training runs")
-    straight, stopped = prepare_small_run(folder / "straight"), prepare_small_run(folder / "stopped")
+    straight, stopped = (prepare_small_run(folder / name, TOO_LONG) for name in ("straight", "stopped"))
     run_ranks(train_twice, 2, folder, straight, stopped, timeout=240)
     return straight, stopped
 
@@ -105,6 +110,24 @@ def test_rows_keep_the_contract_and_the_engine_agrees_with_the_trainer(runs: Any
     assert [evaluations[1][key] for key in verifier_keys] == [evaluations[3][key] for key in verifier_keys]
     summary = json.loads(directory.summary.read_text())
     assert summary["status"] == "done" and summary["generator"].keys() == {"accuracy_before", "accuracy_after"}
+
+
+def test_questions_that_are_too_long_are_not_asked_but_counted_and_told(runs: Any) -> None:
+    (config, directory), _ = runs
+    tokenizer = load_tokenizer(config.generator.model.path)
+    questions = [row["question"] for row in read_rows(config.data.train, ("question",))]
+    too_long = {question for question in questions if len(generator_prompt_ids(question, tokenizer)) > 15}
+    count = sum(question in too_long for question in questions)
+    assert 0 < count < len(questions)
+    rows = read_metrics(directory)
+    assert {(row["data/too_long"], row["data/rows"]) for row in rows} == {(count, len(questions))}
+    for step in dumped_steps(directory.rollouts)["generator"]:
+        asked = read_rollouts(directory.rollout_file("generator", step))
+        assert too_long.isdisjoint(row.question for row in asked) and max(len(row.prompt_ids) for row in asked) <= 15
+    told = f"{count} of {len(questions)} training questions are not asked: their prompt is longer than"
+    assert any(told in note for note in json.loads(directory.progress.read_text())["notes"])
+    write_report(directory)
+    assert f"{count} of {len(questions)} rows are too long" in directory.report.read_text()
 
 
 def test_scoring_the_dumps_again_gives_the_same_rewards_and_advantages(runs: Any) -> None:

@@ -1,0 +1,61 @@
+"""What an update minimises by, and what it tells of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tango_hpc.errors import CheckFailed
+
+# What an update measures, and how it adds up over micro-batches and ranks.
+STATISTICS = {"loss": "sum", "kl": "sum", "entropy": "sum", "clipped": "sum", "gap": "sum", "largest_gap": "max"}
+# (log-probabilities, entropies, flat places of the tokens) -> (loss to minimise, statistics by name; others are 0)
+TokenLoss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
+
+
+class LogprobGapError(CheckFailed):
+    """Engine and trainer disagree about the log-probabilities of the sampled tokens."""
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """Eq. 1: clip range [1 - clip_low, 1 + clip_high], beta `kl_coef`, and what is done about the engine's gap.
+
+    `importance_cap` truncates the weights trainer / engine (None: no correction). `max_logprob_gap` is the mean
+    absolute gap above which the update is refused (None: never). `temperature` is the sampling temperature.
+    """
+
+    clip_low: float
+    clip_high: float
+    kl_coef: float
+    importance_cap: float | None = None
+    max_logprob_gap: float | None = None
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class UpdateStats:
+    """What an update did, over the global batch; means are per response token.
+
+    `skipped`: a loss or gradient was not finite, and no weight changed. `logprob_gap_*` compare trainer and
+    rollout log-probabilities (0 where there are none).
+    """
+
+    loss: float
+    grad_norm: float
+    kl: float
+    entropy: float
+    clip_share: float
+    logprob_gap_mean: float
+    logprob_gap_max: float
+    num_tokens: int
+    num_responses: int
+    learning_rate: float
+    skipped: bool
+
+
+def combined(name: str, values: Tensor) -> Tensor:
+    """One of the `STATISTICS` over several places."""
+    return values.sum() if STATISTICS[name] == "sum" else values.amax()
