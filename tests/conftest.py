@@ -51,6 +51,7 @@ def _clean_environment() -> None:
 
 
 _clean_environment()
+ENVIRONMENT = dict(os.environ)
 
 
 @contextlib.contextmanager

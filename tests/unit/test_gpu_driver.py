@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,6 +79,12 @@ def test_an_old_driver_is_named_with_the_one_needed_and_the_cuda_12_builds(machi
     assert "2.13.0+cu129 and 0.30.0+cu129" in text
     assert "vllm-0.30.0+cu129-cp38-abi3-manylinux_2_28_" in text
     assert "--extra-index-url https://download.pytorch.org/whl/cu129" in text
+
+
+def test_the_page_on_clusters_gives_the_same_command() -> None:
+    page = (Path(__file__).parents[2] / "docs/on_your_cluster.md").read_text().replace("\\\n    ", "")
+    command = gpu_driver.CUDA_12.partition("pip install ")[2].replace(platform.machine(), "x86_64")
+    assert f"pip install -e {command}" in page
 
 
 @pytest.mark.parametrize(
