@@ -14,10 +14,10 @@ import pytest
 from tango_hpc.config import config_to_yaml
 from tango_hpc.errors import CheckFailed
 from tango_hpc.launch import gpu_driver
+from tango_hpc.launch.enter import enter_run
 from tango_hpc.launch.gpu_driver import GpuSoftware, gpu_software, why_no_gpu
 from tango_hpc.manage import doctor
 from tango_hpc.rank import run_stage
-from tango_hpc.run.directory import RunDirectory
 from tests.slurm.jobs import counting_config
 
 # First lines of /proc/driver/nvidia/version, of the proprietary and of the open kernel module.
@@ -115,7 +115,7 @@ def test_no_driver_and_a_cpu_build_are_told_apart(machine: Any) -> None:
 def test_the_start_of_a_run_on_gpus_says_it(machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(module=PROPRIETARY)
     config = counting_config(tmp_path, "run", {"device": "cuda", "nodes": 1})
-    directory, _ = RunDirectory.create(config.run.dir, config_to_yaml(config), resume=False, stage="train")
+    directory, _ = enter_run(config.run.dir, config_to_yaml(config), resume=False, stage="train")
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in (place | {"HF_HUB_OFFLINE": "1"}).items():
         monkeypatch.setenv(name, value)
