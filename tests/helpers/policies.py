@@ -14,6 +14,7 @@ def policy_of(
     dtype: str = "float32",
     micro_batch_tokens: int = 256,
     reference_dir: Path | None = None,
+    recompute: bool = False,
     **options: Any,
 ) -> Any:
     """A `Policy` cut this way, frozen unless `options` have an optimizer."""
@@ -24,5 +25,6 @@ def policy_of(
         model=ModelConfig(path=Path(model_dir), reference_path=reference_dir),
         parallel=ParallelConfig(tensor=tensor, pipeline=pipeline),
         micro_batch_tokens=micro_batch_tokens,
+        recompute_activations=recompute,
     )
     return Policy(settings, dtype, **options)
