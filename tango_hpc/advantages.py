@@ -47,15 +47,18 @@ def generator_advantages_batch(
     response_lengths_N: Sequence[int],
     alpha: float,
     algorithm: Algorithm,
+    step_scale: float = 1.0,
+    outcome_rewards_N: FloatArray | None = None,
 ) -> GeneratorAdvantages:
     """Eqs. 2–7 for a whole generator step; responses with the same group id answer the same question.
 
-    `judgements_N_K` holds one of +1, −1, 0 (missing) per step of the solution, `step_end_tokens_N_K` the index I(k)
-    into the response of each step's last token. Without a verifier both are lists of empty lists and `alpha` is 0.
-    Groups need neither be contiguous nor equally large. Raises ValueError where the inputs do not fit each other.
+    `judgements_N_K` holds +1 or −1 for each step of the solution, `step_end_tokens_N_K` the index I(k) into the
+    response of each step's last token; both are empty for a solution whose steps were not all judged once, and for all
+    without a verifier, where `alpha` is 0. `outcome_rewards_N` takes the place of Eq. 2's where a switch asks for others. Groups need neither be contiguous nor equally large. Raises ValueError where the inputs do not fit each other.
     """
     _check_lengths(len(group_ids_N), correct_N, judgements_N_K, step_end_tokens_N_K, response_lengths_N)
-    outcome_rewards_N = equations.outcome_rewards(correct_N)
+    if outcome_rewards_N is None:
+        outcome_rewards_N = equations.outcome_rewards(correct_N)
     step_rewards_N_K = [equations.step_rewards(judgements_K) for judgements_K in judgements_N_K]
 
     outcome_advantages_N = np.zeros(len(group_ids_N))
@@ -66,13 +69,20 @@ def generator_advantages_batch(
         for i, normalized_K in zip(members, normalized, strict=True):
             normalized_N_K[i] = normalized_K
 
-    advantages_N_T = [
-        equations.generator_advantages(
-            outcome_advantages_N[i],
-            equations.step_advantages(normalized_N_K[i], step_end_tokens_N_K[i], num_tokens),
-            alpha,
+    step_advantages_N_T = [
+        equations.step_advantages(normalized_K, ends_K, num_tokens)
+        for normalized_K, ends_K, num_tokens in zip(
+            normalized_N_K, step_end_tokens_N_K, response_lengths_N, strict=True
         )
-        for i, num_tokens in enumerate(response_lengths_N)
+    ]
+    if algorithm == "reinforce++":
+        judged = [i for i, rewards_K in enumerate(step_rewards_N_K) if len(rewards_K)]
+        whitened = equations.whitened_step_advantages([step_advantages_N_T[i] for i in judged])
+        for i, whitened_T in zip(judged, whitened, strict=False):  # one empty part where nothing was judged
+            step_advantages_N_T[i] = whitened_T
+    advantages_N_T = [
+        equations.generator_advantages(outcome_advantages_N[i], step_advantages_T, alpha, step_scale)
+        for i, step_advantages_T in enumerate(step_advantages_N_T)
     ]
     return GeneratorAdvantages(
         outcome_rewards_N, step_rewards_N_K, outcome_advantages_N, normalized_N_K, advantages_N_T

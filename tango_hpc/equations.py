@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 Algorithm = Literal["grpo", "rloo", "reinforce++"]
+AlphaSchedule = Literal["exponential", "linear", "cosine", "constant"]
+ClassWeighting = Literal["sqrt_inverse", "inverse", "off"]
 
 
 def policy_loss_terms(
@@ -65,20 +67,44 @@ def policy_loss_terms(
     return kl_coef * kl_T - objective_T, kl_T, clipped_T
 
 
-def outcome_rewards(correct_N: Sequence[bool]) -> FloatArray:
-    """Eq. 2: 1 for each response whose extracted answer equals the gold answer, else 0. Shape (N,)."""
-    return np.asarray([1.0 if correct else 0.0 for correct in correct_N], dtype=np.float64)
+def outcome_rewards(
+    correct_N: Sequence[bool],
+    verdicts_N: Sequence[int] | None = None,
+    well_formed_N: Sequence[bool] | None = None,
+    *,
+    ground_truth_weight: float = 1.0,
+    format_weight: float = 0.0,
+) -> FloatArray:
+    """Eq. 2: 1 for each response whose extracted answer equals the gold answer, else 0. Shape (N,).
+
+    Two switches of the authors' code go beyond it: with a `ground_truth_weight` w below 1 the rest of the reward is
+    the verifier's, w · Eq. 2 + (1 − w) · 1[verdict is right]; `format_weight` is added where the response keeps the
+    form. Raises ValueError where one is asked for without what it needs.
+    """
+    rewards = np.asarray([1.0 if correct else 0.0 for correct in correct_N], dtype=np.float64)
+    if ground_truth_weight != 1.0:
+        if verdicts_N is None:
+            raise ValueError("a ground_truth_weight below 1 needs the verifier's verdicts")
+        by_verifier = np.asarray([1.0 if verdict == 1 else 0.0 for verdict in verdicts_N])
+        rewards = ground_truth_weight * rewards + (1.0 - ground_truth_weight) * by_verifier
+    if format_weight:
+        if well_formed_N is None:
+            raise ValueError("a format_weight needs to know which responses keep the form")
+        rewards = rewards + format_weight * np.asarray(well_formed_N, dtype=np.float64)
+    return rewards
 
 
 def step_rewards(judgements_K: Sequence[int]) -> FloatArray:
     """Eq. 3: y_k / K for the K steps of one solution, y_k ∈ {−1, +1}; each belongs to token I(k). Shape (K,).
 
-    Departure: the paper does not say how a step without a judgement counts. Here y_k = 0: no reward, but the
-    step still counts in K and in the statistics of Eq. 5. A solution without steps has no step rewards.
+    Empty for a solution without step rewards: one that has no steps, or whose verification does not judge each of them
+    exactly once. The paper does not say how such a solution counts; as in its authors' code it gets no step rewards,
+    and none of it enters the statistics of Eq. 5. (Counting a missing judgement as 0, which lies below +1 / K, would
+    punish a right solution for a verification that was cut off.)
     """
     judgements = np.asarray(judgements_K, dtype=np.float64)
-    if not np.isin(judgements, (-1.0, 0.0, 1.0)).all():
-        raise ValueError(f"step judgements must be +1, -1 or 0 (missing), got {list(judgements_K)}")
+    if not np.isin(judgements, (-1.0, 1.0)).all():
+        raise ValueError(f"step judgements must be +1 or -1, or none at all, got {list(judgements_K)}")
     return judgements / max(len(judgements), 1)
 
 
@@ -115,25 +141,19 @@ def outcome_advantages(rewards_M: FloatArray, algorithm: Algorithm) -> FloatArra
 
 
 def normalized_step_rewards(rewards_M_K: Sequence[FloatArray], algorithm: Algorithm) -> list[FloatArray]:
-    """Eq. 5: step rewards relative to all ΣK_i step rewards of the M solutions; M arrays of shape (K_i,).
+    """Eq. 5: step rewards relative to all ΣK_i step rewards of the M solutions of a question; M arrays of shape (K_i,).
 
-    GRPO: the solutions are those of one question. REINFORCE++: those of the whole batch. RLOO: from each step
-    reward of solution i the mean over all step rewards of the other solutions of the question is taken. The
-    whole solution is left out, not the single step, since its other steps are sampled together with this one
-    and a baseline must not depend on them; 0 where the other solutions have no step.
+    GRPO: minus their mean, over their standard deviation; a reward that is alone stays as it is (mean 0, deviation 1),
+    as in the authors' code. RLOO: from each step reward the mean of all others is taken, those of the same solution
+    included, as in the authors' code; 0 where there is no other. REINFORCE++ does not normalise here: what it whitens
+    are the sums of Eq. 6 (`whitened_step_advantages`).
     """
-    num_steps_M = [len(rewards) for rewards in rewards_M_K]
     flat_S = _finite(np.concatenate([np.zeros(0), *rewards_M_K]))
-    if algorithm != "rloo":
-        relative_S = normalize(flat_S)
-    elif _all_equal(flat_S):
-        relative_S = np.zeros_like(flat_S)
+    if algorithm == "reinforce++" or (algorithm == "grpo" and len(flat_S) == 1):
+        relative_S = flat_S
     else:
-        own_sum_S = np.repeat([rewards.sum() for rewards in rewards_M_K], num_steps_M)
-        num_others_S = len(flat_S) - np.repeat(num_steps_M, num_steps_M)
-        baseline_S = (flat_S.sum() - own_sum_S) / np.maximum(num_others_S, 1)
-        relative_S = np.where(num_others_S > 0, flat_S - baseline_S, 0.0)
-    return np.split(relative_S, np.cumsum(num_steps_M)[:-1])
+        relative_S = outcome_advantages(flat_S, algorithm)
+    return np.split(relative_S, np.cumsum([len(rewards) for rewards in rewards_M_K])[:-1])
 
 
 def step_advantages(normalized_K: FloatArray, step_end_tokens_K: Sequence[int], num_tokens: int) -> FloatArray:
@@ -153,30 +173,53 @@ def step_advantages(normalized_K: FloatArray, step_end_tokens_K: Sequence[int], 
     return np.cumsum(at_token_T[::-1])[::-1].copy()
 
 
-def generator_advantages(outcome_advantage: float, step_advantages_T: FloatArray, alpha: float) -> FloatArray:
-    """Eq. 7: (1 − α) · outcome advantage + α · step advantage of each token of one response. Shape (T,).
+def whitened_step_advantages(sums_N_T: Sequence[FloatArray]) -> list[FloatArray]:
+    """REINFORCE++'s Eq. 5 after Eq. 6: the sums at all tokens of the batch, minus their mean, over their deviation.
 
-    α = 0 is the vanilla algorithm. Raises ValueError unless 0 ≤ α ≤ 1.
+    `sums_N_T` are those of the responses that have step rewards; every token counts once, those after the last step
+    too. As the paper words it ("whitened over the batch"). In the authors' code a loop over the wrong axis leaves
+    little of the step rewards before the whitening.
+    """
+    lengths_N = [len(sums_T) for sums_T in sums_N_T]
+    return np.split(normalize(np.concatenate([np.zeros(0), *sums_N_T])), np.cumsum(lengths_N)[:-1])
+
+
+def generator_advantages(
+    outcome_advantage: float, step_advantages_T: FloatArray, alpha: float, step_scale: float = 1.0
+) -> FloatArray:
+    """Eq. 7: (1 − α) · outcome advantage + α · step_scale · step advantage of each token of one response. Shape (T,).
+
+    α = 0 is the vanilla algorithm. `step_scale` is 1 in the paper; the authors' code multiplies RLOO's step advantages,
+    which no standard deviation divides, by 10. Raises ValueError unless 0 ≤ α ≤ 1.
     """
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha must be within [0, 1], got {alpha}")
-    return (1.0 - alpha) * outcome_advantage + alpha * step_advantages_T
+    return (1.0 - alpha) * outcome_advantage + alpha * step_scale * step_advantages_T
 
 
-def alpha_schedule(step: int, total_steps: int, start: float, end: float) -> float:
-    """α of generator step `step` = 0, 1, … : start · (end / start)^(step / (total_steps − 1)).
+def alpha_schedule(
+    step: int, total_steps: int, start: float, end: float, schedule: AlphaSchedule = "exponential"
+) -> float:
+    """α of generator step `step` = 0, 1, …, with x = step / (total_steps − 1):
 
-    The first step has `start`, the last of `total_steps` has `end`, and so has any after it; a run of one step
-    has `start`. The paper names the two values and "exponential decay", not the formula. `start` = 0 switches
-    step advantages off (α = 0 throughout).
+    exponential: start · (end / start)^x; linear: start + (end − start) · x; cosine: end + (start − end) · (1 + cos πx) / 2;
+    constant: start. The first step has `start`, the last of `total_steps` has `end`, and so has any after it; a run of
+    one step has `start`. The paper names the two values and "exponential decay", not the formula; the authors' code
+    has the other two as switches, and comes to `end` one step after the last. `start` = 0 switches step advantages
+    off (α = 0 throughout).
     """
     if start == 0.0:
         return 0.0
     if not (0.0 < start <= 1.0 and 0.0 < end <= 1.0):
         raise ValueError(f"alpha must start within [0, 1] and end within (0, 1], got {start} and {end}")
-    if step >= total_steps - 1:
-        return end if total_steps > 1 else start
-    return start * (end / start) ** (step / (total_steps - 1))
+    if schedule == "constant" or total_steps <= 1:
+        return start
+    done = min(step / (total_steps - 1), 1.0)
+    if schedule == "linear":
+        return start + (end - start) * done
+    if schedule == "cosine":
+        return end + (start - end) * (1 + math.cos(math.pi * done)) / 2
+    return end if done == 1.0 else start * (end / start) ** done
 
 
 def verifier_reward(verdict: int, correct: bool, format_reward: float, gamma: float) -> float:
@@ -199,8 +242,14 @@ class ClassWeights(NamedTuple):
     wrong: float
 
 
-def class_weights(average_right: float, average_wrong: float, batch_right: int, batch_wrong: int) -> ClassWeights:
-    """s_± of Eq. 9: c / √(number of right / wrong solutions).
+def class_weights(
+    average_right: float,
+    average_wrong: float,
+    batch_right: int,
+    batch_wrong: int,
+    method: ClassWeighting = "sqrt_inverse",
+) -> ClassWeights:
+    """s_± of Eq. 9: c / √(number of right / wrong solutions). "inverse" leaves the root out, "off" gives 1 and 1.
 
     `average_*` are the moving averages of those numbers, `batch_*` the numbers in the batch that the weights
     will be used on. The paper leaves c open: here the batch's mean weight is 1, so that the weights shift
@@ -211,8 +260,8 @@ def class_weights(average_right: float, average_wrong: float, batch_right: int, 
     if batch_right + batch_wrong == 0:
         raise ValueError("class weights of a batch without solutions")
     _finite(np.asarray([average_right, average_wrong]))
-    right = 1.0 / math.sqrt(max(average_right, 1.0))
-    wrong = 1.0 / math.sqrt(max(average_wrong, 1.0))
+    power = {"sqrt_inverse": -0.5, "inverse": -1.0, "off": 0.0}[method]
+    right, wrong = max(average_right, 1.0) ** power, max(average_wrong, 1.0) ** power
     mean = (batch_right * right + batch_wrong * wrong) / (batch_right + batch_wrong)
     return ClassWeights(right / mean, wrong / mean)
 
@@ -226,6 +275,7 @@ class ClassWeightEma:
     """
 
     decay: float
+    method: ClassWeighting = "sqrt_inverse"
     average_right: float = 0.0
     average_wrong: float = 0.0
     num_updates: int = 0
@@ -233,8 +283,8 @@ class ClassWeightEma:
     def weights(self, batch_right: int, batch_wrong: int) -> ClassWeights:
         """The weights for a batch with these numbers of right and wrong solutions."""
         if self.num_updates == 0:
-            return class_weights(batch_right, batch_wrong, batch_right, batch_wrong)
-        return class_weights(self.average_right, self.average_wrong, batch_right, batch_wrong)
+            return class_weights(batch_right, batch_wrong, batch_right, batch_wrong, self.method)
+        return class_weights(self.average_right, self.average_wrong, batch_right, batch_wrong, self.method)
 
     def update(self, batch_right: int, batch_wrong: int) -> None:
         """Take in a batch: average ← decay · average + (1 − decay) · number; the first batch is the start."""

@@ -68,6 +68,8 @@ def _training_conflicts(config: Config) -> Iterator[str]:
         yield "generator.trainable: false, and the verifier takes no steps either: nothing would be trained"
     if algorithm.alpha_start > 0 and algorithm.alpha_end > algorithm.alpha_start:
         yield f"algorithm.alpha_end: {algorithm.alpha_end} is above alpha_start {algorithm.alpha_start}"
+    if config.verifier is None and algorithm.ground_truth_weight < 1:
+        yield f"algorithm.ground_truth_weight: {algorithm.ground_truth_weight} needs a verifier; set it to 1"
     if algorithm.alpha_start > 0 and algorithm.alpha_end == 0:
         yield "algorithm.alpha_end: an exponential decay never reaches 0; give a small number such as 1e-3"
 

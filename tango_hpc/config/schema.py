@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from tango_hpc.equations import AlphaSchedule, ClassWeighting
+
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -116,6 +118,19 @@ class AlgorithmConfig(Section):
         0.1, description="First weight of the step advantages (Eq. 7); the paper: 0.5 for reinforce++."
     )
     alpha_end: Share = Field(1e-3, description="Last weight of the step advantages.")
+    alpha_schedule: AlphaSchedule = Field("exponential", description="How alpha gets from its first value to its last.")
+    step_advantage_scale: PositiveFloat = Field(
+        1.0, description="Multiplies step advantages before they are blended (Eq. 7); the authors' code: 10 for rloo."
+    )
+    ground_truth_weight: Share = Field(
+        1.0, description="Of the right answer in the outcome reward (Eq. 2); the rest is the verifier's verdict."
+    )
+    generator_format_weight: NonNegative = Field(
+        0.0, description="Added to the outcome reward of a solution that keeps the form."
+    )
+    class_weights: ClassWeighting = Field(
+        "sqrt_inverse", description="s of Eq. 9 by the numbers of right and wrong solutions; the paper: sqrt_inverse."
+    )
     clip_low: Share = Field(0.2, description="Epsilon of Eq. 1 below 1.")
     clip_high: Share = Field(0.2, description="Epsilon of Eq. 1 above 1.")
     kl_coef: NonNegative = Field(0.001, description="Beta of Eq. 1; 0 drops the reference model.")

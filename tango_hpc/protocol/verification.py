@@ -46,6 +46,11 @@ class Verification:
     format_reward: float
     problems: list[str]
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every step of the solution has a judgement."""
+        return bool(self.judgements) and 0 not in self.judgements
+
 
 @dataclass(frozen=True)
 class _StepText:

@@ -60,9 +60,7 @@ def facts(row: RolloutRow) -> list[tuple[str, str, bool | None]]:
     answer = parse_solution(row.response_text if row.role == "generator" else row.solution_text or "").answer
     known.append(("answer", "none" if answer is None else answer, None))
     known.append(("gold answer", str(row.gold_answer), None))
-    correct = row.solution_correct if row.role == "verifier" else None
-    if row.role == "generator" and row.outcome_reward is not None:
-        correct = row.outcome_reward > 0
+    correct = row.solution_correct
     if correct is not None:
         known.append(("solution is", "right" if correct else "wrong", correct))
     if row.final_judgement is not None:
@@ -87,7 +85,7 @@ def choose_examples(rows: Sequence[RolloutRow], limit: int) -> list[RolloutRow]:
 
     def is_good(row: RolloutRow) -> bool:
         if row.role == "generator":
-            return (row.outcome_reward or 0.0) > 0
+            return bool(row.solution_correct)
         return row.final_judgement == int(bool(row.solution_correct))
 
     first_of_kind = [{is_good(row): row for row in reversed(group)} for group in groups.values()]

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.advantages import generator_advantages_batch, verifier_advantages_batch
+from tango_hpc.advantages import verifier_advantages_batch
 from tango_hpc.config import Config
 from tango_hpc.equations import ClassWeights
 from tango_hpc.errors import UserError
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.verification import parse_verification
 from tango_hpc.run.dumps import RolloutRow, read_rollouts, write_rollouts
+from tango_hpc.stages.scoring import ScoredSolution, score_solutions
 from tango_hpc.tasks import Task, get_task
 
 
@@ -91,19 +92,15 @@ def _score_generator(rows_N: list[RolloutRow], task: Task, config: Config) -> li
     alpha = rows_N[0].alpha
     if alpha is None or any(row.alpha != alpha for row in rows_N):
         raise ValueError(f"the column alpha must hold one number per step, not {[row.alpha for row in rows_N]}")
-    result = generator_advantages_batch(
-        group_ids_N=[row.group_id for row in rows_N],
-        correct_N=correct_N,
-        judgements_N_K=[
-            verification.judgements if verification is not None else [] for verification in verifications_N
+    result = score_solutions(
+        [
+            ScoredSolution(row.group_id, solution, correct, row.step_end_tokens, len(row.response_ids), verification)
+            for row, solution, correct, verification in zip(
+                rows_N, solutions_N, correct_N, verifications_N, strict=True
+            )
         ],
-        step_end_tokens_N_K=[
-            row.step_end_tokens if verification is not None else []
-            for row, verification in zip(rows_N, verifications_N, strict=True)
-        ],
-        response_lengths_N=[len(row.response_ids) for row in rows_N],
-        alpha=alpha,
-        algorithm=config.algorithm.name,
+        config.algorithm,
+        alpha,
     )
     return [
         replace(

@@ -13,14 +13,15 @@ from typing import Any
 from tango_hpc.advantages import (
     GeneratorAdvantages,
     VerifierAdvantages,
-    generator_advantages_batch,
     num_right_and_wrong_solutions,
     verifier_advantages_batch,
 )
+from tango_hpc.config.schema import AlgorithmConfig
 from tango_hpc.equations import Algorithm, ClassWeightEma, ClassWeights
 from tango_hpc.errors import CheckFailed
 from tango_hpc.run.dumps import RolloutRow
 from tango_hpc.stages.responses import ReadSolution, ReadVerification, Response
+from tango_hpc.stages.scoring import ScoredSolution, score_solutions
 from tango_hpc.stages.verifier_scores import outcome_f1, step_f1
 from tango_hpc.tasks import Task
 from tango_hpc.types import TrainSequence
@@ -48,21 +49,25 @@ class GeneratorBatch:
         *,
         step: int,
         group_size: int,
-        algorithm: Algorithm,
+        settings: AlgorithmConfig,
         alpha: float,
     ) -> GeneratorBatch:
         """Eqs. 2–7 for these solutions; every `group_size` of them answer one question."""
-        nothing_N: list[list[int]] = [[]] * len(solutions_N)
-        scored = generator_advantages_batch(
-            group_ids_N=_group_ids(step, group_size, len(solutions_N)),
-            correct_N=[solution.correct for solution in solutions_N],
-            judgements_N_K=[read.verification.judgements for read in verifications_N] if verifications_N else nothing_N,
-            step_end_tokens_N_K=[read.step_end_tokens for read in solutions_N] if verifications_N else nothing_N,
-            response_lengths_N=[solution.response.num_tokens for solution in solutions_N],
-            alpha=alpha,
-            algorithm=algorithm,
-        )
-        return cls(step, group_size, algorithm, alpha, solutions_N, verifications_N, scored)
+        read_N = [
+            ScoredSolution(
+                group_id,
+                read.solution,
+                read.correct,
+                read.step_end_tokens,
+                read.response.num_tokens,
+                verifications_N[i].verification if verifications_N else None,
+            )
+            for i, (group_id, read) in enumerate(
+                zip(_group_ids(step, group_size, len(solutions_N)), solutions_N, strict=True)
+            )
+        ]
+        scored = score_solutions(read_N, settings, alpha)
+        return cls(step, group_size, settings.name, alpha, solutions_N, verifications_N, scored)
 
     def sequences(self) -> list[TrainSequence]:
         """What the generator is trained on."""
@@ -77,6 +82,12 @@ class GeneratorBatch:
             rewards = [float(value) for rewards_K in self.scored.step_rewards_N_K for value in rewards_K]
             metrics["generator/step_reward"] = statistics.fmean(rewards) if rewards else None
             metrics |= verification_metrics(task, self.verifications_N)
+            unscored = [
+                not len(rewards_K)
+                for rewards_K, read in zip(self.scored.step_rewards_N_K, self.solutions_N, strict=True)
+                if read.solution.steps
+            ]
+            metrics["generator/without_step_rewards"] = statistics.fmean(unscored) if unscored else None
         metrics["tokens/generated"] = _generated(self.solutions_N, self.verifications_N or [])
         return metrics
 

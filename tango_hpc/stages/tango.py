@@ -60,7 +60,7 @@ class Tango:
         self.held_out = HeldOut(self.task, eval_questions, self.generator, self.verifier)
         self.questions, self.num_too_long = self._that_fit(read_rows(config.data.train, QUESTION_COLUMNS))
         self.sampler = QuestionSampler(len(self.questions), config.seed)
-        self.class_weights = ClassWeightEma(config.algorithm.class_ema_decay)
+        self.class_weights = ClassWeightEma(config.algorithm.class_ema_decay, config.algorithm.class_weights)
         self.checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep)
         self.step = 0  # optimizer steps done, over both roles
         self.pending: dict[str, Any] = {}  # what the step under way has computed so far
@@ -111,13 +111,14 @@ class Tango:
                 self.schedule.count("generator"),
                 algorithm.alpha_start if self.verifier is not None else 0.0,
                 algorithm.alpha_end,
+                algorithm.alpha_schedule,
             )
             return GeneratorBatch.score(
                 solutions_N,
                 verifications_N,
                 step=self.step + 1,
                 group_size=group_size,
-                algorithm=algorithm.name,
+                settings=algorithm,
                 alpha=alpha,
             )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,17 +89,24 @@ def test_eq2():
     close(equations.outcome_rewards([True, False]), [1.0, 0.0])
 
 
+def test_eq2_with_the_verifiers_word_and_with_the_form():
+    # 3/4 of the answer and 1/4 of the verdict: 3/4 + 0, 0 + 1/4, 3/4 + 1/4, 0 + 0 (no verdict)
+    rewards = equations.outcome_rewards([True, False, True, False], [0, 1, 1, -1], ground_truth_weight=0.75)
+    close(rewards, [0.75, 0.25, 1.0, 0.0])
+    close(equations.outcome_rewards([True, False], None, [False, True], format_weight=0.1), [1.0, 0.1])
+    with pytest.raises(ValueError, match="verdicts"):
+        equations.outcome_rewards([True], ground_truth_weight=0.5)
+    with pytest.raises(ValueError, match="keep the form"):
+        equations.outcome_rewards([True], format_weight=0.5)
+
+
 def test_eq3_divides_by_the_number_of_steps():
     close(equations.step_rewards([1, -1, 1, 1]), [0.25, -0.25, 0.25, 0.25])
     close(equations.step_rewards([-1]), [-1.0])
     assert equations.step_rewards([]).shape == (0,)
 
 
-def test_eq3_missing_judgement_is_zero_and_still_counts_in_k():
-    close(equations.step_rewards([1, 0, -1]), [1 / 3, 0.0, -1 / 3])
-
-
-@pytest.mark.parametrize("judgements", [[2], [NAN], [0.5]])
+@pytest.mark.parametrize("judgements", [[2], [NAN], [0.5], [1, 0, -1]])
 def test_eq3_refuses_what_is_no_judgement(judgements):
     with pytest.raises(ValueError, match="judgements"):
         equations.step_rewards(judgements)
@@ -149,25 +158,24 @@ def test_eq5_grpo_normalises_over_all_steps_of_the_group():
     close(second, [-1 / math.sqrt(3), -1 / math.sqrt(3)])
 
 
-def test_eq5_rloo_leaves_the_whole_solution_out():
-    # baseline of solution 1: mean of −1/2, −1/2, +1 = 0; of solution 2: mean of +1, +1 = 1; of solution 3: mean of
-    # +1, −1/2, −1/2 = 0
+def test_eq5_rloo_leaves_the_single_step_out():
+    # four step rewards 1, −1/2, −1/2, 1: to the first the others' mean is (−1/2 − 1/2 + 1) / 3 = 0, so 1; to the second
+    # (1 − 1/2 + 1) / 3 = 1/2, so −1
     rewards = [np.array([1.0]), np.array([-0.5, -0.5]), np.array([1.0])]
     first, second, third = equations.normalized_step_rewards(rewards, "rloo")
     close(first, [1.0])
-    close(second, [-1.5, -1.5])
+    close(second, [-1.0, -1.0])
     close(third, [1.0])
 
 
-def test_eq5_rloo_without_any_other_step_is_zero():
-    first, second = equations.normalized_step_rewards([np.array([0.5, -0.5]), np.zeros(0)], "rloo")
-    close(first, [0.0, 0.0])
-    assert len(second) == 0
+def test_eq5_one_step_alone():
+    # mean 0 and deviation 1, as in the authors' code; with nothing else to compare it with, RLOO gives 0
+    assert [r.tolist() for r in equations.normalized_step_rewards([np.array([1.0])], "grpo")] == [[1.0]]
+    assert [r.tolist() for r in equations.normalized_step_rewards([np.array([1.0])], "rloo")] == [[0.0]]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_eq5_one_step_no_steps_and_equal_steps_give_zero(algorithm):
-    assert [r.tolist() for r in equations.normalized_step_rewards([np.array([1.0])], algorithm)] == [[0.0]]
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_eq5_no_steps_and_equal_steps_give_zero(algorithm):
     assert [r.tolist() for r in equations.normalized_step_rewards([np.zeros(0), np.zeros(0)], algorithm)] == [[], []]
     equal = [np.full(3, 1 / 3), np.full(3, 1 / 3)]
     assert [r.tolist() for r in equations.normalized_step_rewards(equal, algorithm)] == [[0.0] * 3] * 2
@@ -200,12 +208,21 @@ def test_eq6_refuses_ends_that_do_not_fit(ends):
         equations.step_advantages(np.array([1.0, 2.0]), ends, 3)
 
 
+def test_eq5_reinforce_whitens_the_sums_of_eq6_over_all_tokens():
+    # sums 2, 0 and 1, 1: mean 1; squares 1 + 1; unbiased variance 2/3
+    first, second = equations.whitened_step_advantages([np.array([2.0, 0.0]), np.array([1.0, 1.0])])
+    close(first, [math.sqrt(1.5), -math.sqrt(1.5)])
+    close(second, [0.0, 0.0])
+    assert [part.tolist() for part in equations.whitened_step_advantages([])] == [[]]
+
+
 # Eq. 7 and the schedule of α
 
 
 def test_eq7_blends():
     close(equations.generator_advantages(2.0, np.array([1.0, -1.0]), 0.25), [1.75, 1.25])
     close(equations.generator_advantages(2.0, np.array([1.0, -1.0]), 0.0), [2.0, 2.0])
+    close(equations.generator_advantages(2.0, np.array([1.0, -1.0]), 0.25, step_scale=10), [4.0, -1.0])
     with pytest.raises(ValueError, match="alpha"):
         equations.generator_advantages(2.0, np.array([1.0]), NAN)
 
@@ -219,6 +236,20 @@ def test_alpha_decays_exponentially_from_first_to_last_step():
     assert equations.alpha_schedule(3, 5, 0.0, 0.0) == 0.0
     with pytest.raises(ValueError, match="alpha"):
         equations.alpha_schedule(0, 5, 0.1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("linear", [0.5, 0.4, 0.3, 0.2, 0.1]),
+        ("cosine", [0.5, 0.3 + 0.2 / math.sqrt(2), 0.3, 0.3 - 0.2 / math.sqrt(2), 0.1]),  # (1 + cos π/4) / 2, ...
+        ("constant", [0.5] * 5),
+    ],
+)
+def test_other_schedules_of_alpha(schedule, expected):
+    close([equations.alpha_schedule(step, 5, 0.5, 0.1, schedule) for step in range(5)], expected)
+    assert equations.alpha_schedule(9, 5, 0.5, 0.1, schedule) == pytest.approx(expected[-1])
+    assert equations.alpha_schedule(0, 1, 0.5, 0.1, schedule) == 0.5
 
 
 # Eq. 8
@@ -246,6 +277,13 @@ def test_eq9_class_weights_keep_the_batch_mean_at_one():
     close(equations.class_weights(1, 4, 1, 4), [5 / 3, 5 / 6])
     # the averages set the ratio, the batch the constant: 3 right and 2 wrong, (3 · 2 + 2 · 1) / 5 = 8/5
     close(equations.class_weights(1, 4, 3, 2), [2 / (8 / 5), 1 / (8 / 5)])
+
+
+def test_eq9_other_class_weights():
+    # 1/1 : 1/4 = 4 : 1; mean (1 · 4 + 4 · 1) / 5 = 8/5
+    close(equations.class_weights(1, 4, 1, 4, "inverse"), [2.5, 0.625])
+    close(equations.class_weights(1, 4, 1, 4, "off"), [1.0, 1.0])
+    assert ClassWeightEma(decay=0.8, method="off").weights(3, 9) == (1.0, 1.0)
 
 
 def test_eq9_class_weights_stay_bounded_and_finite():
@@ -312,19 +350,19 @@ def test_generator_batch_grpo():
     close(result.advantages_N_T[1], [0, 0])
     # steps end at 0 and 2 with −1/√3 each: token 0 has both, tokens 1 and 2 the second
     close(result.advantages_N_T[2], [(-half - 2 / root3) / 2, (-half - 1 / root3) / 2, (-half - 1 / root3) / 2])
-    close(result.advantages_N_T[3], [0, 0, 0, 0])  # one single step in group B: no spread
+    close(result.advantages_N_T[3], [0.5, 0.5, 0, 0])  # a step that is alone in its group keeps its reward, 1
 
 
 def test_generator_batch_reinforce_normalises_over_the_batch():
     result = generator_batch("reinforce++")
     # outcome rewards 1, 0, 0, 0 of the batch, as in test_eq4_grpo
     close(result.outcome_advantages_N, [1.5, -0.5, -0.5, -0.5])
-    # step rewards of the batch 1, −1/2, −1/2, 1: mean 1/4; deviations ±3/4; unbiased variance 4 · 9/16 / 3 = 3/4;
-    # (3/4) / (√3/2) = √3/2
-    root = math.sqrt(3) / 2
-    close(result.normalized_step_rewards_N_K[0], [root])
-    close(result.normalized_step_rewards_N_K[2], [-root, -root])
-    close(result.advantages_N_T[3], [(-0.5 + root) / 2, (-0.5 + root) / 2, -0.25, -0.25])
+    # sums of step rewards at the tokens of the three judged solutions: 1 1 0, −1 −1/2 −1/2, 1 1 0 0; ten numbers, mean
+    # 1/5; squares 4 + 1 + 1/2 = 11/2, less 10 / 25 = 2/5: unbiased variance (51/10) / 9 = 17/30
+    sums = [np.array([1, 1, 0]), np.array([-1, -0.5, -0.5]), np.array([1, 1, 0, 0])]
+    for i, sums_T, outcome in zip((0, 2, 3), sums, (1.5, -0.5, -0.5), strict=True):
+        close(result.advantages_N_T[i], 0.5 * outcome + 0.5 * (sums_T - 0.2) / math.sqrt(17 / 30))
+    close(result.advantages_N_T[1], [-0.25, -0.25])  # not judged: no step part, and not in the statistics
 
 
 def test_generator_batch_does_not_depend_on_order_or_group_names():
@@ -340,7 +378,7 @@ def test_generator_batch_does_not_depend_on_order_or_group_names():
         close(result.advantages_N_T[i], expected.advantages_N_T[j])
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
 def test_generator_batch_with_nothing_to_prefer_is_all_zero(algorithm):
     result = generator_batch(algorithm, correct_N=[True] * 4, judgements_N_K=[[1]] * 4, step_end_tokens_N_K=[[1]] * 4)
     assert all((advantages == 0.0).all() for advantages in result.advantages_N_T)
@@ -401,3 +439,48 @@ def test_verifier_batch_reinforce_normalises_over_the_batch():
 
 def test_solutions_are_counted_once_each():
     assert num_right_and_wrong_solutions(["a", "a", "b", "c"], [True, True, False, False]) == (1, 2)
+
+
+OFFICIAL = json.loads((Path(__file__).parents[1] / "data/official_advantages.json").read_text())
+
+
+@pytest.mark.parametrize("batch", OFFICIAL, ids=[f"{n}-{b['algorithm']}" for n, b in enumerate(OFFICIAL)])
+def test_advantages_are_those_of_the_authors_functions(batch):
+    """What compute_grpo_advantage and compute_rloo_advantage of github.com/kaiwenzha/RL-Tango give for these rows.
+
+    Where a row has another number of judgements than of steps, its solution has no step rewards there.
+    """
+    rows = batch["rows"]
+    judged = [len(row["judgements"]) == len(row["step_ends"]) for row in rows]
+    result = generator_advantages_batch(
+        group_ids_N=[row["group"] for row in rows],
+        correct_N=[row["outcome"] == 1.0 for row in rows],
+        judgements_N_K=[row["judgements"] if complete else [] for row, complete in zip(rows, judged, strict=True)],
+        step_end_tokens_N_K=[row["step_ends"] if complete else [] for row, complete in zip(rows, judged, strict=True)],
+        response_lengths_N=[row["length"] for row in rows],
+        alpha=batch["alpha"],
+        algorithm=batch["algorithm"],
+        step_scale=batch["step_scale"],
+    )
+    for row, advantages_T in zip(rows, result.advantages_N_T, strict=True):
+        np.testing.assert_allclose(advantages_T, row["advantages"], rtol=0, atol=1e-4)
+
+
+def test_the_authors_batches_have_what_matters():
+    assert len(OFFICIAL) == 24 and {batch["algorithm"] for batch in OFFICIAL} == {"grpo", "rloo"}
+    rows = [row for batch in OFFICIAL for row in batch["rows"]]
+    assert sum(len(row["judgements"]) != len(row["step_ends"]) for row in rows) > 10
+
+
+def test_a_verification_that_was_cut_off_does_not_punish_a_right_solution():
+    """Ten right steps, six of them judged, beside a wrong solution: the outcome alone counts for the first."""
+    result = generator_advantages_batch(
+        group_ids_N=["q", "q"],
+        correct_N=[True, False],
+        judgements_N_K=[[], [1, -1]],
+        step_end_tokens_N_K=[[], [0, 1]],
+        response_lengths_N=[20, 3],
+        alpha=0.5,
+        algorithm="grpo",
+    )
+    close(result.advantages_N_T[0], np.full(20, 0.5 / math.sqrt(2)))
