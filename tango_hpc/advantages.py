@@ -54,7 +54,9 @@ def generator_advantages_batch(
 
     `judgements_N_K` holds +1 or −1 for each step of the solution, `step_end_tokens_N_K` the index I(k) into the
     response of each step's last token; both are empty for a solution whose steps were not all judged once, and for all
-    without a verifier, where `alpha` is 0. `outcome_rewards_N` takes the place of Eq. 2's where a switch asks for others. Groups need neither be contiguous nor equally large. Raises ValueError where the inputs do not fit each other.
+    without a verifier, where `alpha` is 0. `outcome_rewards_N` takes the place of Eq. 2's where a switch asks for
+    others. Groups need neither be contiguous nor equally large. Raises ValueError where the inputs do not fit each
+    other.
     """
     _check_lengths(len(group_ids_N), correct_N, judgements_N_K, step_end_tokens_N_K, response_lengths_N)
     if outcome_rewards_N is None:

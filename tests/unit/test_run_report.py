@@ -40,7 +40,7 @@ def solution_row(number, *, correct, judged=True):
         step=2, role="generator", group_id="q", response_id=f"q-{number}", question="lamp <cat>", gold_answer="pt",
         prompt_ids=[1], response_ids=ids, response_text=SOLUTION, response_logprobs=[-0.5] * 10, algorithm="grpo",
         advantages=[0.75] * 4 + [0.5] * 3 + [0.25] * 3, step_end_tokens=[3, 6], step_rewards=[0.5, -0.5],
-        outcome_reward=float(correct), alpha=0.1, **(verified if judged else {}),
+        outcome_reward=float(correct), solution_correct=correct, alpha=0.1, **(verified if judged else {}),
     )  # fmt: skip
 
 

@@ -128,8 +128,11 @@ def test_scoring_again_changes_nothing(tmp_path):
 def test_another_algorithm(tmp_path):
     _, rows = score(dump(), tmp_path, name="rloo")
     assert {row.algorithm for row in rows} == {"rloo"}
-    # outcome 1 − 0; each step 1/2 − (−1/2) = 1
-    np.testing.assert_allclose(rows[0].advantages, [(1 + 2) / 2, (1 + 1) / 2, 1 / 2])
+    # outcome 1 − 0; each step 1/2 minus the mean of the three others, one 1/2 and two −1/2: 1/2 + 1/6 = 2/3
+    np.testing.assert_allclose(rows[0].advantages, [(1 + 4 / 3) / 2, (1 + 2 / 3) / 2, 1 / 2])
+    # ten times the step advantages, as the authors' code has it with RLOO
+    _, rows = score(dump(), tmp_path, name="rloo", step_advantage_scale=10.0)
+    np.testing.assert_allclose(rows[0].advantages, [(1 + 40 / 3) / 2, (1 + 20 / 3) / 2, 1 / 2])
 
 
 def test_without_a_verifier_only_the_outcome_counts(tmp_path):
