@@ -88,6 +88,8 @@ def test_verifier_teacher_without_slips_is_right(task):
     for row in rows:
         steps = parse_solution(row["solution_text"]).steps
         verification = parse_verification(row["verification_text"], len(steps))
+        assert parse_verification(row["verification_text"], len(steps), "graded").format_reward == 1.0
+        assert verification.is_complete
         gold = task.label_steps(row, steps)
         assert verification.judgements == gold
         assert verification.final == int(all(label == 1 for label in gold))
