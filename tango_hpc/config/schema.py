@@ -135,6 +135,12 @@ class AlgorithmConfig(Section):
     clip_high: Share = Field(0.2, description="Epsilon of Eq. 1 above 1.")
     kl_coef: NonNegative = Field(0.001, description="Beta of Eq. 1; 0 drops the reference model.")
     format_weight: NonNegative = Field(0.8, description="Gamma of Eq. 8.")
+    verifier_format: Literal["authors", "graded"] = Field(
+        "authors",
+        description="Format reward of Eq. 8. authors: 1, less 0.8 without a verdict, 0.8 for a wrong number of "
+        "judgements, 0.4 for text between the steps; 0 for anything beside the two elements. graded: each departure "
+        "takes a small share.",
+    )
     class_ema_decay: Share = Field(0.8, description="Decay of the moving averages behind the class weights of Eq. 9.")
     importance_cap: PositiveFloat | None = Field(
         2.0, description="Truncated importance correction from engine to trainer log-probabilities; null turns it off."

@@ -4,6 +4,10 @@ A tokenizer with a chat template gets its messages through it; one without gets 
 that are built from scratch speak a language of tags and letters in which no instructions can be written: their
 tokenizer is known by its `<solve>` token, and their prompts are `<question>…<solve>` and
 `<question>…<solution>…<verify>`.
+
+A step is judged on its own, given what the steps before it say: a mistake costs the step that makes it, and a right
+continuation of it is right. Gold labels (`Task.label_steps`) and the verifier's instructions agree in this. The first
+step that is INCORRECT, which ProcessBench asks for, is the same either way.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ VERIFIER_SYSTEM = r"""You check solutions to problems, step by step. For every <
 What matters:
 - There is exactly one <step> element for each step of the solution, in the same order and with its number.
 - Each holds your reasoning first and then exactly one judgement, \boxed{CORRECT} or \boxed{INCORRECT}.
-- A step that goes wrong, or builds on a wrong result, is INCORRECT.
+- Judge each step on its own: the step that goes wrong is INCORRECT; a later step that goes on rightly from what earlier steps say is CORRECT, even where they are wrong.
 - <final_verification> holds exactly one judgement of the final answer and nothing else.
 - Write nothing before <step_verification> and nothing after </final_verification>."""
 

@@ -110,6 +110,29 @@ VERIFIER_F1 = Panel(
     ),
     scale="share",
 )
+VERIFIER_PR_F1 = Panel(
+    "Verifier F1, precision and recall",
+    "Harmonic mean of precision and recall of the judgement that something is right, as the paper's authors plot it; "
+    "where most is right, a verifier that calls everything right scores high.",
+    (
+        Line("verifier/outcome_pr_f1", "outcome, training batch", "verifier"),
+        Line("verifier/outcome_pr_f1", "outcome, held out", "verifier", held_out=True),
+        Line("verifier/step_pr_f1", "steps, training batch", "third"),
+        Line("verifier/step_pr_f1", "steps, held out", "third", held_out=True),
+    ),
+    scale="share",
+)
+VERIFIER_J = Panel(
+    "Verifier usefulness J",
+    "Share of right ones judged right less share of wrong ones judged right. At 0 its judgements teach nothing, below "
+    "they teach the wrong.",
+    (
+        Line("verifier/outcome_j", "outcome, training batch", "verifier"),
+        Line("verifier/outcome_j", "outcome, held out", "verifier", held_out=True),
+        Line("verifier/step_j", "steps, training batch", "third"),
+        Line("verifier/step_j", "steps, held out", "third", held_out=True),
+    ),
+)
 REWARDS = Panel(
     "Rewards",
     "Means over the responses of a step: right answer (Eq. 2), one step (Eq. 3), verifier (Eq. 8).",
@@ -147,6 +170,8 @@ LOSS = Panel(
 PANELS = (
     ACCURACY,
     VERIFIER_F1,
+    VERIFIER_J,
+    VERIFIER_PR_F1,
     REWARDS,
     LENGTHS,
     Panel(

@@ -36,11 +36,10 @@ class HeldOut:
         self._to_judge_K: list[ReadSolution] = []
 
     def evaluate(self) -> dict[str, float | None]:
-        """Metrics by key: the generator's greedy pass@1, and F1 of the verifier's verdicts and step judgements.
+        """Metrics by key: the generator's greedy pass@1, and scores of the verifier's verdicts and step judgements.
 
-        The verifier samples, as it does when it judges in training, with the same seeds every time. F1 is the
-        harmonic mean of the accuracies on right and on wrong items (ProcessBench). Questions that do not fit the
-        generator's context count as wrong. Collective.
+        The verifier samples, as it does when it judges in training, with the same seeds every time (the scores:
+        `JudgementCounts`). Questions that do not fit the generator's context count as wrong. Collective.
         """
         solutions_K = self._ask()
         values: dict[str, float | None] = {

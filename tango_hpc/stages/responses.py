@@ -9,7 +9,7 @@ from typing import Any
 from tango_hpc.grading.pool import Verdict
 from tango_hpc.protocol.alignment import step_end_tokens
 from tango_hpc.protocol.solution import Solution, parse_solution
-from tango_hpc.protocol.verification import Verification, parse_verification
+from tango_hpc.protocol.verification import FormatRule, Verification, read_verification
 from tango_hpc.stages.sharing import on_all_ranks
 from tango_hpc.tasks import Task
 from tango_hpc.types import Generation
@@ -81,9 +81,11 @@ def read_solutions(
     return [ReadSolution(*row) for row in zip(*columns, strict=True)]
 
 
-def read_verifications(solutions_N: Sequence[ReadSolution], responses_N: Sequence[Response]) -> list[ReadVerification]:
+def read_verifications(
+    solutions_N: Sequence[ReadSolution], responses_N: Sequence[Response], rule: FormatRule
+) -> list[ReadVerification]:
     """Parse each response as a verification of the solution beside it."""
     return [
-        ReadVerification(judged, response, parse_verification(response.text, len(judged.solution.steps)))
+        ReadVerification(judged, response, read_verification(response.text, judged.solution, rule))
         for judged, response in zip(solutions_N, responses_N, strict=True)
     ]

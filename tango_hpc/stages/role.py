@@ -158,7 +158,8 @@ class Verifier(Role):
             verifier_prompt_ids(judged.statement, judged.response.text, len(judged.solution.steps), self.tokenizer)
             for judged in solutions_N
         ]
-        return read_verifications(solutions_N, self.respond(prompts_N, seeds_N, greedy=greedy, through=through))
+        responses_N = self.respond(prompts_N, seeds_N, greedy=greedy, through=through)
+        return read_verifications(solutions_N, responses_N, self.config.algorithm.verifier_format)
 
 
 def make_engine(settings: RoleConfig, config: Config, *, load_weights: bool) -> RolloutEngine:

@@ -17,7 +17,7 @@ from tango_hpc.config import Config
 from tango_hpc.equations import ClassWeights
 from tango_hpc.errors import UserError
 from tango_hpc.protocol.solution import parse_solution
-from tango_hpc.protocol.verification import parse_verification
+from tango_hpc.protocol.verification import read_verification
 from tango_hpc.run.dumps import RolloutRow, read_rollouts, write_rollouts
 from tango_hpc.stages.scoring import ScoredSolution, score_solutions
 from tango_hpc.tasks import Task, get_task
@@ -80,7 +80,9 @@ def _score_generator(rows_N: list[RolloutRow], task: Task, config: Config) -> li
     )
     correct_N = [verdict.correct for verdict in verdicts_N]
     verifications_N = [
-        None if row.verification_text is None else parse_verification(row.verification_text, len(solution.steps))
+        None
+        if row.verification_text is None
+        else read_verification(row.verification_text, solution, config.algorithm.verifier_format)
         for row, solution in zip(rows_N, solutions_N, strict=True)
     ]
     for row, solution, verification in zip(rows_N, solutions_N, verifications_N, strict=True):
@@ -127,7 +129,7 @@ def _score_verifier(rows_N: list[RolloutRow], task: Task, config: Config) -> lis
     )
     correct_N = [verdict.correct for verdict in verdicts_N]
     verifications_N = [
-        parse_verification(row.response_text, len(solution.steps))
+        read_verification(row.response_text, solution, config.algorithm.verifier_format)
         for row, solution in zip(rows_N, solutions_N, strict=True)
     ]
     result = verifier_advantages_batch(

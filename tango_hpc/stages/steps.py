@@ -22,7 +22,7 @@ from tango_hpc.errors import CheckFailed
 from tango_hpc.run.dumps import RolloutRow
 from tango_hpc.stages.responses import ReadSolution, ReadVerification, Response
 from tango_hpc.stages.scoring import ScoredSolution, score_solutions
-from tango_hpc.stages.verifier_scores import outcome_f1, step_f1
+from tango_hpc.stages.verifier_scores import JudgementCounts, outcome_counts, step_counts
 from tango_hpc.tasks import Task
 from tango_hpc.types import TrainSequence
 
@@ -90,6 +90,10 @@ class GeneratorBatch:
             metrics["generator/without_step_rewards"] = statistics.fmean(unscored) if unscored else None
         metrics["tokens/generated"] = _generated(self.solutions_N, self.verifications_N or [])
         return metrics
+
+    def verdict_counts(self) -> JudgementCounts | None:
+        """How the verdicts on the solutions fit the truth; None without a verifier."""
+        return _verdict_counts(self.verifications_N) if self.verifications_N is not None else None
 
     def dump_rows(self) -> list[RolloutRow]:
         """One row for each solution."""
@@ -187,6 +191,10 @@ class VerifierBatch:
         metrics["tokens/generated"] = _generated(solutions, self.verifications)
         return metrics
 
+    def verdict_counts(self) -> JudgementCounts:
+        """How the verdicts on the solutions fit the truth."""
+        return _verdict_counts(self.verifications)
+
     def dump_rows(self) -> list[RolloutRow]:
         """One row for each verification that was asked for."""
         group_ids = _group_ids(self.step, self.group_size, len(self.verifications))
@@ -236,13 +244,24 @@ def judging_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metrics:
         for labels_K, read in zip(labels_N_K, read_N, strict=True)
         if labels_K is not None
     ]
+    outcome = _verdict_counts(read_N)
+    steps = step_counts([labels_K for labels_K, _ in labelled], [given_K for _, given_K in labelled])
     verdicts_N = [read.verification.final for read in read_N]
     return {
-        "verifier/outcome_f1": outcome_f1([read.judged.correct for read in read_N], verdicts_N),
-        "verifier/step_f1": step_f1([labels_K for labels_K, _ in labelled], [given_K for _, given_K in labelled]),
+        "verifier/outcome_f1": outcome.f1,
+        "verifier/step_f1": steps.f1,
+        "verifier/outcome_pr_f1": outcome.pr_f1,
+        "verifier/step_pr_f1": steps.pr_f1,
+        "verifier/outcome_j": outcome.j,
+        "verifier/step_j": steps.j,
         "verifier/correct_share": statistics.fmean(verdict == 1 for verdict in verdicts_N),
         "verifier/parse_failures": statistics.fmean(verdict == -1 for verdict in verdicts_N),
     }
+
+
+def _verdict_counts(read_N: Sequence[ReadVerification]) -> JudgementCounts:
+    """How final verdicts fit the truth."""
+    return outcome_counts([read.judged.correct for read in read_N], [read.verification.final for read in read_N])
 
 
 def verification_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metrics:

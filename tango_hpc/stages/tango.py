@@ -29,6 +29,7 @@ from tango_hpc.stages.schedule import role_schedule
 from tango_hpc.stages.sharing import on_all_ranks
 from tango_hpc.stages.steps import GeneratorBatch, VerifierBatch
 from tango_hpc.stages.update import explaining_gaps, update_metrics
+from tango_hpc.stages.verifier_scores import JudgementCounts, UsefulnessWatch
 from tango_hpc.tasks import get_task
 from tango_hpc.types import Generation
 
@@ -61,6 +62,7 @@ class Tango:
         self.questions, self.num_too_long = self._that_fit(read_rows(config.data.train, QUESTION_COLUMNS))
         self.sampler = QuestionSampler(len(self.questions), config.seed)
         self.class_weights = ClassWeightEma(config.algorithm.class_ema_decay, config.algorithm.class_weights)
+        self.usefulness = UsefulnessWatch()
         self.checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep)
         self.step = 0  # optimizer steps done, over both roles
         self.pending: dict[str, Any] = {}  # what the step under way has computed so far
@@ -217,6 +219,7 @@ class Tango:
         if dump_every and (num_done % dump_every == 0 or num_done == 1 or last) and self.stop.rank == 0:
             write_rollouts(self.directory.rollout_file(role, self.step), batch.dump_rows())
         self.journal.step_done(row)
+        self._watch_usefulness(batch.verdict_counts())
         eval_every, save_every = self.config.train.eval_every, self.config.checkpoint.every_steps
         warmed_up = self.step == self.config.train.verifier_warmup_steps
         leading = "generator" if "generator" in self.policies else "verifier"
@@ -227,6 +230,16 @@ class Tango:
                 self.save()
             self._safe_point()
 
+    def _watch_usefulness(self, verdicts: JudgementCounts | None) -> None:
+        """Note it when the verifier's verdicts come to help no longer."""
+        j = self.usefulness.observe(verdicts) if verdicts is not None else None
+        if j is not None:
+            self.journal.note(
+                f"at step {self.step} the verifier's verdicts do not tell right solutions from wrong ones: "
+                f"true-positive less false-positive rate (verifier/outcome_j) is {j:.3f} over the last "
+                f"{self.usefulness.WINDOW} steps; at 0 or below, learning from it stands still or turns around"
+            )
+
     def save(self, phase: str = "") -> None:
         """Write a checkpoint from which `_restore` goes on here."""
         self.journal.phase("saving")
@@ -234,6 +247,7 @@ class Tango:
             "step": self.step,
             "sampler": self.sampler.state_dict(),
             "class_weights": self.class_weights.state_dict(),
+            "usefulness": self.usefulness.state_dict(),
             "evaluation": self.held_out.state_dict(),
             "pending": self.pending,
             "generated_tokens": self.generated_tokens,
@@ -250,6 +264,7 @@ class Tango:
         self.step, self.pending = state["step"], state["pending"]
         self.sampler.load_state_dict(state["sampler"])
         self.class_weights.load_state_dict(state["class_weights"])
+        self.usefulness.load_state_dict(state["usefulness"])
         self.held_out.load_state_dict(state["evaluation"])
         self.generated_tokens, self.step_seconds = state["generated_tokens"], state["step_seconds"]
         self.clock = Clock(self.pending.get("seconds", {}))

@@ -1,37 +1,117 @@
-"""How well a verifier judges: numbers that a verifier which always says the same cannot win."""
+"""How well a verifier judges: counts, the scores that are made of them, and a watch over one of them.
+
+The positive class is "right": an item is a true positive where a right one is judged right, a false positive where a
+wrong one is. An item without a judgement is neither judged right nor judged wrong.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 
-def harmonic_f1(judgements: Iterable[tuple[bool, bool]]) -> float | None:
-    """F1 as ProcessBench defines it: the harmonic mean of the accuracy on right and on wrong items.
+class JudgementCounts(NamedTuple):
+    """How many items are right and wrong, and how many of them were judged how."""
 
-    `judgements` holds (truly right, judged correctly) pairs; a missing judgement counts as judged incorrectly. None
-    where one of the classes is empty: the number is then not defined. A verifier that always says the same scores 0.
-    """
-    counts = {True: [0, 0], False: [0, 0]}
-    for is_right, judged_correctly in judgements:
-        counts[is_right][0] += judged_correctly
-        counts[is_right][1] += 1
-    if not counts[True][1] or not counts[False][1]:
-        return None
-    on_right, on_wrong = (hits / total for hits, total in (counts[True], counts[False]))
-    return 2 * on_right * on_wrong / (on_right + on_wrong) if on_right + on_wrong else 0.0
+    num_right: int = 0
+    num_wrong: int = 0
+    right_judged_right: int = 0
+    wrong_judged_right: int = 0
+    wrong_judged_wrong: int = 0
+
+    @property
+    def f1(self) -> float | None:
+        """F1 as ProcessBench defines it: the harmonic mean of the accuracy on right and on wrong items.
+
+        None where one of the classes is empty: the number is then not defined. A verifier that always says the same
+        scores 0.
+        """
+        if not self.num_right or not self.num_wrong:
+            return None
+        on_right, on_wrong = self.right_judged_right / self.num_right, self.wrong_judged_wrong / self.num_wrong
+        return 2 * on_right * on_wrong / (on_right + on_wrong) if on_right + on_wrong else 0.0
+
+    @property
+    def pr_f1(self) -> float | None:
+        """F1 as the authors plot it: the harmonic mean of precision and recall of the judgement "right".
+
+        None where no item is right. A verifier that always says "right" scores 2p / (p + 1) where the share p is.
+        """
+        if not self.num_right:
+            return None
+        return 2 * self.right_judged_right / (self.num_right + self.right_judged_right + self.wrong_judged_right)
+
+    @property
+    def j(self) -> float | None:
+        """Youden's J: the true-positive rate less the false-positive rate; None where one of the classes is empty.
+
+        Rewards from such judgements teach the right while J is above 0, nothing at 0, and the wrong below
+        (arXiv 2601.04411). A verifier that always says the same has 0.
+        """
+        if not self.num_right or not self.num_wrong:
+            return None
+        return self.right_judged_right / self.num_right - self.wrong_judged_right / self.num_wrong
 
 
-def outcome_f1(correct_N: Iterable[bool], verdicts_N: Iterable[int]) -> float | None:
-    """`harmonic_f1` of final verdicts (1 right, 0 wrong, -1 missing) on solutions that are right or wrong."""
-    return harmonic_f1(
-        (correct, verdict == int(correct)) for correct, verdict in zip(correct_N, verdicts_N, strict=True)
+def outcome_counts(correct_N: Iterable[bool], verdicts_N: Iterable[int]) -> JudgementCounts:
+    """Of final verdicts (1 right, 0 wrong, -1 missing) on solutions that are right or wrong."""
+    return _counts(
+        (correct, {1: 1, 0: -1}.get(verdict, 0)) for correct, verdict in zip(correct_N, verdicts_N, strict=True)
     )
 
 
-def step_f1(labels_N_K: Iterable[Iterable[int]], judgements_N_K: Iterable[Iterable[int]]) -> float | None:
-    """`harmonic_f1` of step judgements (+1, -1, 0 missing) on steps with gold labels (+1 right, -1 wrong)."""
-    return harmonic_f1(
-        (label == 1, label == judgement)
+def step_counts(labels_N_K: Iterable[Iterable[int]], judgements_N_K: Iterable[Iterable[int]]) -> JudgementCounts:
+    """Of step judgements (+1, -1, 0 missing) on steps with gold labels (+1 right, -1 wrong)."""
+    return _counts(
+        (label == 1, judgement)
         for labels_K, judgements_K in zip(labels_N_K, judgements_N_K, strict=True)
         for label, judgement in zip(labels_K, judgements_K, strict=True)
     )
+
+
+def _counts(items: Iterable[tuple[bool, int]]) -> JudgementCounts:
+    """Of (truly right, judgement) pairs, +1, -1 and 0 for a missing judgement."""
+    pairs = list(items)
+    return JudgementCounts(
+        num_right=sum(is_right for is_right, _ in pairs),
+        num_wrong=sum(not is_right for is_right, _ in pairs),
+        right_judged_right=sum(is_right and judgement == 1 for is_right, judgement in pairs),
+        wrong_judged_right=sum(not is_right and judgement == 1 for is_right, judgement in pairs),
+        wrong_judged_wrong=sum(not is_right and judgement == -1 for is_right, judgement in pairs),
+    )
+
+
+class UsefulnessWatch:
+    """Says when J of the verdicts in training falls to 0 or below, where the verifier no longer helps.
+
+    J is that of the counts of the last `WINDOW` training steps together, of both roles: one step of few questions
+    says little. It says so once, and again only after J was above 0 in between.
+    """
+
+    WINDOW = 5
+
+    def __init__(self) -> None:
+        self._recent: deque[JudgementCounts] = deque(maxlen=self.WINDOW)
+        self._told = False
+
+    def observe(self, counts: JudgementCounts) -> float | None:
+        """Take in a step; J where it has become 0 or less, None where there is nothing new to say."""
+        self._recent.append(counts)
+        if len(self._recent) < self.WINDOW:
+            return None
+        pooled = JudgementCounts(*map(sum, zip(*self._recent, strict=True))).j
+        if pooled is None:
+            return None
+        new, self._told = pooled <= 0 and not self._told, pooled <= 0
+        return pooled if new else None
+
+    def state_dict(self) -> list[list[int]]:
+        """The counts and whether it was said; JSON."""
+        return [[int(self._told)], *map(list, self._recent)]
+
+    def load_state_dict(self, state: Sequence[Sequence[int]]) -> None:
+        """Go on from `state_dict`."""
+        (told,), *recent = state
+        self._told = bool(told)
+        self._recent = deque((JudgementCounts(*counts) for counts in recent), maxlen=self.WINDOW)

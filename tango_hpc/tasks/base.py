@@ -27,7 +27,10 @@ class Task(Protocol):
         ...
 
     def label_steps(self, row: dict[str, Any], steps: Sequence[Step]) -> list[int] | None:
-        """The gold label of each step, +1 right or −1 wrong; None for a task that has none."""
+        """The gold label of each step, +1 right or −1 wrong; None for a task that has none.
+
+        A step is judged on its own, given what the steps before it say, as the verifier is told to.
+        """
         ...
 
 

@@ -52,10 +52,10 @@ class LastLetter(OwnQuestions):
     def label_steps(self, row: dict[str, Any], steps: Sequence[Step]) -> list[int]:
         """+1 where step n appends the last letter of word n to the letters of the step before it, else −1.
 
-        A step is judged on its own: after a wrong one, the next is right if it goes on rightly from there. The letter
-        that it names must be the one that it appends; how it spells the word does not count. Steps beyond the last
-        word are wrong, and so are steps that do not end in `->letters`; what follows such a step is measured against
-        the true letters so far.
+        A step is judged on its own, as the verifier is told to (protocol/prompts.py): after a wrong one, the next is
+        right if it goes on rightly from there. The letter that it names must be the one that it appends; how it spells
+        the word does not count. Steps beyond the last word are wrong, and so are steps that do not end in `->letters`;
+        what follows such a step is measured against the true letters so far.
         """
         words = row["question"].rpartition(":")[2].replace(",", " ").split()
         labels: list[int] = []

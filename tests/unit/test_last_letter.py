@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tango_hpc.config.schema import TinyModelConfig
+from tango_hpc.protocol.prompts import VERIFIER_SYSTEM
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.protocol.verification import parse_verification
@@ -61,6 +62,14 @@ def test_labels_of_right_and_wrong_steps(task):
     assert labels(task, "cat horse") == []
 
 
+def test_labels_and_the_verifiers_instructions_judge_each_step_on_its_own(task):
+    assert labels(task, "cat horse dog", "cat:t->t", "horse:h->th", "dog:g->thg") == [1, -1, 1]
+    (rule,) = [line for line in VERIFIER_SYSTEM.splitlines() if "the step that goes wrong is INCORRECT" in line]
+    assert "Judge each step on its own" in rule
+    assert "goes on rightly from what earlier steps say is CORRECT, even where they are wrong" in rule
+    assert "builds on" not in VERIFIER_SYSTEM
+
+
 def test_labels_of_prose_and_of_a_worded_question(task):
     question = last_letter.worded_question(["cat", "horse"])
     assert labels(task, question, "The first word is cat: t -> t", "The next is horse : e -> te.") == [1, 1]
@@ -88,6 +97,8 @@ def test_verifier_teacher_without_slips_is_right(task):
     for row in rows:
         steps = parse_solution(row["solution_text"]).steps
         verification = parse_verification(row["verification_text"], len(steps))
+        assert parse_verification(row["verification_text"], len(steps), "graded").format_reward == 1.0
+        assert verification.is_complete
         gold = task.label_steps(row, steps)
         assert verification.judgements == gold
         assert verification.final == int(all(label == 1 for label in gold))

@@ -14,7 +14,7 @@ from tango_hpc.protocol import prompts
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.tags import last_box
 from tango_hpc.protocol.tokenizer import load_tokenizer
-from tango_hpc.protocol.verification import parse_verification
+from tango_hpc.protocol.verification import parse_verification, read_verification
 from tango_hpc.tasks.tiny import build_tokenizer
 
 PIECES = [
@@ -101,9 +101,14 @@ FINAL = "<final_verification>\\boxed{INCORRECT}</final_verification>"
 
 
 def verification(
-    steps=STEPS, final=FINAL, before="", after="", section=("<step_verification>", "</step_verification>")
+    steps=STEPS,
+    final=FINAL,
+    before="",
+    after="",
+    section=("<step_verification>", "</step_verification>"),
+    rule="graded",
 ):
-    return parse_verification(f"{before}{section[0]}{''.join(steps)}{section[1]}{final}{after}", 2)
+    return parse_verification(f"{before}{section[0]}{''.join(steps)}{section[1]}{final}{after}", 2, rule)
 
 
 def test_a_verification_in_form():
@@ -130,8 +135,8 @@ def test_a_verification_in_form():
         ({"steps": [STEPS[0], "<step>Step 2: x \\boxed{CORRECT} \\boxed{CORRECT}</step>"]}, [1, 1], 0, 0.9),
         # no justification: 1/2 · 0.1
         ({"steps": [STEPS[0], "<step>Step 2 Analysis: \\boxed{INCORRECT}</step>"]}, [1, -1], 0, 0.95),
-        # wrong number: 1/2 · 0.05; the order decides which step is judged
-        ({"steps": [STEPS[0], STEPS[0]]}, [1, 1], 0, 0.975),
+        # wrong number: 1/2 · 0.05; the number decides which step is judged
+        ({"steps": [STEPS[0], STEPS[0]]}, [1, 0], 0, 0.975),
         # no numbers at all: as the tiny models' format has it
         ({"steps": ["<step>a,a\\boxed{CORRECT}</step>"] * 2}, [1, 1], 0, 1.0),
         ({"steps": ["<step>a \\boxed{ correct }</step>"] * 2}, [1, 1], 0, 1.0),
@@ -172,26 +177,128 @@ def test_tags_quoted_inside_a_step_are_text():
 
 
 def test_nothing_earns_nothing():
-    assert parse_verification("", 3).format_reward == pytest.approx(0.1)  # no wrong number, no text outside
-    assert parse_verification("I like it.", 3).format_reward == pytest.approx(0.05)
+    for text, graded in (("", 0.1), ("I like it.", 0.05)):  # no wrong number, no text outside
+        assert parse_verification(text, 3, "graded").format_reward == pytest.approx(graded)
+        assert parse_verification(text, 3, "authors").format_reward == 0.0
 
 
 def test_a_solution_without_steps_needs_only_the_verdict():
-    result = parse_verification(f"<step_verification></step_verification>{FINAL}", 0)
+    result = parse_verification(f"<step_verification></step_verification>{FINAL}", 0, "graded")
     assert (result.judgements, result.final, result.format_reward) == ([], 0, 1.0)
     assert verification().judgements == [1, -1]
-    assert parse_verification(f"<step_verification>{STEPS[0]}</step_verification>{FINAL}", 0).format_reward == 0.75
+    needless = f"<step_verification>{STEPS[0]}</step_verification>{FINAL}"
+    assert parse_verification(needless, 0, "graded").format_reward == 0.75
+
+
+JUDGED = "<step>{} \\boxed{{CORRECT}}</step>"
+
+
+@pytest.mark.parametrize(
+    ("headings", "judgements", "num_judgements"),
+    [
+        # step 2 was left out: nothing shifts; step 5 is none of the four
+        (["Step 1: a", "Step 3: c", "Step 4: d", "Step 5: e"], [1, 0, 1, 1], 4),
+        (["Step 4: d", "Step 3: c", "Step 2: b", "Step 1: a"], [1, 1, 1, 1], 4),
+        # without numbers, the order
+        (["a", "b", "c"], [1, 1, 1, 0], 3),
+        (["a", "b", "c", "d", "e"], [1, 1, 1, 1], 5),
+        # one has a number: the others judge nothing
+        (["a", "Step 3: c", "d", "e"], [0, 0, 1, 0], 4),
+        # twice the same number, agreeing: a judgement, but not exactly one
+        (["Step 1: a", "Step 2: b", "Step 2: again", "Step 3: c", "Step 4: d"], [1, 1, 1, 1], 5),
+        (["Step 0: what is asked", "**Step 1** a", "step #2. b", "Step 3 Analysis: c", "Step 4 - d"], [1, 1, 1, 1], 5),
+        (["Step 1: a", "Step 2: b", "Step 3: c", "Step 4: d"], [1, 1, 1, 1], 4),
+    ],
+)
+def test_a_judgement_is_of_the_step_whose_number_it_has(headings, judgements, num_judgements):
+    steps = "".join(JUDGED.format(heading) for heading in headings)
+    result = parse_verification(f"<step_verification>{steps}</step_verification>{FINAL}", 4)
+    assert (result.judgements, result.num_judgements) == (judgements, num_judgements)
+    assert result.is_complete == (len(headings) == 4 and judgements == [1, 1, 1, 1])
+
+
+def test_judgements_of_one_number_that_disagree_are_none():
+    again = "<step>Step 2: no, it is right. \\boxed{CORRECT}</step>"
+    result = verification(steps=[*STEPS, again])
+    assert result.judgements == [1, 0]
+    undecided = "<step>Step 2: \\boxed{CORRECT} or \\boxed{INCORRECT}</step>"
+    assert verification(steps=[STEPS[0], undecided, again]).judgements == [1, 0]
+
+
+def test_an_element_that_judges_nothing_is_no_judgement_too_many():
+    assert verification().is_complete
+    assert verification(steps=[*STEPS, "<step>So it is wrong.</step>"]).is_complete
+    assert not verification(steps=[STEPS[0], "<step>Step 2: hm</step>"]).is_complete
+    assert not verification(steps=[*STEPS, "<step>So it is wrong. \\boxed{INCORRECT}</step>"]).is_complete
+
+
+@pytest.mark.parametrize(
+    ("changes", "format_reward"),
+    [
+        ({}, 1.0),
+        ({"before": "\n", "after": "\n"}, 1.0),
+        ({"section": ("<step_verification>\n", "\n</step_verification>\n\n")}, 1.0),
+        ({"final": "<final_verification> wrong: \\boxed{INCORRECT}. </final_verification>"}, 1.0),
+        # no verdict: 0.8; a verdict that is not the last word is none, nor are two that differ
+        ({"final": "<final_verification>wrong</final_verification>"}, 0.2),
+        ({"final": "<final_verification>\\boxed{INCORRECT} I say</final_verification>"}, 0.2),
+        ({"final": "<final_verification>\\boxed{CORRECT} \\boxed{INCORRECT}</final_verification>"}, 0.2),
+        # a wrong number of judgements: 0.8, however many; elements without one do not count
+        ({"steps": STEPS[:1]}, 0.2),
+        ({"steps": [*STEPS, STEPS[1], STEPS[1]]}, 0.2),
+        ({"steps": []}, 0.2),
+        ({"steps": [STEPS[0], "<step>Step 2: hm</step>"]}, 0.2),
+        ({"steps": [*STEPS, "<step>Step 3: hm</step>"]}, 1.0),
+        ({"steps": [STEPS[0], "<step>Step 2: \\boxed{INCORRECT} because</step>"]}, 0.2),
+        # numbers and reasons are not looked at
+        ({"steps": ["<step>\\boxed{CORRECT}</step>", "<step>Step 7: \\boxed{CORRECT}.</step>"]}, 1.0),
+        # text in the first element outside of its steps: 0.4, as is a step that never closes
+        ({"steps": [STEPS[0], "and", STEPS[1]]}, 0.6),
+        ({"steps": [*STEPS, "<step>Step 3"]}, 0.6),
+        # text between steps and a wrong number: 1 - 0.4 - 0.8 is below 0
+        ({"steps": [STEPS[0], "and"]}, 0.0),
+        ({"steps": STEPS[:1], "final": "<final_verification>wrong</final_verification>"}, 0.0),
+        # anything but the two elements
+        ({"before": "Let me see."}, 0.0),
+        ({"after": "Bye."}, 0.0),
+        ({"section": ("<step_verification>", "</step_verification>so")}, 0.0),
+        ({"section": ("", "")}, 0.0),
+        ({"final": ""}, 0.0),
+        ({"final": "<final_verification>\\boxed{CORRECT}"}, 0.0),
+    ],
+)
+def test_the_authors_format_reward(changes, format_reward):
+    result = verification(**changes, rule="authors")
+    assert result.format_reward == format_reward
+    graded = verification(**changes, rule="graded")
+    assert (result.judgements, result.final, result.problems) == (graded.judgements, graded.final, graded.problems)
+
+
+def test_the_authors_count_judgements_only_of_solutions_in_form():
+    one_of_two = f"<step_verification>{STEPS[0]}</step_verification>{FINAL}"
+    no_step = f"<step_verification></step_verification>{FINAL}"
+    unanswered = parse_solution(GOOD.partition("<answer>")[0])
+    stepless = parse_solution("<answer>\\boxed{4}</answer>")
+    for text, solution, format_reward in (
+        (one_of_two, parse_solution(GOOD), 0.2),
+        (one_of_two, unanswered, 1.0),
+        (no_step, unanswered, 0.2),
+        (one_of_two, stepless, 1.0),
+        (no_step, stepless, 0.2),
+    ):
+        assert read_verification(text, solution, "authors").format_reward == format_reward
 
 
 @given(ANY_TEXT, st.integers(0, 5))
 @settings(max_examples=300, deadline=None)
 def test_any_text_is_read_as_a_verification(text, num_steps):
-    result = parse_verification(text, num_steps)
+    result = parse_verification(text, num_steps, "graded")
     assert len(result.judgements) == num_steps
     assert set(result.judgements) <= {-1, 0, 1}
     assert result.final in (-1, 0, 1)
     assert 0.0 <= result.format_reward <= 1.0
     assert (result.format_reward == 1.0) == (not result.problems)
+    assert 0.0 <= parse_verification(text, num_steps, "authors").format_reward <= 1.0
 
 
 @pytest.mark.parametrize(
@@ -204,6 +311,8 @@ def test_long_repetitive_text_takes_linear_time(piece):
     parse_solution("<answer>" + text)
     parse_verification(text, 3)
     parse_verification("<step_verification><step>" + text, 3)
+    parse_verification(f"<step_verification>{text}</step_verification>{FINAL}", 3)
+    parse_verification(f"<step_verification></step_verification><final_verification>{text}</final_verification>", 3)
     assert time.process_time() - start < 5
 
 

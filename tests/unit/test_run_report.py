@@ -65,6 +65,7 @@ def make_run(path, *, verifier=True, num_steps=3):
             row |= {"generator/accuracy": 0.2, "tokens/generated": 100, "logprob_gap/mean_abs": 1e-6, "alpha": 0.0}
             if verifier:
                 row |= {"verifier/outcome_f1": 0.5, "seconds/verify": 0.5}
+                row |= {"verifier/outcome_pr_f1": 0.6, "verifier/outcome_j": -0.1, "verifier/step_j": 0.1}
             metrics.write(row)
         metrics.write_evaluation(num_steps, {"generator/accuracy": 0.3})
     write_rollouts(
@@ -112,6 +113,7 @@ def test_report_of_a_run_in_progress(tmp_path):
     directory = make_run(tmp_path / "my run")
     page = report_of(directory)
     assert {"Generator accuracy", "Verifier F1", "Time by phase", "Loss", "Log-probability gap"} <= set(page.headings)
+    assert {"Verifier usefulness J", "Verifier F1, precision and recall"} <= set(page.headings)
     assert "α" not in page.headings  # it is 0 throughout, which a logarithmic axis cannot show
     assert "train 0/10" in page.text and "running" in page.text
     assert "30.0%" in page.text and "after step 3, from 10.0%: +20.0 points" in page.text

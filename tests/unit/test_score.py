@@ -125,6 +125,18 @@ def test_scoring_again_changes_nothing(tmp_path):
     assert (report.num_reread, report.max_reward_change, report.max_advantage_change) == (0, 0.0, 0.0)
 
 
+def test_the_format_reward_is_by_the_rule_of_the_config(tmp_path):
+    judged_once = verifier_row(0, "te", [True, True], 2.0)
+    once = (judged_once.response_text or "").replace("<step>horse:ee\\boxed{CORRECT}</step>", "")
+    judged_once = replace(judged_once, response_text=once)
+    rows = [judged_once, verifier_row(1, "te", [True, True], 2.0)]
+    # a judgement too few: less 0.8; graded, half of the shares for count, judgement and reason: 0.25, 0.2, 0.1
+    for rule, format_reward in (("authors", 0.2), ("graded", 0.725)):
+        _, scored = score(rows, tmp_path, verifier_format=rule)
+        assert [row.format_reward for row in scored] == pytest.approx([format_reward, 1.0])
+        assert [row.reward for row in scored] == pytest.approx([1 + 0.8 * format_reward, 1.8])
+
+
 def test_another_algorithm(tmp_path):
     _, rows = score(dump(), tmp_path, name="rloo")
     assert {row.algorithm for row in rows} == {"rloo"}

@@ -1,30 +1,133 @@
-"""F1 of the verifier, against numbers counted by hand."""
+"""F1 and J of the verifier, against numbers counted by hand, and the watch over J."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from tango_hpc.stages.verifier_scores import outcome_f1, step_f1
+from tango_hpc.grading.pool import Verdict
+from tango_hpc.protocol.solution import parse_solution
+from tango_hpc.protocol.verification import read_verification
+from tango_hpc.stages.responses import NOT_ASKED, ReadSolution, ReadVerification, Response
+from tango_hpc.stages.steps import judging_metrics
+from tango_hpc.stages.verifier_scores import JudgementCounts, UsefulnessWatch, outcome_counts, step_counts
+from tango_hpc.tasks import get_task
+from tango_hpc.tasks.last_letter import solution_text, verification_text
+
+WORDS = ["cat", "horse"]
 
 
 def test_f1_is_the_harmonic_mean_of_both_accuracies() -> None:
     # Right solutions: 1 of 2 found. Wrong ones: 3 of 4 found, the missing verdict counts as not found.
     correct = [True, True, False, False, False, False]
     verdicts = [1, 0, 0, 0, 0, -1]
-    assert outcome_f1(correct, verdicts) == pytest.approx(2 * 0.5 * 0.75 / (0.5 + 0.75))
+    assert outcome_counts(correct, verdicts).f1 == pytest.approx(2 * 0.5 * 0.75 / (0.5 + 0.75))
 
 
 def test_a_verifier_that_always_says_the_same_scores_zero() -> None:
-    assert outcome_f1([True, False, False], [0, 0, 0]) == 0.0
-    assert outcome_f1([True, False, False], [1, 1, 1]) == 0.0
-    assert outcome_f1([True, False], [-1, -1]) == 0.0
+    assert outcome_counts([True, False, False], [0, 0, 0]).f1 == 0.0
+    assert outcome_counts([True, False, False], [1, 1, 1]).f1 == 0.0
+    assert outcome_counts([True, False], [-1, -1]).f1 == 0.0
 
 
 def test_f1_is_undefined_without_one_of_the_classes() -> None:
-    assert outcome_f1([True, True], [1, 1]) is None
-    assert outcome_f1([], []) is None
+    assert outcome_counts([True, True], [1, 1]).f1 is None
+    assert outcome_counts([], []).f1 is None
 
 
 def test_steps_are_pooled_over_solutions() -> None:
     # Right steps: 2 of 3 found (one not judged); wrong steps: 1 of 1.
-    assert step_f1([[1, -1], [1, 1]], [[1, -1], [0, 1]]) == pytest.approx(2 * (2 / 3) * 1 / (2 / 3 + 1))
+    assert step_counts([[1, -1], [1, 1]], [[1, -1], [0, 1]]).f1 == pytest.approx(2 * (2 / 3) * 1 / (2 / 3 + 1))
+
+
+def test_precision_recall_f1_and_j_of_verdicts() -> None:
+    # Right: 3 of 4 judged right, one not judged. Wrong: 1 of 4 judged right, 2 wrong, one not judged.
+    counts = outcome_counts([True] * 4 + [False] * 4, [1, 1, 1, -1, 1, 0, 0, -1])
+    assert counts == JudgementCounts(4, 4, 3, 1, 2)
+    assert counts.pr_f1 == pytest.approx(3 / 4)  # 3 of the 4 judged right are right; 3 of the 4 right ones were found
+    assert counts.j == 3 / 4 - 1 / 4
+    assert counts.f1 == pytest.approx(2 * (3 / 4) * (2 / 4) / (3 / 4 + 2 / 4))
+
+
+def test_precision_recall_f1_and_j_of_steps() -> None:
+    # Right steps: 1 of 3 judged right. Wrong ones: both judged right. Precision 1/3, recall 1/3.
+    counts = step_counts([[1, -1], [1, 1, -1]], [[1, 1], [0, -1, 1]])
+    assert counts.pr_f1 == pytest.approx(1 / 3)
+    assert counts.j == pytest.approx(1 / 3 - 1)
+
+
+def test_saying_right_to_all_looks_good_to_precision_and_recall_alone() -> None:
+    counts = outcome_counts([True, True, True, False], [1, 1, 1, 1])
+    assert counts.pr_f1 == pytest.approx(2 * 0.75 / 1.75)
+    assert (counts.f1, counts.j) == (0.0, 0.0)
+    silent = outcome_counts([True, False], [-1, -1])
+    assert (silent.f1, silent.pr_f1, silent.j) == (0.0, 0.0, 0.0)
+
+
+def test_scores_are_undefined_without_the_classes_that_they_need() -> None:
+    all_right, all_wrong = outcome_counts([True], [1]), outcome_counts([False], [1])
+    assert (all_right.f1, all_right.pr_f1, all_right.j) == (None, 1.0, None)
+    assert (all_wrong.f1, all_wrong.pr_f1, all_wrong.j) == (None, None, None)
+
+
+def read(letters: str, judgements: list[bool]) -> ReadVerification:
+    """A solution of "cat horse" with these letters, and a verification of it whose verdict follows its judgements."""
+    solution = parse_solution(solution_text(WORDS, letters))
+    question = {"question": " ".join(WORDS), "answer": "te"}
+    judged = ReadSolution(question, "", Response([], NOT_ASKED, ""), solution, letters, [], Verdict(letters == "te"))
+    text = verification_text(WORDS, letters, judgements)
+    return ReadVerification(judged, Response([], NOT_ASKED, text), read_verification(text, solution, "authors"))
+
+
+def test_what_a_row_of_metrics_says_of_the_verifier() -> None:
+    # Solutions: right and called right, right and called wrong, wrong and called right, wrong and called wrong twice.
+    read_N = [read("te", [True] * 2), read("te", [True, False]), read("ce", [True] * 2), read("ce", [False, True])]
+    read_N += [read("th", [False, False])]
+    metrics = judging_metrics(get_task("last_letter"), read_N)
+    assert metrics["verifier/outcome_pr_f1"] == pytest.approx(1 / 2)
+    assert metrics["verifier/outcome_j"] == pytest.approx(1 / 2 - 1 / 3)
+    assert metrics["verifier/outcome_f1"] == pytest.approx(2 * (1 / 2) * (2 / 3) / (1 / 2 + 2 / 3))
+    # Steps, each on its own: right are 2 + 2 + 1 + 1 + 1 = 7, judged right 2 + 1 + 1 + 1 + 0 = 5; of the 3 wrong ones
+    # ("c" twice, "h") 1 is judged right, 2 wrong.
+    assert metrics["verifier/step_pr_f1"] == pytest.approx(2 * 5 / (7 + 5 + 1))
+    assert metrics["verifier/step_j"] == pytest.approx(5 / 7 - 1 / 3)
+    assert metrics["verifier/step_f1"] == pytest.approx(2 * (5 / 7) * (2 / 3) / (5 / 7 + 2 / 3))
+
+
+GOOD, BAD = JudgementCounts(2, 2, 2, 0, 2), JudgementCounts(2, 2, 0, 2, 0)  # J = 1 and -1
+
+
+def observe_all(watch: UsefulnessWatch, steps: list[JudgementCounts]) -> list[float | None]:
+    return [watch.observe(counts) for counts in steps]
+
+
+def test_the_watch_pools_five_steps_and_tells_once() -> None:
+    watch = UsefulnessWatch()
+    assert observe_all(watch, [BAD] * 4) == [None] * 4  # too few steps to say
+    assert observe_all(watch, [GOOD]) == [pytest.approx(1 / 5 - 4 / 5)]
+    assert observe_all(watch, [BAD, GOOD]) == [None, None]  # 2, 2 of five good: said already
+    assert observe_all(watch, [GOOD]) == [None]  # 3 of five good: 3/5 - 2/5 is above 0
+    assert observe_all(watch, [BAD, BAD]) == [None, pytest.approx(2 / 5 - 3 / 5)]  # 3 of five, then 2: again
+
+
+def test_the_watch_counts_items_not_steps() -> None:
+    # Four small steps judge all rightly, one large one all wrongly: 8 of 28 right ones, 20 of 28 wrong ones judged right.
+    watch = UsefulnessWatch()
+    assert observe_all(watch, [GOOD] * 4 + [JudgementCounts(20, 20, 0, 20, 0)])[-1] == pytest.approx(8 / 28 - 20 / 28)
+
+
+def test_always_the_same_verdict_is_told_and_one_class_alone_is_not() -> None:
+    assert observe_all(UsefulnessWatch(), [JudgementCounts(2, 2, 2, 2, 0)] * 5)[-1] == 0.0
+    assert observe_all(UsefulnessWatch(), [JudgementCounts(2, 0, 0, 0, 0)] * 6) == [None] * 6
+
+
+def test_a_resumed_watch_tells_what_an_uninterrupted_one_would() -> None:
+    steps = [BAD, BAD, GOOD, GOOD, BAD, BAD, GOOD, GOOD, GOOD, BAD, BAD, BAD]
+    whole = observe_all(UsefulnessWatch(), steps)
+    assert sum(told is not None for told in whole) == 2
+    for stop in range(len(steps)):
+        first, second = UsefulnessWatch(), UsefulnessWatch()
+        told = observe_all(first, steps[:stop])
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert told + observe_all(second, steps[stop:]) == whole
