@@ -9,6 +9,7 @@ import pytest
 
 from tango_hpc.config import Config, load_config
 from tango_hpc.plan.report import make_plan
+from tango_hpc.stages.schedule import role_schedule
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "configs/paper"
@@ -30,6 +31,7 @@ DIFFERENCES = {
         "verifier.model.path=models/Llama-3.1-8B-Instruct",
     ],
     "rloo": ["algorithm.name=rloo"],
+    "rloo_tango": ["algorithm.step_advantage_scale=10"],
     "reinforce_pp": ["algorithm.name=reinforce++", "algorithm.alpha_start=0.5"],
     "vanilla": [
         "verifier=null",
@@ -39,7 +41,12 @@ DIFFERENCES = {
         "train.verifier_steps_per_cycle=0",
     ],
 }
-FINE_TUNED = {"qwen2.5-math-7b-sft": "Qwen2.5-Math-7B", "llama-3.1-8b-sft": "Llama-3.1-8B-Instruct"}
+AUTHORS = sorted((FOLDER / "authors").glob("*.yaml"))
+FINE_TUNED = {
+    "qwen2.5-math-7b-sft": "Qwen2.5-Math-7B",
+    "qwen2.5-math-7b-sft-authors": "Qwen2.5-Math-7B",
+    "llama-3.1-8b-sft": "Llama-3.1-8B-Instruct",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +104,44 @@ def test_experiments_have_the_papers_settings(path):
     assert (algorithm.format_weight, algorithm.class_ema_decay) == (0.8, 0.8)
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.relative_to(FOLDER).as_posix())
+@pytest.mark.parametrize("path", AUTHORS, ids=lambda path: path.stem)
+def test_the_authors_recipes_have_the_settings_of_their_scripts(path):
+    """The numbers are those of scripts/run_rl_tango.sh and run_sft_generator.sh, and of the defaults under them."""
+    config = load_config(path)
+    train, algorithm, rollout = config.train, config.algorithm, config.rollout
+    plus_plus = algorithm.name == "reinforce++"
+    assert (config.launch.nodes, config.launch.tasks_per_node) == (4, 8)
+    for role, lengths in ((config.generator, (2048, 2048)), (config.verifier, (4096, 4096))):
+        assert (role.max_prompt_tokens, role.max_response_tokens) == lengths
+        adam = role.optimizer
+        assert (adam.learning_rate, adam.schedule, adam.warmup_ratio) == (1e-6, "constant", 0.0)
+        assert (adam.beta1, adam.beta2, adam.weight_decay, adam.clip_grad_norm) == (0.9, 0.999, 0.01, 1.0)
+        assert (role.temperature, role.top_p, role.recompute_activations) == (1.0, 1.0, True)
+    assert (train.questions_per_step, train.rollouts_per_question, train.updates_per_batch) == (256, 5, 1)
+    assert (train.generator_steps_per_cycle, train.verifier_steps_per_cycle) == (3, 1)
+    schedule = role_schedule(config)
+    assert schedule[:44] == ["verifier"] * 40 + ["generator"] * 3 + ["verifier"]
+    assert schedule.count("generator") == 300
+    assert len(schedule) == 440 - 1  # the script's last one, a verifier step that no generator step follows, is left out
+    assert (train.eval_every, config.checkpoint.every_steps) == (10, 50)
+    assert (rollout.tensor, rollout.gpu_memory_utilization, rollout.max_batched_tokens) == (2, 0.6, 8192)
+    assert (algorithm.clip_low, algorithm.clip_high, algorithm.kl_coef) == (0.2, 0.2, 0.001)
+    assert algorithm.kl_estimator == ("k2" if plus_plus else "k3")
+    assert algorithm.entropy_coef == (0.0 if plus_plus else 0.001)
+    assert (algorithm.loss_average, algorithm.importance_cap) == ("token", None)
+    assert (algorithm.alpha_schedule, algorithm.alpha_end) == ("exponential", 1e-3)
+    assert algorithm.alpha_start == (0.5 if plus_plus else 0.1)
+    assert algorithm.step_advantage_scale == (10.0 if algorithm.name == "rloo" else 1.0)
+    assert (algorithm.ground_truth_weight, algorithm.generator_format_weight) == (1.0, 0.0)
+    assert (algorithm.format_weight, algorithm.verifier_format) == (0.8, "authors")
+    assert (algorithm.class_weights, algorithm.class_ema_decay) == ("sqrt_inverse", 0.8)
+    sft = config.sft.generator
+    assert sft.batch_size == 64 and sft.output == config.generator.model.path
+    assert (sft.optimizer.learning_rate, sft.optimizer.schedule, sft.optimizer.final_ratio) == (5e-6, "cosine", 0.0)
+    assert (sft.optimizer.warmup_ratio, sft.optimizer.beta2, sft.optimizer.weight_decay) == (0.1, 0.95, 0.01)
+
+
+@pytest.mark.parametrize("path", [*EXPERIMENTS, *AUTHORS], ids=lambda path: path.relative_to(FOLDER).as_posix())
 def test_experiments_fit_their_gpus(path):
     assert make_plan(load_config(path), gpu_gb=80.0, node_gb=None)["problems"] == []
 
