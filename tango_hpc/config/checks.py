@@ -14,6 +14,7 @@ from tango_hpc.config.schema import Config, ModelConfig, ParallelConfig, RoleCon
 from tango_hpc.errors import UserError
 from tango_hpc.model.engine_layout import check_rollout_tensor
 from tango_hpc.model.shape import ModelShape, check_parallel
+from tango_hpc.protocol.prompts import read_prompt
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
@@ -103,6 +104,12 @@ def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str
             "truncated distribution, the trainer's are not, and the importance weights would be biased; set it to 1 "
             "(evaluation and teachers have a top_p of their own)"
         )
+    try:
+        read_prompt(name, role.prompt)
+    except UserError as error:
+        yield str(error)
+    if role.chat_template not in ("auto", "none") and not Path(role.chat_template).is_file():
+        yield f"{name}.chat_template: no file at {role.chat_template}; give one, or auto or none"
     length = role.max_prompt_tokens + role.max_response_tokens
     if role.micro_batch_tokens < length:
         yield (

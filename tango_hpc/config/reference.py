@@ -77,6 +77,8 @@ def _type(annotation: Any, field: FieldInfo) -> str:
 def _name(annotation: Any) -> str:
     if typing.get_origin(annotation) is typing.Annotated:
         annotation = typing.get_args(annotation)[0]
+    if typing.get_origin(annotation) is dict:
+        return "mapping"
     return {Path: "path", int: "int", float: "float", bool: "bool", str: "string"}[annotation]
 
 

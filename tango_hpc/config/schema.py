@@ -7,7 +7,7 @@ Section 4 and Appendix D) where it states one.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -108,6 +108,13 @@ class RoleConfig(Section):
         16384, description="Most tokens, prompt and response, of one packed micro-batch."
     )
     recompute_activations: bool = Field(False, description="Recompute each layer in the backward pass to save memory.")
+    prompt: Path | None = Field(None, description="File with this role's prompt (docs/data.md); null: the shipped one.")
+    chat_template: str = Field(
+        "auto", description="auto: the tokenizer's, where it has one; none: plain prompts; or the path of a Jinja file."
+    )
+    chat_template_arguments: dict[str, Any] = Field(
+        {}, description="Passed to the chat template, such as {enable_thinking: false} for Qwen3."
+    )
 
 
 class AlgorithmConfig(Section):

@@ -1,6 +1,8 @@
 """The prompts of both roles, as token ids.
 
-A tokenizer with a chat template gets its messages through it; one without gets them as plain text. The tiny models
+What is asked stands in files with named fields (`read_prompt`), which a user may replace: `generator.prompt` and
+`verifier.prompt`. A tokenizer with a chat template gets its messages through it; one without gets them as plain text.
+Whether it has one is settled where it is loaded (`load_tokenizer`). The tiny models
 that are built from scratch speak a language of tags and letters in which no instructions can be written: their
 tokenizer is known by its `<solve>` token, and their prompts are `<question>…<solve>` and
 `<question>…<solution>…<verify>`.
@@ -12,66 +14,106 @@ step that is INCORRECT, which ProcessBench asks for, is the same either way.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+from tango_hpc.errors import UserError
 
 QUESTION, SOLVE, SOLUTION, VERIFY = "<question>", "<solve>", "<solution>", "<verify>"
 
-GENERATOR_SYSTEM = r"""You solve problems in small, explicit steps. Your whole reply has this form:
-
-<think>
-<step>the first step of your reasoning</step>
-<step>the second step</step>
-</think>
-<answer>\boxed{the final answer}</answer>
-
-What matters:
-- Put each step of the reasoning, one logical step at a time, between <step> and </step>, and all steps between <think> and </think>.
-- Never put one step inside another, and close every tag that you open.
-- Give the final answer once, inside \boxed{} between <answer> and </answer>. It is read by a program.
-- Write nothing before <think>, nothing between the elements and nothing after </answer>.
-
-For example, to "A pen costs 3 dollars. What do 4 pens and a 5 dollar book cost?" you reply:
-
-<think>
-<step>The 4 pens cost 4 * 3 = 12 dollars.</step>
-<step>Together with the book that makes 12 + 5 = 17 dollars.</step>
-</think>
-<answer>\boxed{17}</answer>"""
-
-VERIFIER_SYSTEM = r"""You check solutions to problems, step by step. For every <step> of the solution you say in your own words whether it is right and why, and then judge it. At the end you judge whether the final answer is right. Your whole reply has this form:
-
-<step_verification>
-<step>Step 1: your reasoning about the first step. \boxed{CORRECT}</step>
-<step>Step 2: your reasoning about the second step. \boxed{INCORRECT}</step>
-</step_verification>
-<final_verification>\boxed{INCORRECT}</final_verification>
-
-What matters:
-- There is exactly one <step> element for each step of the solution, in the same order and with its number.
-- Each holds your reasoning first and then exactly one judgement, \boxed{CORRECT} or \boxed{INCORRECT}.
-- Judge each step on its own: the step that goes wrong is INCORRECT; a later step that goes on rightly from what earlier steps say is CORRECT, even where they are wrong.
-- <final_verification> holds exactly one judgement of the final answer and nothing else.
-- Write nothing before <step_verification> and nothing after </final_verification>."""
+# The fields of each role's prompt; all but the last of the verifier's have to stand in it.
+FIELDS = {"generator": ("question",), "verifier": ("question", "solution", "num_steps")}
+REQUIRED = {"generator": {"question"}, "verifier": {"question", "solution"}}
+USER_LINE = "=== user"
+_FIELD = re.compile(r"(?<![\w\\^])\{(question|solution|num_steps)\}")
+# A name in braces that are not the argument of a TeX command: {answer}, but not \boxed{answer} or \frac{a}{b}.
+_NAME = re.compile(r"(?<![\w\\}^])\{([a-z_]+)\}")
 
 
-def generator_prompt_ids(question: str, tokenizer: Any) -> list[int]:
-    """The prompt that asks for a solution of `question`."""
+@dataclass(frozen=True)
+class Prompt:
+    """What a role is asked: the user's message with fields in braces, and the system's, if there is one."""
+
+    user: str
+    system: str | None = None
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def token_ids(self, tokenizer: Any, **values: object) -> list[int]:
+        """The prompt with the fields' values, in the tokenizer's chat template or as plain text."""
+        user = _FIELD.sub(lambda match: str(values[match[1]]), self.user)
+        if tokenizer.chat_template:
+            messages = [{"role": "user", "content": user}]
+            if self.system is not None:
+                messages.insert(0, {"role": "system", "content": self.system})
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **self.template_arguments
+            )
+            return _encode(text, tokenizer)
+        text = user if self.system is None else f"{self.system}\n\nUser: {user}\n\nAssistant:\n"
+        return tokenizer(text)["input_ids"]
+
+
+def read_prompt(
+    role: str,
+    path: Path | None = None,
+    template_arguments: Mapping[str, Any] | None = None,
+    tokenizer: Any = None,
+) -> Prompt:
+    """The prompt of a role from a file; the shipped one without a path.
+
+    What stands above the line `=== user` is the system's message, what stands below it the user's; in a file without
+    that line all is the user's, and without a chat template such a file is the whole prompt as it stands. Fields are
+    `{question}`, and for the verifier `{solution}` and `{num_steps}`. Raises UserError for a file that cannot be read,
+    lacks a field that is needed or names one that there is not, or that the model of `tokenizer` cannot be asked with.
+    """
+    if path is not None and tokenizer is not None and speaks_tags_only(tokenizer):
+        raise UserError(f"{role}.prompt: a tiny model knows no words, so {path} cannot be put to it; leave it out")
+    source = path if path is not None else Path(__file__).parent / "shipped_prompts" / f"{role}.txt"
+    try:
+        text = source.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{role}.prompt: {source} cannot be read: {error}") from None
+    above, line, below = text.rstrip("\n").partition(f"\n{USER_LINE}\n")
+    system, user = (above, below) if line else (None, above)
+    found, above_found = set(_FIELD.findall(user)), set(_FIELD.findall(system or ""))
+    known = ", ".join(f"{{{name}}}" for name in FIELDS[role])
+    if missing := REQUIRED[role] - found:
+        raise UserError(
+            f"{role}.prompt: {source} lacks {{{min(missing)}}} in the user's message; its fields are {known}"
+        )
+    unknown = {*found, *above_found, *_NAME.findall(text)} - set(FIELDS[role])
+    if unknown or above_found:
+        name = min(unknown or above_found)
+        why = "names no field" if unknown else "stands in the system's message, which is the same for all questions"
+        raise UserError(f"{role}.prompt: {source}: {{{name}}} {why}; the fields of the user's message are {known}")
+    return Prompt(user, system, template_arguments or {})
+
+
+@cache
+def shipped_prompt(role: str) -> Prompt:
+    """The prompt of a role that comes with the package."""
+    return read_prompt(role)
+
+
+def generator_prompt_ids(question: str, tokenizer: Any, prompt: Prompt | None = None) -> list[int]:
+    """The prompt that asks for a solution of `question`; by the shipped text without a `prompt`."""
     if speaks_tags_only(tokenizer):
         return _encode(f"{QUESTION}{question}{SOLVE}", tokenizer)
-    return _render(GENERATOR_SYSTEM, question, tokenizer)
+    return (prompt or shipped_prompt("generator")).token_ids(tokenizer, question=question)
 
 
-def verifier_prompt_ids(question: str, solution_text: str, num_steps: int, tokenizer: Any) -> list[int]:
+def verifier_prompt_ids(
+    question: str, solution_text: str, num_steps: int, tokenizer: Any, prompt: Prompt | None = None
+) -> list[int]:
     """The prompt that asks for a verification of `solution_text`, in which `num_steps` steps were found."""
     if speaks_tags_only(tokenizer):
         return _encode(f"{QUESTION}{question}{SOLUTION}{solution_text}{VERIFY}", tokenizer)
-    steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
-    request = (
-        f"The problem:\n\n{question}\n\nThe solution to check:\n\n{solution_text}\n\n"
-        f"The solution has {steps} in <step> tags. Write {num_steps} <step> element{'s' * (num_steps != 1)} inside "
-        "<step_verification>, then your judgement of the final answer inside <final_verification>."
-    )
-    return _render(VERIFIER_SYSTEM, request, tokenizer)
+    chosen = prompt or shipped_prompt("verifier")
+    return chosen.token_ids(tokenizer, question=question, solution=solution_text, num_steps=num_steps)
 
 
 def response_ids(text: str, tokenizer: Any) -> list[int]:
@@ -89,14 +131,6 @@ def stop_token_ids(tokenizer: Any) -> tuple[int, ...]:
 def speaks_tags_only(tokenizer: Any) -> bool:
     """Whether this is the tokenizer of a tiny model, which has tokens for tags and letters only."""
     return SOLVE in tokenizer.get_vocab()
-
-
-def _render(system: str, user: str, tokenizer: Any) -> list[int]:
-    if tokenizer.chat_template:
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return _encode(text, tokenizer)
-    return tokenizer(f"{system}\n\nUser: {user}\n\nAssistant:\n")["input_ids"]
 
 
 def _encode(text: str, tokenizer: Any) -> list[int]:

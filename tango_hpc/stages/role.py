@@ -12,7 +12,7 @@ from tango_hpc.config import Config
 from tango_hpc.config.schema import RoleConfig
 from tango_hpc.policy.policy import Policy
 from tango_hpc.protocol.alignment import response_text
-from tango_hpc.protocol.prompts import generator_prompt_ids, stop_token_ids, verifier_prompt_ids
+from tango_hpc.protocol.prompts import generator_prompt_ids, read_prompt, stop_token_ids, verifier_prompt_ids
 from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.reshard.sync import SyncStats, WeightSync
 from tango_hpc.rollout.engine import RolloutEngine
@@ -45,7 +45,10 @@ class Role:
     def __init__(self, name: str, config: Config, total_steps: int = 0) -> None:
         self.name, self.config = name, config
         self.settings = config.roles[name]
-        self.tokenizer = load_tokenizer(self.settings.model.path)
+        self.tokenizer = load_tokenizer(self.settings.model.path, self.settings.chat_template)
+        self.prompt_text = read_prompt(
+            name, self.settings.prompt, self.settings.chat_template_arguments, self.tokenizer
+        )
         self.policy: Policy | None = None
         if self.settings.trainable:
             self.policy = Policy(
@@ -124,7 +127,7 @@ class Generator(Role):
 
     def prompt(self, statement: str) -> list[int]:
         """The token ids that ask for a solution."""
-        return generator_prompt_ids(statement, self.tokenizer)
+        return generator_prompt_ids(statement, self.tokenizer, self.prompt_text)
 
     def ask(
         self,
@@ -155,7 +158,13 @@ class Verifier(Role):
     ) -> list[ReadVerification]:
         """A verification of each solution, read. Collective."""
         prompts_N = [
-            verifier_prompt_ids(judged.statement, judged.response.text, len(judged.solution.steps), self.tokenizer)
+            verifier_prompt_ids(
+                judged.statement,
+                judged.response.text,
+                len(judged.solution.steps),
+                self.tokenizer,
+                self.prompt_text,
+            )
             for judged in solutions_N
         ]
         responses_N = self.respond(prompts_N, seeds_N, greedy=greedy, through=through)

@@ -16,7 +16,7 @@ from tango_hpc.data.tables import SFT_COLUMNS, evenly_spaced, read_rows
 from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.policy.checkpoints import Checkpoints
 from tango_hpc.policy.policy import Policy
-from tango_hpc.protocol.prompts import generator_prompt_ids, response_ids, verifier_prompt_ids
+from tango_hpc.protocol.prompts import Prompt, generator_prompt_ids, read_prompt, response_ids, verifier_prompt_ids
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.run.directory import RunDirectory
@@ -68,11 +68,12 @@ class FineTuning:
             if dist.get_rank() == 0:
                 build_tiny_model(settings.init.path, build, seed=config.seed)
             dist.barrier()
-        tokenizer = load_tokenizer(settings.init.path)
         role_settings = config.roles[role]
+        tokenizer = load_tokenizer(settings.init.path, role_settings.chat_template)
+        prompt = read_prompt(role, role_settings.prompt, role_settings.chat_template_arguments, tokenizer)
         rows = read_rows(settings.data, SFT_COLUMNS[role])
         limit = role_settings.max_prompt_tokens + role_settings.max_response_tokens
-        sequences = [sft_sequence(role, row, tokenizer) for row in rows]
+        sequences = [sft_sequence(role, row, tokenizer, prompt) for row in rows]
         fitting = [sequence for sequence in sequences if sequence.num_tokens <= limit]
         self.counts = {"data/rows": len(rows), "data/too_long": len(rows) - len(fitting)}
         if len(fitting) < len(rows):
@@ -154,12 +155,14 @@ class FineTuning:
         self.checkpoints.save(self.first_step + step, "", {self.role: self.policy}, state)
 
 
-def sft_sequence(role: str, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> TrainSequence:
+def sft_sequence(
+    role: str, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, prompt: Prompt | None = None
+) -> TrainSequence:
     """A row as the prompt that the role gets in training and the response that it should give, stop token included."""
     if role == "generator":
-        prompt_ids, response = generator_prompt_ids(row["question"], tokenizer), row["solution_text"]
+        prompt_ids, response = generator_prompt_ids(row["question"], tokenizer, prompt), row["solution_text"]
     else:
         num_steps = len(parse_solution(row["solution_text"]).steps)
-        prompt_ids = verifier_prompt_ids(row["question"], row["solution_text"], num_steps, tokenizer)
+        prompt_ids = verifier_prompt_ids(row["question"], row["solution_text"], num_steps, tokenizer, prompt)
         response = row["verification_text"]
     return TrainSequence(prompt_ids, response_ids(response, tokenizer))

@@ -75,6 +75,8 @@ def test_all_mistakes_at_once_with_paths_and_suggestions() -> None:
         (["rollout.kv_cache_gb=null"], "rollout.kv_cache_gb: required with launch.device cpu"),
         (["verifier=null", "sft.verifier=null", "train.verifier_warmup_steps=0"], "train.verifier_steps_per_cycle: must be 0 without a verifier"),
         (["algorithm.alpha_end=0.5"], "algorithm.alpha_end: 0.5 is above alpha_start"),
+        (["generator.prompt=/nowhere"], "generator.prompt: /nowhere cannot be read"),
+        (["verifier.chat_template=/nowhere"], "verifier.chat_template: no file at /nowhere; give one, or auto or none"),
         (["algorithm.ground_truth_weight=0.5", "verifier=null", "sft.verifier=null", "train.verifier_warmup_steps=0", "train.verifier_steps_per_cycle=0"], "algorithm.ground_truth_weight: 0.5 needs a verifier"),
         (["task.last_letter.eval_words=[5, 2]"], "task.last_letter.eval_words: [5, 2] is not from low to high"),
         (["data.train=${run.folder}/x"], "data.train: ${run.folder} names no key"),

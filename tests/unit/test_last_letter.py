@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tango_hpc.config.schema import TinyModelConfig
-from tango_hpc.protocol.prompts import VERIFIER_SYSTEM
+from tango_hpc.protocol.prompts import shipped_prompt
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.protocol.verification import parse_verification
@@ -64,10 +64,14 @@ def test_labels_of_right_and_wrong_steps(task):
 
 def test_labels_and_the_verifiers_instructions_judge_each_step_on_its_own(task):
     assert labels(task, "cat horse dog", "cat:t->t", "horse:h->th", "dog:g->thg") == [1, -1, 1]
-    (rule,) = [line for line in VERIFIER_SYSTEM.splitlines() if "the step that goes wrong is INCORRECT" in line]
+    (rule,) = [
+        line
+        for line in shipped_prompt("verifier").system.splitlines()
+        if "the step that goes wrong is INCORRECT" in line
+    ]
     assert "Judge each step on its own" in rule
     assert "goes on rightly from what earlier steps say is CORRECT, even where they are wrong" in rule
-    assert "builds on" not in VERIFIER_SYSTEM
+    assert "builds on" not in shipped_prompt("verifier").system
 
 
 def test_labels_of_prose_and_of_a_worded_question(task):

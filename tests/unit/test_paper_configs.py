@@ -116,13 +116,16 @@ def test_the_authors_recipes_have_the_settings_of_their_scripts(path):
         adam = role.optimizer
         assert (adam.learning_rate, adam.schedule, adam.warmup_ratio) == (1e-6, "constant", 0.0)
         assert (adam.beta1, adam.beta2, adam.weight_decay, adam.clip_grad_norm) == (0.9, 0.999, 0.01, 1.0)
+        assert role.chat_template == "none"
         assert (role.temperature, role.top_p, role.recompute_activations) == (1.0, 1.0, True)
     assert (train.questions_per_step, train.rollouts_per_question, train.updates_per_batch) == (256, 5, 1)
     assert (train.generator_steps_per_cycle, train.verifier_steps_per_cycle) == (3, 1)
     schedule = role_schedule(config)
     assert schedule[:44] == ["verifier"] * 40 + ["generator"] * 3 + ["verifier"]
     assert schedule.count("generator") == 300
-    assert len(schedule) == 440 - 1  # the script's last one, a verifier step that no generator step follows, is left out
+    assert (
+        len(schedule) == 440 - 1
+    )  # the script's last one, a verifier step that no generator step follows, is left out
     assert (train.eval_every, config.checkpoint.every_steps) == (10, 50)
     assert (rollout.tensor, rollout.gpu_memory_utilization, rollout.max_batched_tokens) == (2, 0.6, 8192)
     assert (algorithm.clip_low, algorithm.clip_high, algorithm.kl_coef) == (0.2, 0.2, 0.001)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tango_hpc.errors import UserError
 from tango_hpc.protocol import prompts
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.tags import last_box
@@ -348,26 +350,81 @@ def test_tiny_prompts_are_tags_and_letters(tiny_tokenizer):
 
 def test_prompts_without_a_chat_template(character_tokenizer):
     text = text_of(prompts.generator_prompt_ids("What is 2 + 2?", character_tokenizer), character_tokenizer)
-    assert text.startswith(prompts.GENERATOR_SYSTEM)
+    assert text.startswith(prompts.shipped_prompt("generator").system)
     assert text.endswith("User: What is 2 + 2?\n\nAssistant:\n")
     text = text_of(prompts.verifier_prompt_ids("What is 2 + 2?", GOOD, 2, character_tokenizer), character_tokenizer)
-    assert text.startswith(prompts.VERIFIER_SYSTEM)
+    assert text.startswith(prompts.shipped_prompt("verifier").system)
     assert GOOD in text
-    assert "2 steps" in text
+    assert "<step> elements in the solution: 2." in text
 
 
 def test_prompts_through_a_chat_template(character_tokenizer):
     character_tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}[me]{% endif %}"
     text = text_of(prompts.generator_prompt_ids("2 + 2?", character_tokenizer), character_tokenizer)
-    assert text == f"[system]{prompts.GENERATOR_SYSTEM}<|im_end|>[user]2 + 2?<|im_end|>[me]"
+    system = prompts.shipped_prompt("generator").system
+    assert text == f"[system]{system}<|im_end|>[user]2 + 2?<|im_end|>[me]"
 
 
 def test_the_examples_in_the_prompts_keep_the_form():
-    example = prompts.GENERATOR_SYSTEM[prompts.GENERATOR_SYSTEM.rindex("<think>") :]
-    assert parse_solution(example).well_formed
-    start = prompts.VERIFIER_SYSTEM.index("<step_verification>")
-    end = prompts.VERIFIER_SYSTEM.index("</final_verification>") + len("</final_verification>")
-    assert parse_verification(prompts.VERIFIER_SYSTEM[start:end], 2).problems == []
+    asked = prompts.shipped_prompt("generator").system
+    assert parse_solution(asked[asked.rindex("<think>") :]).well_formed
+    asked = prompts.shipped_prompt("verifier").system
+    end = asked.index("</final_verification>") + len("</final_verification>")
+    assert parse_verification(asked[asked.index("<step_verification>") : end], 2).problems == []
+
+
+def test_a_prompt_of_ones_own_is_the_whole_prompt_where_there_is_no_template(tmp_path, character_tokenizer):
+    (tmp_path / "mine.txt").write_text("Solve {question} and end with \\boxed{answer}, x^{n} or $\\frac{a}{b}$.\n")
+    prompt = prompts.read_prompt("generator", tmp_path / "mine.txt")
+    text = text_of(prompts.generator_prompt_ids("1 {solution}", character_tokenizer, prompt), character_tokenizer)
+    assert text == "Solve 1 {solution} and end with \\boxed{answer}, x^{n} or $\\frac{a}{b}$."
+    (tmp_path / "judge.txt").write_text("Be strict.\n=== user\n{question}|{solution}|{num_steps}")
+    prompt = prompts.read_prompt("verifier", tmp_path / "judge.txt")
+    text = text_of(
+        prompts.verifier_prompt_ids("q {num_steps}", "s", 2, character_tokenizer, prompt), character_tokenizer
+    )
+    assert text == "Be strict.\n\nUser: q {num_steps}|s|2\n\nAssistant:\n"
+
+
+def test_the_template_gets_its_arguments(tmp_path, character_tokenizer):
+    character_tokenizer.chat_template = "{% if think %}T{% else %}N{% endif %}{{ messages[0].content }}"
+    (tmp_path / "mine.txt").write_text("{question}")
+    for think, mark in ((True, "T"), (False, "N")):
+        prompt = prompts.read_prompt("generator", tmp_path / "mine.txt", {"think": think})
+        token_ids = prompts.generator_prompt_ids("q", character_tokenizer, prompt)
+        assert text_of(token_ids, character_tokenizer) == f"{mark}q"
+
+
+@pytest.mark.parametrize(
+    ("role", "text", "message"),
+    [
+        ("generator", "Solve it.", "lacks {question} in the user's message; its fields are {question}"),
+        ("verifier", "Judge {question}", "lacks {solution}"),
+        ("generator", "{question} {solution}", "{solution} names no field"),
+        ("verifier", "{question}\n=== user\n{question}{solution}", "{question} stands in the system's message"),
+    ],
+)
+def test_a_prompt_that_cannot_be_is_refused(tmp_path, role, text, message):
+    (tmp_path / "mine.txt").write_text(text)
+    with pytest.raises(UserError, match=re.escape(message)):
+        prompts.read_prompt(role, tmp_path / "mine.txt")
+    with pytest.raises(UserError, match="cannot be read"):
+        prompts.read_prompt(role, tmp_path / "missing.txt")
+
+
+def test_tiny_models_cannot_be_asked_in_words(tmp_path, tiny_tokenizer):
+    (tmp_path / "mine.txt").write_text("{question}")
+    with pytest.raises(UserError, match="a tiny model knows no words"):
+        prompts.read_prompt("generator", tmp_path / "mine.txt", None, tiny_tokenizer)
+
+
+def test_the_chat_template_is_the_folders_none_or_a_files(tmp_path, character_tokenizer):
+    character_tokenizer.chat_template = "own"
+    character_tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "other.jinja").write_text("other")
+    assert load_tokenizer(tmp_path / "model").chat_template == "own"
+    assert load_tokenizer(tmp_path / "model", "none").chat_template is None
+    assert load_tokenizer(tmp_path / "model", str(tmp_path / "other.jinja")).chat_template == "other"
 
 
 def test_responses_end_with_the_end_of_sequence(tiny_tokenizer, character_tokenizer):
