@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 Algorithm = Literal["grpo", "rloo", "reinforce++"]
+LossAverage = Literal["response", "token", "constant"]
 
 
 def policy_loss_terms(
@@ -38,8 +39,8 @@ def policy_loss_terms(
     """Eq. 1, token by token and negated, so that it is minimised: (loss_T, kl_T, clipped_T).
 
     loss_t = −w_t · min(c_t Â_t, clip(c_t, 1 − clip_low, 1 + clip_high) Â_t) + kl_coef · kl_t with
-    c_t = exp(logprobs_t − old_logprobs_t). The caller takes the mean over the tokens of a response and then over
-    the responses. Gradients flow through `logprobs_T` only.
+    c_t = exp(logprobs_t − old_logprobs_t). The caller adds the tokens up with `token_weights`. Gradients flow
+    through `logprobs_T` only.
 
     kl_t estimates KL(π_θ ‖ π_ref) from the sampled token alone: r − log r − 1 with r = π_ref / π_θ ("k3"),
     which is never negative and is what GRPO uses; zeros without a reference. clipped_T is true where the clip
@@ -63,6 +64,29 @@ def policy_loss_terms(
     log_r_T = ref_logprobs_T.detach() - logprobs_T
     kl_T = log_r_T.expm1() - log_r_T
     return kl_coef * kl_T - objective_T, kl_T, clipped_T
+
+
+def token_weights(lengths_N: Sequence[int], average: LossAverage, max_response_tokens: int) -> FloatArray:
+    """How much each response token counts in the loss of a batch, response after response. Shape (Σ lengths,).
+
+    "response" is Eq. 1: the mean over the tokens of a response, then over the responses. "token": the mean over
+    all tokens of the batch, so that a response counts by its length. "constant": the sum over the tokens divided by
+    responses · `max_response_tokens`, a number that no response changes (Dr. GRPO, arXiv 2503.20783). All counts
+    are those of the global batch, so that the loss does not depend on how it is cut into micro-batches; responses
+    without tokens count as none.
+
+    Departure of "token" from the authors' code, which takes the mean over the tokens of each micro-batch of four
+    responses and then over the micro-batches: there a token's weight depends on its neighbours.
+    """
+    lengths = np.asarray(lengths_N, dtype=np.int64)
+    num_responses = max(int((lengths > 0).sum()), 1)
+    if average == "response":
+        counts_N = np.maximum(lengths, 1) * num_responses
+    elif average == "token":
+        counts_N = np.full(len(lengths), max(int(lengths.sum()), 1))
+    else:
+        counts_N = np.full(len(lengths), num_responses * max_response_tokens)
+    return np.repeat(1.0 / counts_N, lengths)
 
 
 def outcome_rewards(correct_N: Sequence[bool]) -> FloatArray:

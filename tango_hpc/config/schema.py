@@ -119,6 +119,11 @@ class AlgorithmConfig(Section):
     clip_low: Share = Field(0.2, description="Epsilon of Eq. 1 below 1.")
     clip_high: Share = Field(0.2, description="Epsilon of Eq. 1 above 1.")
     kl_coef: NonNegative = Field(0.001, description="Beta of Eq. 1; 0 drops the reference model.")
+    loss_average: Literal["response", "token", "constant"] = Field(
+        "response",
+        description="Of the tokens' losses: response = over each response, then over responses (Eq. 1); token = over all "
+        "tokens of the batch; constant = their sum over responses * max_response_tokens (Dr. GRPO).",
+    )
     format_weight: NonNegative = Field(0.8, description="Gamma of Eq. 8.")
     class_ema_decay: Share = Field(0.8, description="Decay of the moving averages behind the class weights of Eq. 9.")
     importance_cap: PositiveFloat | None = Field(

@@ -80,6 +80,25 @@ def test_eq1_without_reference_has_zero_kl():
     assert loss_of(1.0, 2.0)[1] == 0.0
 
 
+# Two responses of 1 and 3 tokens, and one without any, which counts as none
+@pytest.mark.parametrize(
+    ("average", "weights"),
+    [
+        ("response", [1 / 2, 1 / 6, 1 / 6, 1 / 6]),  # 1 / (1 · 2), then 1 / (3 · 2)
+        ("token", [1 / 4, 1 / 4, 1 / 4, 1 / 4]),  # four tokens in all
+        ("constant", [1 / 20, 1 / 20, 1 / 20, 1 / 20]),  # 2 responses of at most 10 tokens
+    ],
+)
+def test_loss_averages(average, weights):
+    close(equations.token_weights([1, 0, 3], average, 10), weights)
+
+
+@pytest.mark.parametrize("average", ["response", "token", "constant"])
+@pytest.mark.parametrize("lengths", [[], [0, 0]])
+def test_loss_averages_of_no_tokens_are_empty(average, lengths):
+    assert equations.token_weights(lengths, average, 10).shape == (0,)
+
+
 # Eqs. 2 and 3
 
 
