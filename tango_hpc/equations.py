@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float64]
 Algorithm = Literal["grpo", "rloo", "reinforce++"]
 LossAverage = Literal["response", "token", "constant"]
+KlEstimator = Literal["k1", "k2", "k3"]
 
 
 def policy_loss_terms(
@@ -34,6 +35,7 @@ def policy_loss_terms(
     clip_low: float,
     clip_high: float,
     kl_coef: float,
+    kl_estimator: KlEstimator = "k3",
     importance_weights_T: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Eq. 1, token by token and negated, so that it is minimised: (loss_T, kl_T, clipped_T).
@@ -42,9 +44,8 @@ def policy_loss_terms(
     c_t = exp(logprobs_t − old_logprobs_t). The caller adds the tokens up with `token_weights`. Gradients flow
     through `logprobs_T` only.
 
-    kl_t estimates KL(π_θ ‖ π_ref) from the sampled token alone: r − log r − 1 with r = π_ref / π_θ ("k3"),
-    which is never negative and is what GRPO uses; zeros without a reference. clipped_T is true where the clip
-    is what the minimum picked, i.e. where a token has no policy gradient.
+    kl_t is the estimate of KL(π_θ ‖ π_ref) from the sampled token alone by `kl_penalties`; zeros without a
+    reference. clipped_T is true where the clip is what the minimum picked, i.e. where a token has no policy gradient.
 
     Departures: the paper has one ε; `clip_low` and `clip_high` may differ. w_t is the optional truncated
     importance weight trainer / engine (1 without `importance_weights_T`); it does not touch the KL term.
@@ -61,9 +62,26 @@ def policy_loss_terms(
         assert kl_coef == 0.0, "a KL penalty needs the reference's log-probabilities"
         kl_T = (logprobs_T * 0.0).detach()
         return -objective_T, kl_T, clipped_T
-    log_r_T = ref_logprobs_T.detach() - logprobs_T
-    kl_T = log_r_T.expm1() - log_r_T
+    kl_T = kl_penalties(ref_logprobs_T.detach() - logprobs_T, kl_estimator)
     return kl_coef * kl_T - objective_T, kl_T, clipped_T
+
+
+def kl_penalties(log_r_T: Tensor, estimator: KlEstimator) -> Tensor:
+    """Estimates of KL(π_θ ‖ π_ref), in nats, from log_r_t = log π_ref − log π_θ of the sampled tokens. Shape (T,).
+
+    k1 = −log r, k2 = (log r)² / 2, k3 = r − 1 − log r (J. Schulman, "Approximating KL Divergence", 2020). k1 and k3
+    have the divergence as their mean, k2 nearly; k2 and k3 are never negative; GRPO uses k3. A penalty acts by its
+    gradient, and its mean over tokens of π_θ is another matter: that of k2 is the gradient of KL(π_θ ‖ π_ref), that
+    of k3 is the gradient of KL(π_ref ‖ π_θ), that of k1 is 0, so that k1 adds noise and does not hold the policy.
+
+    The authors' code has k2 as "mse" and k3 as "low_var_kl". Departure: it clamps k3 to 10, and a token beyond that
+    (r above 13.6 or below e^−11) has no gradient of the penalty there; nothing is clamped here. Its k2 is this one.
+    """
+    if estimator == "k1":
+        return -log_r_T
+    if estimator == "k2":
+        return 0.5 * log_r_T.square()
+    return log_r_T.expm1() - log_r_T
 
 
 def token_weights(lengths_N: Sequence[int], average: LossAverage, max_response_tokens: int) -> FloatArray:

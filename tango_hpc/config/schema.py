@@ -119,6 +119,11 @@ class AlgorithmConfig(Section):
     clip_low: Share = Field(0.2, description="Epsilon of Eq. 1 below 1.")
     clip_high: Share = Field(0.2, description="Epsilon of Eq. 1 above 1.")
     kl_coef: NonNegative = Field(0.001, description="Beta of Eq. 1; 0 drops the reference model.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(
+        "k3",
+        description="Of the KL term, with r = reference / policy: k1 = -log r (no pull on average), k2 = (log r)^2 / 2, "
+        "k3 = r - 1 - log r.",
+    )
     loss_average: Literal["response", "token", "constant"] = Field(
         "response",
         description="Of the tokens' losses: response = over each response, then over responses (Eq. 1); token = over all "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tango_hpc.equations import LossAverage
+from tango_hpc.equations import KlEstimator, LossAverage
 from tango_hpc.errors import CheckFailed
 
 # What an update measures, and how it adds up over micro-batches and ranks.
@@ -24,13 +24,14 @@ class LogprobGapError(CheckFailed):
 class LossSettings:
     """Eq. 1: clip range [1 - clip_low, 1 + clip_high], beta `kl_coef`, and what is done about the engine's gap.
 
-    `loss_average` is how tokens are averaged (see `equations.token_weights`). `importance_cap` truncates the weights trainer / engine (None: no correction). `max_logprob_gap` is the mean
+    `kl_estimator` is one of `equations.kl_penalties`. `loss_average` is how tokens are averaged (see `equations.token_weights`). `importance_cap` truncates the weights trainer / engine (None: no correction). `max_logprob_gap` is the mean
     absolute gap above which the update is refused (None: never). `temperature` is the sampling temperature.
     """
 
     clip_low: float
     clip_high: float
     kl_coef: float
+    kl_estimator: KlEstimator = "k3"
     loss_average: LossAverage = "response"
     importance_cap: float | None = None
     max_logprob_gap: float | None = None

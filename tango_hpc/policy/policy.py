@@ -166,6 +166,7 @@ class Policy:
                 clip_low=loss.clip_low,
                 clip_high=loss.clip_high,
                 kl_coef=loss.kl_coef,
+                kl_estimator=loss.kl_estimator,
                 importance_weights_T=(
                     None if loss.importance_cap is None else gap_R.exp().clamp(max=loss.importance_cap)
                 ),

@@ -143,6 +143,7 @@ class Tango:
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
             kl_coef=algorithm.kl_coef,
+            kl_estimator=algorithm.kl_estimator,
             loss_average=algorithm.loss_average,
             importance_cap=algorithm.importance_cap,
             max_logprob_gap=self.config.train.max_logprob_gap,

@@ -50,14 +50,15 @@ EQ1 = {
     "clip_low": 0.2,
     "clip_high": 0.3,
     "kl_coef": 0.1,
+    "kl_estimator": "k3",
     "loss_average": "response",
     "importance_cap": 1.5,
     "temperature": TEMPERATURE,
 }
 LOSSES: dict[str, dict[str, Any]] = {
     "eq1": EQ1,
-    "token": EQ1 | {"loss_average": "token"},
-    "constant": EQ1 | {"loss_average": "constant"},
+    "token": EQ1 | {"loss_average": "token", "kl_estimator": "k2"},
+    "constant": EQ1 | {"loss_average": "constant", "kl_estimator": "k1"},
 }
 MAX_RESPONSE = 25
 CASES = [
@@ -193,7 +194,9 @@ def by_transformers(folder: Path, family: str, settings: dict[str, Any]) -> dict
             ratio, advantages = (logprobs - old).exp(), torch.tensor(sequence.advantages)
             bounded = ratio.clamp(1 - settings["clip_low"], 1 + settings["clip_high"])
             difference = reference - logprobs
-            penalty = difference.exp() - difference - 1
+            penalty = {"k1": -difference, "k2": difference**2 / 2, "k3": difference.exp() - difference - 1}[
+                settings["kl_estimator"]
+            ]
             terms = weight * torch.minimum(ratio * advantages, bounded * advantages) - settings["kl_coef"] * penalty
             count = {
                 "response": len(sequences) * len(terms),

@@ -67,6 +67,53 @@ def test_eq1_kl_is_k3_and_differentiable():
     close(gradient, -2.0 + 0.1 * (1 - math.exp(-1)))
 
 
+@pytest.mark.parametrize(
+    ("estimator", "kl", "gradient"),
+    [
+        ("k1", -2.0, 1.0),  # −log r; d(log π_θ − log π_ref) = 1 wherever the reference is
+        ("k2", 2.0, -2.0),  # 2² / 2; d = −log r
+        ("k3", math.exp(2) - 3, 1 - math.exp(2)),  # e² − 1 − 2; d = 1 − r
+    ],
+)
+def test_eq1_kl_estimators(estimator, kl, gradient):
+    # log r = 1 − (−1) = 2: the reference gives the token e² times what the policy does; the advantage is 0
+    reference = torch.tensor([1.0], dtype=torch.float64)
+    loss, actual, _, slope = loss_of(1.0, 0.0, ref_logprobs_T=reference, kl_coef=0.1, kl_estimator=estimator)
+    close(actual, kl)
+    close(loss, 0.1 * kl)
+    close(slope, 0.1 * gradient)
+
+
+def test_eq1_kl_is_not_clamped():
+    # log r = 4 − (−1) = 5: k3 = e⁵ − 6 = 142.4, which the authors' code cuts to 10
+    reference = torch.tensor([4.0], dtype=torch.float64)
+    _, kl, _, gradient = loss_of(1.0, 0.0, ref_logprobs_T=reference, kl_coef=1.0)
+    close(kl, math.exp(5) - 6)
+    close(gradient, 1 - math.exp(5))
+
+
+def expected_penalty_gradient(policy: torch.Tensor, reference: torch.Tensor, estimator) -> torch.Tensor:
+    """Mean, over tokens drawn from softmax(policy), of the gradient of the penalty on each of them."""
+    logits = policy.clone().requires_grad_()
+    logprobs = logits.log_softmax(-1)
+    penalties = equations.kl_penalties(reference.log_softmax(-1) - logprobs, estimator)
+    (gradient,) = torch.autograd.grad((logprobs.detach().exp() * penalties).sum(), logits)
+    return gradient
+
+
+def test_on_average_k2_pulls_by_one_kl_k3_by_the_other_and_k1_not_at_all():
+    policy = torch.tensor([0.3, -1.0, 2.0, 0.0], dtype=torch.float64)
+    reference = torch.tensor([1.0, 0.5, -0.7, 0.2], dtype=torch.float64)
+    logits = policy.clone().requires_grad_()
+    mine, theirs = logits.log_softmax(-1), reference.log_softmax(-1)
+    (reverse,) = torch.autograd.grad((mine.exp() * (mine - theirs)).sum(), logits, retain_graph=True)
+    (forward,) = torch.autograd.grad((theirs.exp() * (theirs - mine)).sum(), logits)
+    assert reverse.abs().max() > 0.1 and forward.abs().max() > 0.1
+    close(expected_penalty_gradient(policy, reference, "k1"), torch.zeros(4))
+    close(expected_penalty_gradient(policy, reference, "k2"), reverse)
+    close(expected_penalty_gradient(policy, reference, "k3"), forward)
+
+
 def test_eq1_importance_weight_scales_the_policy_term_only():
     reference = torch.tensor([-2.0], dtype=torch.float64)
     weights = torch.tensor([0.5], dtype=torch.float64, requires_grad=True)
