@@ -36,19 +36,22 @@ def policy_loss_terms(
     clip_high: float,
     kl_coef: float,
     kl_estimator: KlEstimator = "k3",
+    entropies_T: Tensor | None = None,
+    entropy_coef: float = 0.0,
     importance_weights_T: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Eq. 1, token by token and negated, so that it is minimised: (loss_T, kl_T, clipped_T).
 
-    loss_t = −w_t · min(c_t Â_t, clip(c_t, 1 − clip_low, 1 + clip_high) Â_t) + kl_coef · kl_t with
-    c_t = exp(logprobs_t − old_logprobs_t). The caller adds the tokens up with `token_weights`. Gradients flow
-    through `logprobs_T` only.
+    loss_t = −w_t · min(c_t Â_t, clip(c_t, 1 − clip_low, 1 + clip_high) Â_t) + kl_coef · kl_t − entropy_coef · H_t
+    with c_t = exp(logprobs_t − old_logprobs_t). The caller adds the tokens up with `token_weights`. Gradients flow
+    through `logprobs_T` and, unless `entropy_coef` is 0, through the entropies H_t in nats, `entropies_T`.
 
     kl_t is the estimate of KL(π_θ ‖ π_ref) from the sampled token alone by `kl_penalties`; zeros without a
     reference. clipped_T is true where the clip is what the minimum picked, i.e. where a token has no policy gradient.
 
     Departures: the paper has one ε; `clip_low` and `clip_high` may differ. w_t is the optional truncated
-    importance weight trainer / engine (1 without `importance_weights_T`); it does not touch the KL term.
+    importance weight trainer / engine (1 without `importance_weights_T`); it touches neither the KL term nor the
+    entropy bonus. That bonus is not in the paper but in the authors' code, with 0.001 for GRPO and RLOO.
     """
     advantages_T = advantages_T.detach()
     ratio_T = (logprobs_T - old_logprobs_T.detach()).exp()
@@ -58,6 +61,9 @@ def policy_loss_terms(
     clipped_T = clipped_objective_T < unclipped_T
     if importance_weights_T is not None:
         objective_T = objective_T * importance_weights_T.detach()
+    if entropy_coef:
+        assert entropies_T is not None, "an entropy bonus needs the entropies"
+        objective_T = objective_T + entropy_coef * entropies_T
     if ref_logprobs_T is None:
         assert kl_coef == 0.0, "a KL penalty needs the reference's log-probabilities"
         kl_T = (logprobs_T * 0.0).detach()

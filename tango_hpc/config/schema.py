@@ -124,6 +124,9 @@ class AlgorithmConfig(Section):
         description="Of the KL term, with r = reference / policy: k1 = -log r (no pull on average), k2 = (log r)^2 / 2, "
         "k3 = r - 1 - log r.",
     )
+    entropy_coef: NonNegative = Field(
+        0.0, description="Bonus on the entropy of the distribution that is sampled from, in nats per token."
+    )
     loss_average: Literal["response", "token", "constant"] = Field(
         "response",
         description="Of the tokens' losses: response = over each response, then over responses (Eq. 1); token = over all "

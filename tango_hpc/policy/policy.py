@@ -142,8 +142,8 @@ class Policy:
         """One optimizer step on Eq. 1, with the policy before the step as pi_old unless sequences say otherwise.
 
         The loss is averaged over tokens and responses with global denominators, so the result does not depend on
-        the layout. Sequences need advantages, and reference log-probabilities if `kl_coef` is not 0; where
-        a batch gets several updates, also the `old_logprobs` from before the first one (see `prepare`).
+        the layout. Sequences need advantages, and reference log-probabilities if `kl_coef` is not 0; where a batch
+        gets several updates, also the `old_logprobs` from before the first one (see `prepare`).
         """
         lengths_S = [len(sequence.response_ids) for sequence in sequences]
         num_responses = sum(length > 0 for length in lengths_S)
@@ -167,6 +167,8 @@ class Policy:
                 clip_high=loss.clip_high,
                 kl_coef=loss.kl_coef,
                 kl_estimator=loss.kl_estimator,
+                entropies_T=entropy_R,
+                entropy_coef=loss.entropy_coef,
                 importance_weights_T=(
                     None if loss.importance_cap is None else gap_R.exp().clamp(max=loss.importance_cap)
                 ),

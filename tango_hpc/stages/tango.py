@@ -144,6 +144,7 @@ class Tango:
             clip_high=algorithm.clip_high,
             kl_coef=algorithm.kl_coef,
             kl_estimator=algorithm.kl_estimator,
+            entropy_coef=algorithm.entropy_coef,
             loss_average=algorithm.loss_average,
             importance_cap=algorithm.importance_cap,
             max_logprob_gap=self.config.train.max_logprob_gap,

@@ -51,14 +51,15 @@ EQ1 = {
     "clip_high": 0.3,
     "kl_coef": 0.1,
     "kl_estimator": "k3",
+    "entropy_coef": 0.0,
     "loss_average": "response",
     "importance_cap": 1.5,
     "temperature": TEMPERATURE,
 }
 LOSSES: dict[str, dict[str, Any]] = {
     "eq1": EQ1,
-    "token": EQ1 | {"loss_average": "token", "kl_estimator": "k2"},
-    "constant": EQ1 | {"loss_average": "constant", "kl_estimator": "k1"},
+    "token": EQ1 | {"loss_average": "token", "kl_estimator": "k2", "entropy_coef": 0.5},
+    "constant": EQ1 | {"loss_average": "constant", "kl_estimator": "k1", "entropy_coef": 0.5},
 }
 MAX_RESPONSE = 25
 CASES = [
@@ -187,7 +188,8 @@ def by_transformers(folder: Path, family: str, settings: dict[str, Any]) -> dict
         """One step on Eq. 1, with the model as it was read as the old policy."""
         loss, kl, gaps, clipped = torch.zeros((), dtype=torch.float64), [], [], []
         for number, sequence in enumerate(sequences):
-            logprobs = of_response(distributions(model, sequence, TEMPERATURE), sequence)
+            spread = distributions(model, sequence, TEMPERATURE)
+            logprobs, entropy = of_response(spread, sequence), -(spread.exp() * spread).sum(-1)
             old, reference = (torch.tensor(result[name][number]) for name in ("logprobs", "reference"))
             gap = old - torch.tensor(sequence.rollout_logprobs)
             weight = gap.exp().clamp(max=settings["importance_cap"])
@@ -198,6 +200,7 @@ def by_transformers(folder: Path, family: str, settings: dict[str, Any]) -> dict
                 settings["kl_estimator"]
             ]
             terms = weight * torch.minimum(ratio * advantages, bounded * advantages) - settings["kl_coef"] * penalty
+            terms = terms + settings["entropy_coef"] * entropy
             count = {
                 "response": len(sequences) * len(terms),
                 "token": sum(len(sequence.response_ids) for sequence in sequences),

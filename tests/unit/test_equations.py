@@ -123,6 +123,31 @@ def test_eq1_importance_weight_scales_the_policy_term_only():
     assert weights.grad is None
 
 
+def test_eq1_entropy_bonus():
+    # on policy with A = 2 and weight 0.5: −0.5 · 2; the bonus −0.01 · 3 is not weighted; d loss / d H = −0.01
+    entropies = torch.tensor([3.0], dtype=torch.float64, requires_grad=True)
+    options = {"importance_weights_T": torch.tensor([0.5], dtype=torch.float64), "entropies_T": entropies}
+    close(loss_of(1.0, 2.0, entropy_coef=0.01, **options)[0], -1.03)
+    reference = torch.tensor([-2.0], dtype=torch.float64)  # and with a KL penalty of 0.1 · e^−1 as above
+    loss, kl, _, gradient = loss_of(1.0, 2.0, entropy_coef=0.01, ref_logprobs_T=reference, kl_coef=0.1, **options)
+    close([loss, kl, gradient], [-1.03 + 0.1 * math.exp(-1), math.exp(-1), -1.0 + 0.1 * (1 - math.exp(-1))])
+    ones = torch.ones(1, dtype=torch.float64)
+    loss_T = equations.policy_loss_terms(
+        ones, ones, ones, None, clip_low=0.2, clip_high=0.2, kl_coef=0.0, entropies_T=entropies, entropy_coef=0.01
+    )[0]
+    close(torch.autograd.grad(loss_T.sum(), entropies)[0], [-0.01])
+
+
+def test_eq1_without_entropy_bonus_leaves_the_entropies_out_of_the_loss():
+    logprobs = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+    entropies = torch.tensor([3.0], dtype=torch.float64, requires_grad=True)
+    loss_T, _, _ = equations.policy_loss_terms(
+        logprobs, logprobs, logprobs, None, clip_low=0.2, clip_high=0.2, kl_coef=0.0, entropies_T=entropies
+    )
+    loss_T.sum().backward()
+    assert logprobs.grad is not None and entropies.grad is None
+
+
 def test_eq1_without_reference_has_zero_kl():
     assert loss_of(1.0, 2.0)[1] == 0.0
 
