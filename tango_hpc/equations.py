@@ -24,6 +24,8 @@ FloatArray = NDArray[np.float64]
 Algorithm = Literal["grpo", "rloo", "reinforce++"]
 AlphaSchedule = Literal["exponential", "linear", "cosine", "constant"]
 ClassWeighting = Literal["sqrt_inverse", "inverse", "off"]
+LossAverage = Literal["response", "token", "constant"]
+KlEstimator = Literal["k1", "k2", "k3"]
 
 
 def policy_loss_terms(
@@ -35,20 +37,23 @@ def policy_loss_terms(
     clip_low: float,
     clip_high: float,
     kl_coef: float,
+    kl_estimator: KlEstimator = "k3",
+    entropies_T: Tensor | None = None,
+    entropy_coef: float = 0.0,
     importance_weights_T: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Eq. 1, token by token and negated, so that it is minimised: (loss_T, kl_T, clipped_T).
 
-    loss_t = −w_t · min(c_t Â_t, clip(c_t, 1 − clip_low, 1 + clip_high) Â_t) + kl_coef · kl_t with
-    c_t = exp(logprobs_t − old_logprobs_t). The caller takes the mean over the tokens of a response and then over
-    the responses. Gradients flow through `logprobs_T` only.
+    loss_t = −w_t · min(c_t Â_t, clip(c_t, 1 − clip_low, 1 + clip_high) Â_t) + kl_coef · kl_t − entropy_coef · H_t
+    with c_t = exp(logprobs_t − old_logprobs_t). The caller adds the tokens up with `token_weights`. Gradients flow
+    through `logprobs_T` and, unless `entropy_coef` is 0, through the entropies H_t in nats, `entropies_T`.
 
-    kl_t estimates KL(π_θ ‖ π_ref) from the sampled token alone: r − log r − 1 with r = π_ref / π_θ ("k3"),
-    which is never negative and is what GRPO uses; zeros without a reference. clipped_T is true where the clip
-    is what the minimum picked, i.e. where a token has no policy gradient.
+    kl_t is the estimate of KL(π_θ ‖ π_ref) from the sampled token alone by `kl_penalties`; zeros without a
+    reference. clipped_T is true where the clip is what the minimum picked, i.e. where a token has no policy gradient.
 
     Departures: the paper has one ε; `clip_low` and `clip_high` may differ. w_t is the optional truncated
-    importance weight trainer / engine (1 without `importance_weights_T`); it does not touch the KL term.
+    importance weight trainer / engine (1 without `importance_weights_T`); it touches neither the KL term nor the
+    entropy bonus. That bonus is not in the paper but in the authors' code, with 0.001 for GRPO and RLOO.
     """
     advantages_T = advantages_T.detach()
     ratio_T = (logprobs_T - old_logprobs_T.detach()).exp()
@@ -58,13 +63,56 @@ def policy_loss_terms(
     clipped_T = clipped_objective_T < unclipped_T
     if importance_weights_T is not None:
         objective_T = objective_T * importance_weights_T.detach()
+    if entropy_coef:
+        assert entropies_T is not None, "an entropy bonus needs the entropies"
+        objective_T = objective_T + entropy_coef * entropies_T
     if ref_logprobs_T is None:
         assert kl_coef == 0.0, "a KL penalty needs the reference's log-probabilities"
         kl_T = (logprobs_T * 0.0).detach()
         return -objective_T, kl_T, clipped_T
-    log_r_T = ref_logprobs_T.detach() - logprobs_T
-    kl_T = log_r_T.expm1() - log_r_T
+    kl_T = kl_penalties(ref_logprobs_T.detach() - logprobs_T, kl_estimator)
     return kl_coef * kl_T - objective_T, kl_T, clipped_T
+
+
+def kl_penalties(log_r_T: Tensor, estimator: KlEstimator) -> Tensor:
+    """Estimates of KL(π_θ ‖ π_ref), in nats, from log_r_t = log π_ref − log π_θ of the sampled tokens. Shape (T,).
+
+    k1 = −log r, k2 = (log r)² / 2, k3 = r − 1 − log r (J. Schulman, "Approximating KL Divergence", 2020). k1 and k3
+    have the divergence as their mean, k2 nearly; k2 and k3 are never negative; GRPO uses k3. A penalty acts by its
+    gradient, and its mean over tokens of π_θ is another matter: that of k2 is the gradient of KL(π_θ ‖ π_ref), that
+    of k3 is the gradient of KL(π_ref ‖ π_θ), that of k1 is 0, so that k1 adds noise and does not hold the policy.
+
+    The authors' code has k2 as "mse" and k3 as "low_var_kl". Departure: it clamps k3 to 10, and a token beyond that
+    (r above 13.6 or below e^−11) has no gradient of the penalty there; nothing is clamped here. Its k2 is this one.
+    """
+    if estimator == "k1":
+        return -log_r_T
+    if estimator == "k2":
+        return 0.5 * log_r_T.square()
+    return log_r_T.expm1() - log_r_T
+
+
+def token_weights(lengths_N: Sequence[int], average: LossAverage, max_response_tokens: int) -> FloatArray:
+    """How much each response token counts in the loss of a batch, response after response. Shape (Σ lengths,).
+
+    "response" is Eq. 1: the mean over the tokens of a response, then over the responses. "token": the mean over
+    all tokens of the batch, so that a response counts by its length. "constant": the sum over the tokens divided by
+    responses · `max_response_tokens`, a number that no response changes (Dr. GRPO, arXiv 2503.20783). All counts
+    are those of the global batch, so that the loss does not depend on how it is cut into micro-batches; responses
+    without tokens count as none.
+
+    Departure of "token" from the authors' code, which takes the mean over the tokens of each micro-batch of four
+    responses and then over the micro-batches: there a token's weight depends on its neighbours.
+    """
+    lengths = np.asarray(lengths_N, dtype=np.int64)
+    num_responses = max(int((lengths > 0).sum()), 1)
+    if average == "response":
+        counts_N = np.maximum(lengths, 1) * num_responses
+    elif average == "token":
+        counts_N = np.full(len(lengths), max(int(lengths.sum()), 1))
+    else:
+        counts_N = np.full(len(lengths), num_responses * max_response_tokens)
+    return np.repeat(1.0 / counts_N, lengths)
 
 
 def outcome_rewards(

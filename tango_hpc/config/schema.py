@@ -141,6 +141,19 @@ class AlgorithmConfig(Section):
     clip_low: Share = Field(0.2, description="Epsilon of Eq. 1 below 1.")
     clip_high: Share = Field(0.2, description="Epsilon of Eq. 1 above 1.")
     kl_coef: NonNegative = Field(0.001, description="Beta of Eq. 1; 0 drops the reference model.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(
+        "k3",
+        description="Of the KL term, with r = reference / policy: k1 = -log r (no pull on average), k2 = (log r)^2 / 2, "
+        "k3 = r - 1 - log r.",
+    )
+    entropy_coef: NonNegative = Field(
+        0.0, description="Bonus on the entropy of the distribution that is sampled from, in nats per token."
+    )
+    loss_average: Literal["response", "token", "constant"] = Field(
+        "response",
+        description="Of the tokens' losses: response = over each response, then over responses (Eq. 1); token = over all "
+        "tokens of the batch; constant = their sum over responses * max_response_tokens (Dr. GRPO).",
+    )
     format_weight: NonNegative = Field(0.8, description="Gamma of Eq. 8.")
     verifier_format: Literal["authors", "graded"] = Field(
         "authors",

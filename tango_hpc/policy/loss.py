@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from tango_hpc.equations import KlEstimator, LossAverage
 from tango_hpc.errors import CheckFailed
 
 # What an update measures, and how it adds up over micro-batches and ranks.
@@ -23,13 +24,18 @@ class LogprobGapError(CheckFailed):
 class LossSettings:
     """Eq. 1: clip range [1 - clip_low, 1 + clip_high], beta `kl_coef`, and what is done about the engine's gap.
 
-    `importance_cap` truncates the weights trainer / engine (None: no correction). `max_logprob_gap` is the mean
-    absolute gap above which the update is refused (None: never). `temperature` is the sampling temperature.
+    `kl_estimator` is one of `equations.kl_penalties`, `entropy_coef` the weight of the entropy bonus, `loss_average`
+    how tokens are averaged (`equations.token_weights`). `importance_cap` truncates the weights trainer / engine
+    (None: no correction). `max_logprob_gap` is the mean absolute gap above which the update is refused (None: never).
+    `temperature` is the sampling temperature.
     """
 
     clip_low: float
     clip_high: float
     kl_coef: float
+    kl_estimator: KlEstimator = "k3"
+    entropy_coef: float = 0.0
+    loss_average: LossAverage = "response"
     importance_cap: float | None = None
     max_logprob_gap: float | None = None
     temperature: float = 1.0

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tango_hpc.config.schema import OptimizerConfig, RoleConfig
 from tango_hpc.data.packing import pack
-from tango_hpc.equations import policy_loss_terms
+from tango_hpc.equations import policy_loss_terms, token_weights
 from tango_hpc.model.shape import ModelShape, check_parallel
 from tango_hpc.parallel.groups import PolicyGroups
 from tango_hpc.parallel.megatron_cpu import megatron_on_cpu
@@ -72,6 +72,7 @@ class Policy:
             max_tokens=settings.micro_batch_tokens,
             min_micro_batches=self.groups.pipeline_size,
         )
+        self.max_response_tokens = settings.max_response_tokens
         self.dtype, self.device = DTYPES[dtype], this_device()
         self._frequencies = rope_frequencies(self.hf_config, self.shape.head_dim)
         with megatron_on_cpu():
@@ -140,13 +141,13 @@ class Policy:
     def update(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> UpdateStats:
         """One optimizer step on Eq. 1, with the policy before the step as pi_old unless sequences say otherwise.
 
-        The mean over a response's tokens and then over responses has global denominators, so the result does not
-        depend on the layout. Sequences need advantages, and reference log-probabilities if `kl_coef` is not 0; where
-        a batch gets several updates, also the `old_logprobs` from before the first one (see `prepare`).
+        The loss is averaged over tokens and responses with global denominators, so the result does not depend on
+        the layout. Sequences need advantages, and reference log-probabilities if `kl_coef` is not 0; where a batch
+        gets several updates, also the `old_logprobs` from before the first one (see `prepare`).
         """
-        lengths_S = np.array([len(sequence.response_ids) for sequence in sequences])
-        num_responses = int((lengths_S > 0).sum())
-        weights_N = self._to_device(np.repeat(1.0 / (np.maximum(lengths_S, 1) * max(num_responses, 1)), lengths_S))
+        lengths_S = [len(sequence.response_ids) for sequence in sequences]
+        num_responses = sum(length > 0 for length in lengths_S)
+        weights_N = self._to_device(token_weights(lengths_S, loss.loss_average, self.max_response_tokens))
         advantages_N = self._flat(sequences, "advantages")
         rollout_N = self._flat(sequences, "rollout_logprobs") if _all_have(sequences, "rollout_logprobs") else None
         if loss.importance_cap is not None and rollout_N is None:
@@ -165,6 +166,9 @@ class Policy:
                 clip_low=loss.clip_low,
                 clip_high=loss.clip_high,
                 kl_coef=loss.kl_coef,
+                kl_estimator=loss.kl_estimator,
+                entropies_T=entropy_R,
+                entropy_coef=loss.entropy_coef,
                 importance_weights_T=(
                     None if loss.importance_cap is None else gap_R.exp().clamp(max=loss.importance_cap)
                 ),

@@ -29,7 +29,8 @@ def vocab_parallel_logprobs(
     """(log-probability of each target, entropy of each distribution), both [T] float32, in nats.
 
     `weight_VK` holds this rank's equal share of the padded vocabulary; rows past `vocab_size` take no part.
-    Gradients flow through the log-probabilities into hidden states and weight; the entropy is a metric.
+    Both are those of the logits divided by `temperature`. Gradients flow through either into hidden states and
+    weight; those of the entropy are computed only where it is part of a loss.
     """
     rows = weight_VK.shape[0]
     start = group.rank() * rows
@@ -45,6 +46,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden_TK, weight_VK, targets_T, group, num_rows, scale, chunk):
+        ctx.set_materialize_grads(False)  # an output that no loss uses costs nothing in the backward pass
         ctx.full_shape = weight_VK.shape
         weight_VK = weight_VK.detach()[:num_rows]
         num_tokens = hidden_TK.shape[0]
@@ -72,24 +74,26 @@ class _VocabParallelLogprobs(torch.autograd.Function):
         sum_T = (sums_RT * factor_RT).sum(dim=0)
         normaliser_T = largest_T + sum_T.log()
         entropy_T = normaliser_T - (weighted_RT * factor_RT).sum(dim=0) / sum_T
-        ctx.save_for_backward(hidden_TK, weight_VK, targets_T, normaliser_T)
+        ctx.save_for_backward(hidden_TK, weight_VK, targets_T, normaliser_T, entropy_T)
         ctx.group, ctx.scale, ctx.chunk = group, scale, chunk
-        ctx.mark_non_differentiable(entropy_T)
         return target_RT.sum(dim=0) - normaliser_T, entropy_T
 
     @staticmethod
-    def backward(ctx, grad_T, _grad_entropy):
-        hidden_TK, weight_VK, targets_T, normaliser_T = ctx.saved_tensors
+    def backward(ctx, grad_T, grad_entropy_T):
+        hidden_TK, weight_VK, targets_T, normaliser_T, entropy_T = ctx.saved_tensors
         num_rows = weight_VK.shape[0]
+        grad_T = torch.zeros_like(normaliser_T) if grad_T is None else grad_T
         grad_hidden = torch.zeros_like(hidden_TK)
         grad_weight = torch.zeros(ctx.full_shape, dtype=torch.float32, device=weight_VK.device)
         for first in range(0, hidden_TK.shape[0] if num_rows else 0, ctx.chunk):
             part = slice(first, first + ctx.chunk)
-            grad_logits = (_logits(hidden_TK[part], weight_VK, ctx.scale) - normaliser_T[part, None]).exp_()
-            owned, index = _owned(targets_T[part], num_rows)
-            grad_logits.scatter_add_(-1, index[:, None], -owned[:, None])
-            grad_logits *= (-ctx.scale * grad_T[part])[:, None]
-            grad_logits = grad_logits.to(hidden_TK.dtype)
+            by_entropy = None if grad_entropy_T is None else (ctx.scale * grad_entropy_T[part], entropy_T[part])
+            grad_logits = _grad_logits_(
+                _logits(hidden_TK[part], weight_VK, ctx.scale) - normaliser_T[part, None],
+                targets_T[part],
+                ctx.scale * grad_T[part],
+                by_entropy,
+            ).to(hidden_TK.dtype)
             grad_hidden[part] = grad_logits @ weight_VK
             grad_weight[:num_rows] += grad_logits.t() @ hidden_TK[part]
         if ctx.group.size() > 1:
@@ -101,6 +105,26 @@ def _logits(hidden_TK: Tensor, weight_VK: Tensor, scale: float) -> Tensor:
     """Scaled logits in float32, whatever the weights are in."""
     logits = (hidden_TK @ weight_VK.t()).float()
     return logits if scale == 1.0 else logits * scale
+
+
+def _grad_logits_(
+    logprobs_TV: Tensor, targets_T: Tensor, grad_T: Tensor, by_entropy: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """d loss / d logits from d loss / d (target's log-probability) and, if asked, (d loss / d entropy, entropy).
+
+    d log p_target / d logit_i = [i = target] − p_i, and d H / d logit_i = −p_i (log p_i + H). Overwrites
+    `logprobs_TV`: the entropy's part takes no more memory than the logits took while they were made.
+    """
+    grad_logits = logprobs_TV.exp_() if by_entropy is None else logprobs_TV.exp()
+    if by_entropy is not None:
+        grad_entropy_T, entropy_T = by_entropy
+        logprobs_TV.add_(entropy_T[:, None]).mul_(grad_logits).mul_(-grad_entropy_T[:, None])
+    owned, index = _owned(targets_T, logprobs_TV.shape[1])
+    grad_logits.scatter_add_(-1, index[:, None], -owned[:, None])
+    grad_logits *= -grad_T[:, None]
+    if by_entropy is not None:
+        grad_logits += logprobs_TV
+    return grad_logits
 
 
 def _owned(targets_T: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:

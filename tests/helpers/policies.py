@@ -13,6 +13,7 @@ def policy_of(
     *,
     dtype: str = "float32",
     micro_batch_tokens: int = 256,
+    max_response_tokens: int = 2048,
     reference_dir: Path | None = None,
     recompute: bool = False,
     **options: Any,
@@ -25,6 +26,7 @@ def policy_of(
         model=ModelConfig(path=Path(model_dir), reference_path=reference_dir),
         parallel=ParallelConfig(tensor=tensor, pipeline=pipeline),
         micro_batch_tokens=micro_batch_tokens,
+        max_response_tokens=max_response_tokens,
         recompute_activations=recompute,
     )
     return Policy(settings, dtype, **options)

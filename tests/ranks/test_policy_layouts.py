@@ -41,13 +41,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
     },
 }
-CASES = [(family, *layout) for family in FAMILIES for layout in LAYOUTS] + [("qwen3", 1, 4)]
 VOCAB = 107
 # A large epsilon makes the step nearly proportional to the gradient, so that a wrong gradient shows and rounding of
 # gradients that are zero in theory (key biases) does not. Clipping takes effect.
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, epsilon=1e-3, clip_grad_norm=0.5, weight_decay=0.1)
-LOSS = {"clip_low": 0.2, "clip_high": 0.3, "kl_coef": 0.1, "importance_cap": 1.5, "temperature": 0.8}
 TEMPERATURE = 0.8
+EQ1 = {
+    "clip_low": 0.2,
+    "clip_high": 0.3,
+    "kl_coef": 0.1,
+    "kl_estimator": "k3",
+    "entropy_coef": 0.0,
+    "loss_average": "response",
+    "importance_cap": 1.5,
+    "temperature": TEMPERATURE,
+}
+LOSSES: dict[str, dict[str, Any]] = {
+    "eq1": EQ1,
+    "token": EQ1 | {"loss_average": "token", "kl_estimator": "k2", "entropy_coef": 0.5},
+    "constant": EQ1 | {"loss_average": "constant", "kl_estimator": "k1", "entropy_coef": 0.5},
+}
+MAX_RESPONSE = 25
+CASES = [
+    *((family, *layout, "eq1") for family in FAMILIES for layout in LAYOUTS),
+    ("qwen3", 1, 4, "eq1"),
+    *(("qwen2", *layout, loss) for loss in ("token", "constant") for layout in ((1, 1), (2, 2))),
+]
 
 
 def batch() -> list[TrainSequence]:
@@ -60,18 +79,19 @@ def every_next_token() -> list[TrainSequence]:
 
 
 def run_all(folder: Path) -> dict[str, dict[str, Any]]:
-    """On each rank: all families and layouts."""
+    """On each rank: all families, layouts and losses."""
     from tango_hpc.policy.hf_io import export_weights
     from tango_hpc.policy.loss import LossSettings
 
     results = {}
-    for family, tensor, pipeline in CASES:
-        layout = f"{family}-{tensor}x{pipeline}"
+    for family, tensor, pipeline, loss in CASES:
+        layout = f"{family}-{tensor}x{pipeline}-{loss}"
         policy = policy_of(
             folder / family,
             tensor,
             pipeline,
             micro_batch_tokens=70,
+            max_response_tokens=MAX_RESPONSE,
             reference_dir=folder / f"{family}-reference",
             optimizer=OPTIMIZER,
             with_reference=True,
@@ -95,13 +115,13 @@ def run_all(folder: Path) -> dict[str, dict[str, Any]]:
             "reference": reference,
             "distribution": np.concatenate(policy.logprobs(every_next_token())),
             "sft_loss": policy.evaluate_sft(sequences),
-            "stats": asdict(policy.update(sequences, LossSettings(**LOSS))),
+            "stats": asdict(policy.update(sequences, LossSettings(**LOSSES[loss]))),
         }
         policy.export_hf(folder / f"{layout}-updated")
         # The second of two updates on this batch: the policy before the first one stays the old one.
         for sequence, logprobs in zip(sequences, results[layout]["logprobs"], strict=True):
             sequence.old_logprobs = logprobs.tolist()
-        results[layout]["second"] = asdict(policy.update(sequences, LossSettings(**LOSS)))
+        results[layout]["second"] = asdict(policy.update(sequences, LossSettings(**LOSSES[loss])))
         policy.export_hf(folder / f"{layout}-updated twice")
     return results
 
@@ -122,11 +142,12 @@ def on_ranks(folder: Path) -> list[dict[str, dict[str, Any]]]:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path) -> dict[str, dict[str, Any]]:
-    return {family: by_transformers(folder, family) for family in FAMILIES}
+def expected(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    pairs = dict.fromkeys((family, loss) for family, _, _, loss in CASES)
+    return {(family, loss): by_transformers(folder, family, LOSSES[loss]) for family, loss in pairs}
 
 
-def by_transformers(folder: Path, family: str) -> dict[str, Any]:
+def by_transformers(folder: Path, family: str, settings: dict[str, Any]) -> dict[str, Any]:
     """The same numbers from transformers' model in float64, one sequence at a time, and PyTorch's own AdamW."""
     model = AutoModelForCausalLM.from_pretrained(folder / family, dtype=torch.float64)
     frozen = AutoModelForCausalLM.from_pretrained(folder / f"{family}-reference", dtype=torch.float64)
@@ -167,16 +188,25 @@ def by_transformers(folder: Path, family: str) -> dict[str, Any]:
         """One step on Eq. 1, with the model as it was read as the old policy."""
         loss, kl, gaps, clipped = torch.zeros((), dtype=torch.float64), [], [], []
         for number, sequence in enumerate(sequences):
-            logprobs = of_response(distributions(model, sequence, TEMPERATURE), sequence)
+            spread = distributions(model, sequence, TEMPERATURE)
+            logprobs, entropy = of_response(spread, sequence), -(spread.exp() * spread).sum(-1)
             old, reference = (torch.tensor(result[name][number]) for name in ("logprobs", "reference"))
             gap = old - torch.tensor(sequence.rollout_logprobs)
-            weight = gap.exp().clamp(max=LOSS["importance_cap"])
+            weight = gap.exp().clamp(max=settings["importance_cap"])
             ratio, advantages = (logprobs - old).exp(), torch.tensor(sequence.advantages)
-            bounded = ratio.clamp(1 - LOSS["clip_low"], 1 + LOSS["clip_high"])
+            bounded = ratio.clamp(1 - settings["clip_low"], 1 + settings["clip_high"])
             difference = reference - logprobs
-            penalty = difference.exp() - difference - 1
-            terms = weight * torch.minimum(ratio * advantages, bounded * advantages) - LOSS["kl_coef"] * penalty
-            loss = loss - terms.mean() / len(sequences)
+            penalty = {"k1": -difference, "k2": difference**2 / 2, "k3": difference.exp() - difference - 1}[
+                settings["kl_estimator"]
+            ]
+            terms = weight * torch.minimum(ratio * advantages, bounded * advantages) - settings["kl_coef"] * penalty
+            terms = terms + settings["entropy_coef"] * entropy
+            count = {
+                "response": len(sequences) * len(terms),
+                "token": sum(len(sequence.response_ids) for sequence in sequences),
+                "constant": len(sequences) * MAX_RESPONSE,
+            }
+            loss = loss - terms.sum() / count[settings["loss_average"]]
             kl.append(penalty.detach())
             gaps.append(gap.abs())
             clipped.append((bounded * advantages < ratio * advantages).double())
@@ -200,23 +230,25 @@ def by_transformers(folder: Path, family: str) -> dict[str, Any]:
 
 def cases() -> list[Any]:
     return [
-        pytest.param(family, f"{family}-{tensor}x{pipeline}", id=f"{family}-{tensor}x{pipeline}")
-        for family, tensor, pipeline in CASES
+        pytest.param(family, loss, f"{family}-{tensor}x{pipeline}-{loss}", id=f"{family}-{tensor}x{pipeline}-{loss}")
+        for family, tensor, pipeline, loss in CASES
     ]
 
 
-@pytest.mark.parametrize(("family", "layout"), cases())
-def test_forward_matches_transformers(family: str, layout: str, on_ranks: Any, expected: Any) -> None:
-    mine, theirs = on_ranks[0][layout], expected[family]
+@pytest.mark.parametrize(("family", "loss", "layout"), cases())
+def test_forward_matches_transformers(family: str, loss: str, layout: str, on_ranks: Any, expected: Any) -> None:
+    mine, theirs = on_ranks[0][layout], expected[family, loss]
     np.testing.assert_allclose(mine["distribution"], theirs["distribution"], atol=2e-5)
     for name in ("logprobs", "entropy", "reference"):
         np.testing.assert_allclose(np.concatenate(mine[name]), np.concatenate(theirs[name]), atol=2e-5)
     assert mine["sft_loss"] == pytest.approx(theirs["sft_loss"], abs=1e-5)
 
 
-@pytest.mark.parametrize(("family", "layout"), cases())
-def test_one_step_matches_autograd(family: str, layout: str, on_ranks: Any, expected: Any, folder: Path) -> None:
-    stats, theirs = on_ranks[0][layout]["stats"], expected[family]
+@pytest.mark.parametrize(("family", "loss", "layout"), cases())
+def test_one_step_matches_autograd(
+    family: str, loss: str, layout: str, on_ranks: Any, expected: Any, folder: Path
+) -> None:
+    stats, theirs = on_ranks[0][layout]["stats"], expected[family, loss]
     assert stats["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
     assert stats["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
     assert stats["kl"] == pytest.approx(theirs["kl"], abs=1e-5)
@@ -232,11 +264,11 @@ def test_one_step_matches_autograd(family: str, layout: str, on_ranks: Any, expe
         torch.testing.assert_close(tensor.double(), theirs["weights"][name], atol=1e-5, rtol=0, msg=name)
 
 
-@pytest.mark.parametrize(("family", "layout"), cases())
+@pytest.mark.parametrize(("family", "loss", "layout"), cases())
 def test_a_second_step_on_a_batch_clips_by_the_policy_before_the_first(
-    family: str, layout: str, on_ranks: Any, expected: Any, folder: Path
+    family: str, loss: str, layout: str, on_ranks: Any, expected: Any, folder: Path
 ) -> None:
-    stats, theirs = on_ranks[0][layout]["second"], expected[family]["second"]
+    stats, theirs = on_ranks[0][layout]["second"], expected[family, loss]["second"]
     assert 0.1 < theirs["clip_share"] < 0.9
     assert stats["clip_share"] == pytest.approx(theirs["clip_share"], abs=1e-6)
     assert stats["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
@@ -247,8 +279,8 @@ def test_a_second_step_on_a_batch_clips_by_the_policy_before_the_first(
         torch.testing.assert_close(tensor.double(), theirs["weights"][name], atol=5e-5, rtol=0, msg=name)
 
 
-@pytest.mark.parametrize(("family", "layout"), cases())
-def test_export_gives_back_what_was_imported(family: str, layout: str, on_ranks: Any, folder: Path) -> None:
+@pytest.mark.parametrize(("family", "loss", "layout"), cases())
+def test_export_gives_back_what_was_imported(family: str, loss: str, layout: str, on_ranks: Any, folder: Path) -> None:
     out = folder / f"{layout}-untouched"
     index = json.loads((out / "model.safetensors.index.json").read_text())
     assert sorted({*index["weight_map"].values()}) == sorted(path.name for path in out.glob("*.safetensors"))

@@ -69,6 +69,53 @@ def test_eq1_kl_is_k3_and_differentiable():
     close(gradient, -2.0 + 0.1 * (1 - math.exp(-1)))
 
 
+@pytest.mark.parametrize(
+    ("estimator", "kl", "gradient"),
+    [
+        ("k1", -2.0, 1.0),  # −log r; d(log π_θ − log π_ref) = 1 wherever the reference is
+        ("k2", 2.0, -2.0),  # 2² / 2; d = −log r
+        ("k3", math.exp(2) - 3, 1 - math.exp(2)),  # e² − 1 − 2; d = 1 − r
+    ],
+)
+def test_eq1_kl_estimators(estimator, kl, gradient):
+    # log r = 1 − (−1) = 2: the reference gives the token e² times what the policy does; the advantage is 0
+    reference = torch.tensor([1.0], dtype=torch.float64)
+    loss, actual, _, slope = loss_of(1.0, 0.0, ref_logprobs_T=reference, kl_coef=0.1, kl_estimator=estimator)
+    close(actual, kl)
+    close(loss, 0.1 * kl)
+    close(slope, 0.1 * gradient)
+
+
+def test_eq1_kl_is_not_clamped():
+    # log r = 4 − (−1) = 5: k3 = e⁵ − 6 = 142.4, which the authors' code cuts to 10
+    reference = torch.tensor([4.0], dtype=torch.float64)
+    _, kl, _, gradient = loss_of(1.0, 0.0, ref_logprobs_T=reference, kl_coef=1.0)
+    close(kl, math.exp(5) - 6)
+    close(gradient, 1 - math.exp(5))
+
+
+def expected_penalty_gradient(policy: torch.Tensor, reference: torch.Tensor, estimator) -> torch.Tensor:
+    """Mean, over tokens drawn from softmax(policy), of the gradient of the penalty on each of them."""
+    logits = policy.clone().requires_grad_()
+    logprobs = logits.log_softmax(-1)
+    penalties = equations.kl_penalties(reference.log_softmax(-1) - logprobs, estimator)
+    (gradient,) = torch.autograd.grad((logprobs.detach().exp() * penalties).sum(), logits)
+    return gradient
+
+
+def test_on_average_k2_pulls_by_one_kl_k3_by_the_other_and_k1_not_at_all():
+    policy = torch.tensor([0.3, -1.0, 2.0, 0.0], dtype=torch.float64)
+    reference = torch.tensor([1.0, 0.5, -0.7, 0.2], dtype=torch.float64)
+    logits = policy.clone().requires_grad_()
+    mine, theirs = logits.log_softmax(-1), reference.log_softmax(-1)
+    (reverse,) = torch.autograd.grad((mine.exp() * (mine - theirs)).sum(), logits, retain_graph=True)
+    (forward,) = torch.autograd.grad((theirs.exp() * (theirs - mine)).sum(), logits)
+    assert reverse.abs().max() > 0.1 and forward.abs().max() > 0.1
+    close(expected_penalty_gradient(policy, reference, "k1"), torch.zeros(4))
+    close(expected_penalty_gradient(policy, reference, "k2"), reverse)
+    close(expected_penalty_gradient(policy, reference, "k3"), forward)
+
+
 def test_eq1_importance_weight_scales_the_policy_term_only():
     reference = torch.tensor([-2.0], dtype=torch.float64)
     weights = torch.tensor([0.5], dtype=torch.float64, requires_grad=True)
@@ -78,8 +125,52 @@ def test_eq1_importance_weight_scales_the_policy_term_only():
     assert weights.grad is None
 
 
+def test_eq1_entropy_bonus():
+    # on policy with A = 2 and weight 0.5: −0.5 · 2; the bonus −0.01 · 3 is not weighted; d loss / d H = −0.01
+    entropies = torch.tensor([3.0], dtype=torch.float64, requires_grad=True)
+    options = {"importance_weights_T": torch.tensor([0.5], dtype=torch.float64), "entropies_T": entropies}
+    close(loss_of(1.0, 2.0, entropy_coef=0.01, **options)[0], -1.03)
+    reference = torch.tensor([-2.0], dtype=torch.float64)  # and with a KL penalty of 0.1 · e^−1 as above
+    loss, kl, _, gradient = loss_of(1.0, 2.0, entropy_coef=0.01, ref_logprobs_T=reference, kl_coef=0.1, **options)
+    close([loss, kl, gradient], [-1.03 + 0.1 * math.exp(-1), math.exp(-1), -1.0 + 0.1 * (1 - math.exp(-1))])
+    ones = torch.ones(1, dtype=torch.float64)
+    loss_T = equations.policy_loss_terms(
+        ones, ones, ones, None, clip_low=0.2, clip_high=0.2, kl_coef=0.0, entropies_T=entropies, entropy_coef=0.01
+    )[0]
+    close(torch.autograd.grad(loss_T.sum(), entropies)[0], [-0.01])
+
+
+def test_eq1_without_entropy_bonus_leaves_the_entropies_out_of_the_loss():
+    logprobs = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+    entropies = torch.tensor([3.0], dtype=torch.float64, requires_grad=True)
+    loss_T, _, _ = equations.policy_loss_terms(
+        logprobs, logprobs, logprobs, None, clip_low=0.2, clip_high=0.2, kl_coef=0.0, entropies_T=entropies
+    )
+    loss_T.sum().backward()
+    assert logprobs.grad is not None and entropies.grad is None
+
+
 def test_eq1_without_reference_has_zero_kl():
     assert loss_of(1.0, 2.0)[1] == 0.0
+
+
+# Two responses of 1 and 3 tokens, and one without any, which counts as none
+@pytest.mark.parametrize(
+    ("average", "weights"),
+    [
+        ("response", [1 / 2, 1 / 6, 1 / 6, 1 / 6]),  # 1 / (1 · 2), then 1 / (3 · 2)
+        ("token", [1 / 4, 1 / 4, 1 / 4, 1 / 4]),  # four tokens in all
+        ("constant", [1 / 20, 1 / 20, 1 / 20, 1 / 20]),  # 2 responses of at most 10 tokens
+    ],
+)
+def test_loss_averages(average, weights):
+    close(equations.token_weights([1, 0, 3], average, 10), weights)
+
+
+@pytest.mark.parametrize("average", ["response", "token", "constant"])
+@pytest.mark.parametrize("lengths", [[], [0, 0]])
+def test_loss_averages_of_no_tokens_are_empty(average, lengths):
+    assert equations.token_weights(lengths, average, 10).shape == (0,)
 
 
 # Eqs. 2 and 3
