@@ -78,9 +78,10 @@ def kl_penalties(log_r_T: Tensor, estimator: KlEstimator) -> Tensor:
     """Estimates of KL(π_θ ‖ π_ref), in nats, from log_r_t = log π_ref − log π_θ of the sampled tokens. Shape (T,).
 
     k1 = −log r, k2 = (log r)² / 2, k3 = r − 1 − log r (J. Schulman, "Approximating KL Divergence", 2020). k1 and k3
-    have the divergence as their mean, k2 nearly; k2 and k3 are never negative; GRPO uses k3. A penalty acts by its
-    gradient, and its mean over tokens of π_θ is another matter: that of k2 is the gradient of KL(π_θ ‖ π_ref), that
-    of k3 is the gradient of KL(π_ref ‖ π_θ), that of k1 is 0, so that k1 adds noise and does not hold the policy.
+    have the divergence as their mean, k2 nearly where the two are close; k2 and k3 are never negative; GRPO uses k3.
+    A penalty acts by its gradient, whose mean over tokens of π_θ is another matter: that of k2 is the gradient of
+    KL(π_θ ‖ π_ref), that of k3 the gradient of KL(π_ref ‖ π_θ), that of k1 is 0, so that k1 adds noise and does not
+    hold the policy.
 
     The authors' code has k2 as "mse" and k3 as "low_var_kl". Departure: it clamps k3 to 10, and a token beyond that
     (r above 13.6 or below e^−11) has no gradient of the penalty there; nothing is clamped here. Its k2 is this one.
