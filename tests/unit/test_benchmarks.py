@@ -19,6 +19,7 @@ from tango_hpc.data.tables import read_rows
 from tango_hpc.grading import GradingPool, mathematics
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.tasks import get_task
+from tango_hpc.tasks.evaluated import BenchmarkTask
 
 REAL = Path(__file__).parents[3] / "shared/data"
 needs_real_data = pytest.mark.skipif(not REAL.is_dir(), reason=f"real data sets are not at {REAL}")
@@ -57,6 +58,19 @@ def test_the_answer_of_our_format_comes_before_any_other_box():
     assert extract(r"<think><step>\boxed{1}</step></think><answer>\boxed{2}</answer> or \boxed{3}") == "2"
     assert extract(r"So it is \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
     assert extract("no box at all") is None
+
+
+def test_training_and_evaluation_read_one_answer_from_a_response(pool):
+    """A box anywhere counts, in every task and benchmark alike; before, training wanted it in the answer element."""
+    responses = [
+        r"So \boxed{te}.",
+        r"\boxed{a}<answer>\boxed{te}</answer>",
+        "<answer>te</answer>",
+        r"\boxed{a} \boxed{te",
+    ]
+    tasks = [get_task("math"), get_task("last_letter"), BenchmarkTask(benchmarks.get_benchmark("gsm8k"), pool)]
+    for task in tasks:
+        assert [task.answer(response) for response in responses] == ["te", "te", None, None]
 
 
 def test_olympiadbench_uses_unit_tolerance_and_number_of_answers(pool):
