@@ -220,6 +220,7 @@ BenchmarkName = Literal[
     "boardgameqa",
     "cruxeval",
     "strategyqa",
+    "strategyqa_plain",
     "tablebench",
     "processbench",
     "task",

@@ -25,10 +25,9 @@ def number(gold: str, answer: str) -> bool:
 
 
 def label(gold: str, answer: str, labels: Sequence[str], synonyms: Mapping[str, str] | None = None) -> bool:
-    """Yes or no, proved or disproved: exactly one of `labels` (or its synonym) must be the whole answer."""
-    given = words(clean(answer))
-    given = (synonyms or {}).get(given, given)
-    return given in labels and given == words(gold)
+    """Yes or no, true or false: exactly one of `labels` (or its synonym) must be the whole answer, as of the gold one."""
+    given, wanted = ((synonyms or {}).get(text, text) for text in (words(clean(answer)), words(gold)))
+    return given in labels and given == wanted
 
 
 def choice(gold: str, answer: str) -> bool:

@@ -92,12 +92,29 @@ def test_cruxeval_answers_may_hold_braces_that_do_not_pair_up(pool):
     assert "```python\ndef f(x):\n    return x\n```" in statement and "`f('}')`" in statement
 
 
-@pytest.mark.parametrize("name, gold, wrong", [("boardgameqa", "unknown", "proved"), ("strategyqa", "yes", "no")])
+@pytest.mark.parametrize(
+    "name, gold, wrong",
+    [
+        ("boardgameqa", "Uncertain", "True"),
+        ("boardgameqa", "False", "proved"),
+        ("strategyqa", "True", "False"),
+        ("strategyqa_plain", "yes", "no"),
+    ],
+)
 def test_labels_are_asked_for_and_compared(pool, name, gold, wrong):
     one = row(name, answer=gold)
     assert gold in benchmarks.get_benchmark(name).statement(one)
     assert right(pool, name, one, rf"<answer>\boxed{{\text{{{gold.title()}}}}}</answer>")
     assert not right(pool, name, one, rf"\boxed{{{wrong}}}")
+
+
+def test_labels_of_other_words_count_as_those_that_they_mean(pool):
+    game = row("boardgameqa", answer="False")
+    assert [right(pool, "boardgameqa", game, rf"\boxed{{{word}}}") for word in ("disproved", "No", "unknown", "false it is")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert right(pool, "boardgameqa", row("boardgameqa", answer="unknown"), r"\boxed{Uncertain}")  # prepared before
+    assert right(pool, "strategyqa", row("strategyqa", answer="True"), r"\boxed{yes}")
 
 
 @pytest.mark.parametrize(

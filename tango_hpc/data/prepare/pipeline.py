@@ -19,6 +19,7 @@ from tango_hpc.data.tables import MADE_WITH, check_table, read_made_with
 from tango_hpc.errors import UserError
 from tango_hpc.files import parquet_writer
 
+TRAINING_QUESTION_CHARACTERS = 6000
 _ROWS_PER_GROUP = 4096
 
 
@@ -29,6 +30,7 @@ class Report:
     name: str
     split: str
     files: list[str]
+    authors_rows: int | None = None
     read: int = 0
     kept: int = 0
     not_part: int = 0
@@ -61,6 +63,10 @@ class Report:
                 lines.append(
                     f"  {count:>8,} {label}" + (f": {', '.join(ids)}{', ...' * (count > len(ids))}" if ids else "")
                 )
+        if self.authors_rows not in (None, self.kept):
+            lines.append(
+                f"  the paper's authors evaluate on {self.authors_rows:,}: figures are not of the same questions"
+            )
         return lines
 
 
@@ -75,13 +81,15 @@ def prepare(
     split: str | None = None,
     exclude: Iterable[Path] = (),
     keep_overlap: bool = False,
-    max_question_characters: int = 6000,
+    max_question_characters: int | None = None,
     limit: int | None = None,
 ) -> Report:
     """Prepare data set `name` from `source` (path or hub id; default: its hub data set) into the Parquet file `out`.
 
     exclude: prepared evaluation files, or folders of them; their questions are left out, reworded ones too (`overlap`). A
     training split needs it, unless `keep_overlap` says that the overlap is wanted.
+    max_question_characters: longer questions are dropped; by default those of training splits above
+    `TRAINING_QUESTION_CHARACTERS`, and none that are evaluated on.
     Rows are streamed: half a million take the memory of their 64-bit fingerprints. A JSON report goes beside `out`,
     which carries these settings itself, the excluded sets by what they hold.
     Raises `UserError` for whatever is wrong with the request or the files.
@@ -96,6 +104,8 @@ def prepare(
             f"{name} ({split}) is trained on: give --exclude with the evaluation sets that you prepared (a folder or "
             "files), so that their questions are left out, or --keep-overlap"
         )
+    if max_question_characters is None and data_set.is_training(split):
+        max_question_characters = TRAINING_QUESTION_CHARACTERS
     held_out, excluded = _held_out(exclude)
     made_with = {
         "data_set": name,
@@ -107,7 +117,13 @@ def prepare(
         "limit": limit,
     }
     files = find_files(source or data_set.hub, data_set.patterns(split))
-    report = Report(name, split, [str(file) for file in files], in_evaluation_sets=dict.fromkeys(held_out.names, 0))
+    report = Report(
+        name,
+        split,
+        [str(file) for file in files],
+        authors_rows=data_set.authors_rows if split == data_set.default_split and limit is None else None,
+        in_evaluation_sets=dict.fromkeys(held_out.names, 0),
+    )
     rows = _checked_rows(name, data_set, files, report, held_out, max_question_characters)
     _write(out, rows, report, limit, made_with)
     if not report.kept:
@@ -118,7 +134,7 @@ def prepare(
 
 
 def _checked_rows(name: str, data_set: DataSet, files: list[Path], report: Report, held_out: HeldOut,
-                  max_question_characters: int) -> Iterator[PreparedRow]:  # fmt: skip
+                  max_question_characters: int | None) -> Iterator[PreparedRow]:  # fmt: skip
     seen: dict[int, int] = {}  # question -> answer, as fingerprints
     index, current = -1, None
     for file, record in read_records(files):
@@ -139,7 +155,7 @@ def _checked_rows(name: str, data_set: DataSet, files: list[Path], report: Repor
             report.note(kind, row.id)
 
 
-def _fault(row: PreparedRow, seen: dict[int, int], report: Report, held_out: HeldOut, max_question_characters: int,
+def _fault(row: PreparedRow, seen: dict[int, int], report: Report, held_out: HeldOut, max_question_characters: int | None,
            questions_repeat: bool) -> str | None:  # fmt: skip
     """Why a row is dropped, counted in the report; None for a good one."""
     kind = None
@@ -147,7 +163,7 @@ def _fault(row: PreparedRow, seen: dict[int, int], report: Report, held_out: Hel
         kind = "missing_question"
     elif not row.answer:
         kind = "missing_answer"
-    elif len(row.question) > max_question_characters:
+    elif max_question_characters is not None and len(row.question) > max_question_characters:
         kind = "over_long"
     if kind is not None:
         setattr(report, kind, getattr(report, kind) + 1)
