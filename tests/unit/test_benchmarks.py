@@ -118,6 +118,21 @@ def test_labels_of_other_words_count_as_those_that_they_mean(pool):
 
 
 @pytest.mark.parametrize(
+    "gold, answer, correct",
+    [
+        ("'ab c'", "ab c", True), ("'ab c'", '"ab c"', True), ("'ab c'", "abc", False), ("''", "''", True),
+        ("''", " ", False), ("True", "1", True), ("[1, 2.0]", "[1.0,2]", True), ("[1, 2]", "(1, 2)", False),
+        ("'1'", "1", False), ("{1: 'a'}", "{1:'a'}", True), ("{1, 2}", "{2, 1}", True), ("4", "2+2", False),
+        ("[]", "__import__('os').getcwd()", False), ("1", "(" * 5000, False),
+    ],
+)  # fmt: skip
+def test_cruxeval_compares_by_value_and_takes_strings_without_quotes(pool, gold, answer, correct):
+    benchmark = benchmarks.get_benchmark("cruxeval")
+    verdict = pool.grade([benchmark.grade(row("cruxeval", "def f():\n    ...\n\nf()", gold), answer)])[0]
+    assert verdict.correct == correct
+
+
+@pytest.mark.parametrize(
     "judgements, prediction", [([1, 1, 1], -1), ([1, -1, 1], 1), ([-1, 0], 0), ([1, 0, -1], None), ([0], None)]
 )
 def test_processbench_predictions(judgements, prediction):
@@ -129,6 +144,19 @@ def test_processbench_solutions_become_solutions_of_our_format():
     solution = parse_solution(solution_text(one))
     assert solution.well_formed and solution.answer == "2"
     assert [step.text for step in solution.steps] == ["First, $1+1=2$.", r"So \boxed{2}."]
+
+
+def test_processbench_solutions_without_a_box_have_no_answer_element():
+    question = row("processbench", steps=["First, $1+1=2$.", "So there are 2."])
+    assert solution_text(question) == ("<think>\n<step>First, $1+1=2$.</step>\n<step>So there are 2.</step>\n</think>")
+
+
+@needs_real_data
+def test_no_real_processbench_solution_has_an_empty_box(tmp_path):
+    prepare("processbench", source=str(REAL / "processbench"), out=tmp_path / "rows.parquet")
+    texts = [solution_text(question) for question in read_rows(tmp_path / "rows.parquet", tuple(SCHEMA.names))]
+    assert not [text for text in texts if "\\boxed{}" in text.partition("<answer>")[2]]
+    assert sum("<answer>" not in text for text in texts) == 62 + 139  # of GSM8K's 400 and MATH's 1,000
 
 
 def test_the_math_task_grades_each_row_by_its_source():
