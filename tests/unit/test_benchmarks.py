@@ -84,6 +84,18 @@ def test_olympiadbench_uses_unit_tolerance_and_number_of_answers(pool):
     assert "separated by commas" in statement(several) and "km" in statement(row("olympiadbench", unit="km"))
 
 
+@pytest.mark.parametrize(
+    "gold, several",
+    [("$1$, $\\frac{1}{2}$", True), ("$-2,3$", True), ("$(1,2)$", False), ("$2^{1,5}$", False)],
+)
+def test_olympiadbench_answers_are_several_by_their_commas_where_the_mirror_does_not_say(gold, several):
+    benchmark, question = benchmarks.get_benchmark("olympiadbench"), row("olympiadbench", answer=gold)
+    assert ("separated by commas" in benchmark.statement(question)) == several
+    assert benchmark.grade(question, "x").options["several"] == several
+    told = row("olympiadbench", answer=gold, several=not several)
+    assert benchmark.grade(told, "x").options["several"] != several
+
+
 def test_cruxeval_answers_may_hold_braces_that_do_not_pair_up(pool):
     one = row("cruxeval", "def f(x):\n    return x\n\nf('}')", "'}'")
     assert right(pool, "cruxeval", one, r"<think><step>s</step></think><answer>\boxed{'}'}</answer>")

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from tango_hpc.data.prepare.rows import PreparedRow
 from tango_hpc.errors import UserError
-from tango_hpc.grading.latex import clean, split_top_level
 from tango_hpc.protocol.tags import last_box
 
 Record = Mapping[str, Any]
@@ -105,8 +104,7 @@ def competition(record: Record, file: Path, index: int) -> PreparedRow:
 def olympiadbench(record: Record, file: Path, index: int) -> PreparedRow | None:
     """English open-ended mathematics without images; unit, tolerance and number of answers go to the metadata.
 
-    Mirrors with the fields question and answer alone have neither unit nor tolerance; several answers stand there with
-    commas between them.
+    Mirrors with the fields question and answer alone have none of these.
     """
     if record.get("modality", "Text-only") != "Text-only" or record.get("language", "English") != "English":
         return None
@@ -116,12 +114,9 @@ def olympiadbench(record: Record, file: Path, index: int) -> PreparedRow | None:
         return None
     answers = _first(record, "final_answer", "answer")
     answer = answers if isinstance(answers, str) else ", ".join(map(_text, answers))
-    several = record.get("is_multiple_answer")
-    if several is None:
-        several = len(split_top_level(clean(answer), ",")) > 1
     context = record.get("context")
     metadata = {
-        "answer_type": record.get("answer_type"), "several": bool(several),
+        "answer_type": record.get("answer_type"), "several": record.get("is_multiple_answer"),
         "unit": record.get("unit"), "error": record.get("error"), "subfield": record.get("subfield"),
     }  # fmt: skip
     question = f"{context.strip()}\n\n{record['question']}" if context else _first(record, "question")
