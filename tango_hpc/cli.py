@@ -153,7 +153,10 @@ def data(
         list[Path] | None, typer.Option(help="Prepared evaluation sets to keep out (repeatable).")
     ] = None,
     keep_overlap: Annotated[bool, typer.Option(help="Train on questions of evaluation sets too.")] = False,
-    max_question_characters: Annotated[int, typer.Option(help="Longer questions are dropped.")] = 6000,
+    max_question_characters: Annotated[
+        int | None,
+        typer.Option(help="Longer questions are dropped; default: 6000 of training splits, else no limit."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Stop after so many rows.")] = None,
     kind: Annotated[str, typer.Option(help="last_letter: questions, generator_sft or verifier_sft.")] = "questions",
     rows: Annotated[int, typer.Option(help="last_letter: how many rows.")] = 20000,
@@ -170,8 +173,8 @@ def data(
 
     if name == "list":
         for key, data_set in DATA_SETS.items():
-            typer.echo(f"{key:14} {data_set.hub:42} {data_set.licence:12} {data_set.default_split}")
-        typer.echo(f"{'last_letter':14} (made by seed)")
+            typer.echo(f"{key:16} {data_set.hub:42} {data_set.licence:12} {data_set.default_split}")
+        typer.echo(f"{'last_letter':16} (made by seed)")
         return
     if out is None:
         raise UserError(f"give the file to write: tango data {name} --out {name}.parquet")

@@ -9,7 +9,7 @@ from tango_hpc.benchmarks.base import Benchmark
 # In the order of the paper's tables. The module of the same name holds BENCHMARK.
 NAMES = (
     "math500", "aime24", "aime25", "amc23", "olympiadbench", "gsm8k",
-    "boardgameqa", "cruxeval", "strategyqa", "tablebench", "processbench",
+    "boardgameqa", "cruxeval", "strategyqa", "strategyqa_plain", "tablebench", "processbench",
 )  # fmt: skip
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tango_hpc.grading.pool import GradeItem
-from tango_hpc.protocol.solution import parse_solution
-from tango_hpc.protocol.tags import last_box
+from tango_hpc.protocol.solution import find_answer
 
 QuestionRow = Mapping[str, Any]  # of a prepared Parquet file: id, question, answer, source, metadata
 Statement = Callable[[QuestionRow], str]
@@ -23,15 +22,6 @@ def question_alone(row: QuestionRow) -> str:
 def question_with(request: str) -> Statement:
     """The question with a request for the form of the answer under it, the same for all rows."""
     return lambda row: f"{row['question']}\n\n{request}"
-
-
-def boxed_answer(response: str) -> str | None:
-    r"""The answer of our own format, or else the last `\boxed{…}` anywhere in the response.
-
-    The second is for models that were never taught the format: their answers count as well. Which responses kept
-    the format is reported beside the accuracy.
-    """
-    return parse_solution(response).answer or last_box(response)
 
 
 def graded_by(rule: str, **options: object) -> Grade:
@@ -55,5 +45,5 @@ class Benchmark:
     title: str
     group: Literal["math", "out_of_domain", "verifier"]
     statement: Statement = question_alone
-    extract: Callable[[str], str | None] = boxed_answer
+    extract: Callable[[str], str | None] = find_answer
     grade: Grade = math_item

@@ -7,8 +7,12 @@ BENCHMARK = Benchmark(
     "BoardgameQA",
     "out_of_domain",
     statement=question_with(
-        "Answer with one word: proved if the statement in the question follows, disproved if its negation follows, "
-        "unknown if neither can be derived."
+        "Answer with one word: True if the statement in the question follows, False if its negation follows, "
+        "Uncertain if neither can be derived."
     ),
-    grade=graded_by("label", labels=["proved", "disproved", "unknown"], synonyms={"yes": "proved", "no": "disproved"}),
+    grade=graded_by(
+        "label",
+        labels=["true", "false", "uncertain"],
+        synonyms={"yes": "true", "no": "false", "proved": "true", "disproved": "false", "unknown": "uncertain"},
+    ),
 )

@@ -1,12 +1,13 @@
 """CRUXEval (Gu et al. 2024), output prediction: what does a Python function return for an input?
 
-The answer is a Python literal. Its braces need not pair up inside strings, so it is cut at the end of the answer
-element rather than at the brace that closes the box. Nothing is executed.
+The answer is a Python literal, compared by value; a string may lack its quotes. Its braces need not pair up inside
+strings, so it is cut at the end of the answer element rather than at the brace that closes the box. Nothing is executed.
 """
 
 import re
 
-from tango_hpc.benchmarks.base import Benchmark, QuestionRow, boxed_answer, graded_by
+from tango_hpc.benchmarks.base import Benchmark, QuestionRow, graded_by
+from tango_hpc.protocol.solution import find_answer
 
 _ANSWER = re.compile(r"<answer>\s*\\boxed\{(.*)\}\s*</answer>", re.DOTALL)
 
@@ -21,7 +22,7 @@ def _statement(row: QuestionRow) -> str:
 
 def _extract(response: str) -> str | None:
     match = _ANSWER.search(response)
-    return match[1].strip() or None if match else boxed_answer(response)
+    return match[1].strip() or None if match else find_answer(response)
 
 
 BENCHMARK = Benchmark(

@@ -18,11 +18,15 @@ ALL_RIGHT = -1
 
 
 def solution_text(row: QuestionRow) -> str:
-    """The sample's solution in our format; its answer is the last box that its steps give."""
+    """The sample's solution in our format; its answer is the last box that its steps give.
+
+    Where none gives one there is no answer element: an empty box would be a mistake that the sample has not made.
+    """
     steps = read_metadata(row)["steps"]
-    answer = last_box("\n".join(steps)) or ""
+    answer = last_box("\n".join(steps))
     body = "\n".join(f"<step>{step}</step>" for step in steps)
-    return f"<think>\n{body}\n</think>\n<answer>\\boxed{{{answer}}}</answer>"
+    solution = f"<think>\n{body}\n</think>"
+    return solution if answer is None else f"{solution}\n<answer>\\boxed{{{answer}}}</answer>"
 
 
 def num_steps(row: QuestionRow) -> int:

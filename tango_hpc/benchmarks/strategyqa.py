@@ -1,4 +1,4 @@
-"""StrategyQA (Geva et al. 2021): yes-or-no questions whose answer needs several facts."""
+"""StrategyQA (Geva et al. 2021) with its facts: is a statement true, given what it follows from?"""
 
 from tango_hpc.benchmarks.base import Benchmark, graded_by, question_with
 
@@ -6,6 +6,6 @@ BENCHMARK = Benchmark(
     "strategyqa",
     "StrategyQA",
     "out_of_domain",
-    statement=question_with("Answer yes or no."),
-    grade=graded_by("label", labels=["yes", "no"], synonyms={"true": "yes", "false": "no"}),
+    statement=question_with("Answer True or False, by these facts."),
+    grade=graded_by("label", labels=["true", "false"], synonyms={"yes": "true", "no": "false"}),
 )

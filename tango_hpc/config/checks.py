@@ -81,6 +81,8 @@ def _task_conflicts(config: Config) -> Iterator[str]:
         yield "eval.benchmarks: processbench asks the verifier, and there is none"
     if config.teacher is not None and config.teacher.shard >= config.teacher.num_shards:
         yield f"teacher.shard: {config.teacher.shard} is not below num_shards {config.teacher.num_shards} (they count from 0)"
+    if config.teacher is not None and config.teacher.test_rows is not None and config.teacher.test_share is not None:
+        yield "teacher.test_share: given beside teacher.test_rows; give one of them (the other null)"
     synthetic = config.task.last_letter
     if config.task.name != "last_letter" and synthetic is not None:
         yield f"task.last_letter: given, but task.name is {config.task.name}"

@@ -261,6 +261,7 @@ BenchmarkName = Literal[
     "boardgameqa",
     "cruxeval",
     "strategyqa",
+    "strategyqa_plain",
     "tablebench",
     "processbench",
     "task",
@@ -310,7 +311,13 @@ class TeacherConfig(Section):
     temperature: TemperatureOrGreedy = Field(0.1, description="0 is greedy; else 0.01 or more.")
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     samples: Positive = Field(1, description="Attempts at each question; the first that is right is kept.")
-    test_rows: Count = Field(500, description="Solutions set apart in test.parquet.")
+    test_rows: Count | None = Field(
+        None,
+        description="Solutions set apart in test.parquet, at most half; 500 if neither this nor test_share is given.",
+    )
+    test_share: Annotated[float, Field(ge=0.0, lt=1.0)] | None = Field(
+        None, description="Share of the solutions to set apart instead; the paper's authors take 0.1."
+    )
     chunk_questions: Positive = Field(1024, description="Questions between two saves.")
     max_questions: Positive | None = Field(None, description="Only the first so many questions.")
     num_shards: Positive = Field(1, description="Jobs that share the questions, as the tasks of an array.")

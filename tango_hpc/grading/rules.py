@@ -25,10 +25,9 @@ def number(gold: str, answer: str) -> bool:
 
 
 def label(gold: str, answer: str, labels: Sequence[str], synonyms: Mapping[str, str] | None = None) -> bool:
-    """Yes or no, proved or disproved: exactly one of `labels` (or its synonym) must be the whole answer."""
-    given = words(clean(answer))
-    given = (synonyms or {}).get(given, given)
-    return given in labels and given == words(gold)
+    """Yes or no, true or false: exactly one of `labels` (or its synonym) must be the whole answer, as of the gold one."""
+    given, wanted = ((synonyms or {}).get(text, text) for text in (words(clean(answer)), words(gold)))
+    return given in labels and given == wanted
 
 
 def choice(gold: str, answer: str) -> bool:
@@ -38,8 +37,11 @@ def choice(gold: str, answer: str) -> bool:
 
 
 def literal(gold: str, answer: str) -> bool:
-    """CRUXEval: two Python literals with equal value and equal types all the way down; nothing is executed."""
-    return _typed(gold) == _typed(answer) is not None
+    """CRUXEval: two Python literals that Python calls equal, so that 1, 1.0 and True are one; nothing is executed.
+
+    What is no literal is its own text: a string without its quotes counts.
+    """
+    return bool(answer.strip()) and _value(gold) == _value(answer)
 
 
 def table(gold: str, answer: str) -> bool:
@@ -85,22 +87,11 @@ def _number_in(text: str):
     return plain_number(split_unit(clean(text))[0])
 
 
-def _typed(text: str):
-    """A literal as nested (type, value) pairs, so that 1, 1.0 and True differ and dict order does not matter."""
+def _value(text: str) -> object:
     try:
-        return _with_types(ast.literal_eval(text.strip()))
+        return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-        return None
-
-
-def _with_types(value):
-    if isinstance(value, list | tuple):
-        return (type(value).__name__, tuple(map(_with_types, value)))
-    if isinstance(value, set):
-        return ("set", frozenset(map(_with_types, value)))
-    if isinstance(value, dict):
-        return ("dict", frozenset((_with_types(key), _with_types(item)) for key, item in value.items()))
-    return (type(value).__name__, repr(value) if isinstance(value, float) else value)
+        return text.strip()
 
 
 def _cells(text: str) -> list[str]:

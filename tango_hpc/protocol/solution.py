@@ -23,7 +23,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Solution:
-    """What was read from a generator's response. `answer` is None where no closed box stands in the answer element.
+    """What was read from a generator's response. `answer` is None where no closed box stands in the answer element;
+    graded is what `find_answer` finds.
 
     `well_formed`: exactly the grammar above, with at least one step and only white space between the elements.
     """
@@ -59,6 +60,15 @@ def parse_solution(text: str) -> Solution:
         and not (outside + after).strip()
     )
     return Solution(steps, answer, well_formed)
+
+
+def find_answer(text: str) -> str | None:
+    r"""The answer that a response is graded by, in training, in evaluation and by `tango score`.
+
+    What `parse_solution` reads from the answer element, or else what the last `\boxed{…}` of the whole text holds:
+    models that were never taught the format answer too. Whether the format was kept is counted apart.
+    """
+    return parse_solution(text).answer or last_box(text)
 
 
 def _read_steps(head: str) -> tuple[list[Step], list[str], str]:

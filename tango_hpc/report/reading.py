@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tango_hpc.errors import UserError
-from tango_hpc.protocol.solution import parse_solution
+from tango_hpc.protocol.solution import find_answer, parse_solution
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import RolloutRow, dumped_steps, read_rollouts
 
@@ -57,7 +57,7 @@ def step_views(row: RolloutRow) -> list[StepView]:
 def facts(row: RolloutRow) -> list[tuple[str, str, bool | None]]:
     """What there is to know of a response beside its text: (name, value, good or bad or neither)."""
     known: list[tuple[str, str, bool | None]] = []
-    answer = parse_solution(row.response_text if row.role == "generator" else row.solution_text or "").answer
+    answer = find_answer(row.response_text if row.role == "generator" else row.solution_text or "")
     known.append(("answer", "none" if answer is None else answer, None))
     known.append(("gold answer", str(row.gold_answer), None))
     correct = row.solution_correct

@@ -36,7 +36,7 @@ from tango_hpc.stages.responses import NOT_ASKED, ReadSolution, ReadVerification
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
 from tango_hpc.stages.sharing import on_all_ranks
 from tango_hpc.tasks import Task, get_task
-from tango_hpc.tasks.evaluated import AnyBox, BenchmarkTask
+from tango_hpc.tasks.evaluated import BenchmarkTask
 
 STAGE = "eval"
 AS_THEY_ARE = "model"
@@ -104,14 +104,17 @@ class BenchmarkRun:
         )
         if name == "processbench":
             return self._ask_verifier(rows)
-        own = get_task(self.config.task.name)
-        task: Task = AnyBox(own) if name == "task" else BenchmarkTask(benchmarks.get_benchmark(name), self.pool)
+        task: Task = (
+            get_task(self.config.task.name)
+            if name == "task"
+            else BenchmarkTask(benchmarks.get_benchmark(name), self.pool)
+        )
         generator = self.roles["generator"]
         assert isinstance(generator, Generator)
         solutions: list[ReadSolution] = []
         answers: list[Answer] = []
         for sample in (GREEDY, *range(self.settings.samples)):
-            seeds = request_seeds(self.config.seed, max(sample, 0), f"{task.name} sample", len(rows))
+            seeds = request_seeds(self.config.seed, max(sample, 0), f"{name} sample", len(rows))
             asked = generator.ask(task, rows, seeds, greedy=sample == GREEDY)
             solutions += asked
             answers += [_answer(solution, sample) for solution in asked]

@@ -75,9 +75,7 @@ def score_rows(rows: Sequence[RolloutRow], config: Config) -> list[RolloutRow]:
 
 def _score_generator(rows_N: list[RolloutRow], task: Task, config: Config) -> list[RolloutRow]:
     solutions_N = [parse_solution(row.response_text) for row in rows_N]
-    verdicts_N = task.grade_all(
-        [(_question(row), solution.answer) for row, solution in zip(rows_N, solutions_N, strict=True)]
-    )
+    verdicts_N = task.grade_all([(_question(row), task.answer(row.response_text)) for row in rows_N])
     correct_N = [verdict.correct for verdict in verdicts_N]
     verifications_N = [
         None
@@ -124,9 +122,7 @@ def _score_verifier(rows_N: list[RolloutRow], task: Task, config: Config) -> lis
         if row.solution_text is None:
             raise ValueError(f"response {row.response_id} has no solution_text: what was judged is not known")
     solutions_N = [parse_solution(row.solution_text or "") for row in rows_N]
-    verdicts_N = task.grade_all(
-        [(_question(row), solution.answer) for row, solution in zip(rows_N, solutions_N, strict=True)]
-    )
+    verdicts_N = task.grade_all([(_question(row), task.answer(row.solution_text or "")) for row in rows_N])
     correct_N = [verdict.correct for verdict in verdicts_N]
     verifications_N = [
         read_verification(row.response_text, solution, config.algorithm.verifier_format)

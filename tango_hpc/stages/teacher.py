@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ from tango_hpc.stages.role import Generator, request_seeds
 from tango_hpc.tasks import get_task
 
 STAGE = "teacher"
+DEFAULT_TEST_ROWS = 500
 OUTCOMES = ("right", "wrong", "malformed", "cut_off", "too_long_to_ask")
 _PART = pa.schema(
     [("question_id", pa.string()), ("question", pa.string()), ("solution_text", pa.string()), ("outcome", pa.string())]
@@ -128,7 +131,7 @@ def _outcome(read: ReadSolution) -> str:
 
 def _claim(config: Config, settings: TeacherConfig) -> None:
     """Note in the folder what its parts are made with; refuse a folder whose parts were made otherwise."""
-    made_with = settings.model_dump(mode="json", exclude={"output", "shard", "test_rows"})
+    made_with = settings.model_dump(mode="json", exclude={"output", "shard", "test_rows", "test_share"})
     made_with |= {"model": str(config.generator.model.path), "seed": config.seed}
     file = settings.output / "settings.json"
     if not file.is_file():
@@ -173,7 +176,7 @@ def merge(settings: TeacherConfig) -> dict[str, int]:
             "teacher.samples, or take a larger model"
         )
     kept.sort(key=lambda row: hashlib.blake2b(row["question_id"].encode(), digest_size=8).digest())
-    num_test = min(settings.test_rows, len(kept) // 2)
+    num_test = _num_test(settings, len(kept))
     schema = pa.schema([("question", pa.string()), ("solution_text", pa.string()), ("question_id", pa.string())])
     write_parquet(settings.output / "test.parquet", pa.Table.from_pylist(kept[:num_test], schema))
     write_parquet(settings.output / "train.parquet", pa.Table.from_pylist(kept[num_test:], schema))
@@ -185,6 +188,13 @@ def merge(settings: TeacherConfig) -> dict[str, int]:
     }
     write_atomically(settings.output / "report.json", json.dumps(report, indent=1) + "\n")
     return report
+
+
+def _num_test(settings: TeacherConfig, num_kept: int) -> int:
+    """How many solutions are for testing: a share, rounded up, or a number, but then at most half of them."""
+    if settings.test_share is not None:
+        return math.ceil(Fraction(str(settings.test_share)) * num_kept)  # 0.1 of 70 is 7, not 7.000000000000001
+    return min(DEFAULT_TEST_ROWS if settings.test_rows is None else settings.test_rows, num_kept // 2)
 
 
 def _part(settings: TeacherConfig, index: int) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tango_hpc.grading.pool import Verdict
-from tango_hpc.protocol.solution import Step, parse_solution
+from tango_hpc.protocol.solution import Step, find_answer
 
 
 class Task(Protocol):
@@ -35,12 +35,12 @@ class Task(Protocol):
 
 
 class OwnQuestions:
-    """Of a task whose questions say all and whose answers keep the format of solutions."""
+    """Of a task whose questions say all and whose answers stand where `find_answer` looks."""
 
     def statement(self, row: Mapping[str, Any]) -> str:
         """The question as it stands."""
         return row["question"]
 
     def answer(self, response: str) -> str | None:
-        """What the box of the answer element holds."""
-        return parse_solution(response).answer
+        """The answer of our own format, or else the last box."""
+        return find_answer(response)

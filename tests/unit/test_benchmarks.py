@@ -19,6 +19,7 @@ from tango_hpc.data.tables import read_rows
 from tango_hpc.grading import GradingPool, mathematics
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.tasks import get_task
+from tango_hpc.tasks.evaluated import BenchmarkTask
 
 REAL = Path(__file__).parents[3] / "shared/data"
 needs_real_data = pytest.mark.skipif(not REAL.is_dir(), reason=f"real data sets are not at {REAL}")
@@ -59,6 +60,19 @@ def test_the_answer_of_our_format_comes_before_any_other_box():
     assert extract("no box at all") is None
 
 
+def test_training_and_evaluation_read_one_answer_from_a_response(pool):
+    """A box anywhere counts, in every task and benchmark alike; before, training wanted it in the answer element."""
+    responses = [
+        r"So \boxed{te}.",
+        r"\boxed{a}<answer>\boxed{te}</answer>",
+        "<answer>te</answer>",
+        r"\boxed{a} \boxed{te",
+    ]
+    tasks = [get_task("math"), get_task("last_letter"), BenchmarkTask(benchmarks.get_benchmark("gsm8k"), pool)]
+    for task in tasks:
+        assert [task.answer(response) for response in responses] == ["te", "te", None, None]
+
+
 def test_olympiadbench_uses_unit_tolerance_and_number_of_answers(pool):
     several = row("olympiadbench", answer="100,200", several=True)
     assert right(pool, "olympiadbench", several, r"\boxed{200, 100}")
@@ -70,6 +84,18 @@ def test_olympiadbench_uses_unit_tolerance_and_number_of_answers(pool):
     assert "separated by commas" in statement(several) and "km" in statement(row("olympiadbench", unit="km"))
 
 
+@pytest.mark.parametrize(
+    "gold, several",
+    [("$1$, $\\frac{1}{2}$", True), ("$-2,3$", True), ("$(1,2)$", False), ("$2^{1,5}$", False)],
+)
+def test_olympiadbench_answers_are_several_by_their_commas_where_the_mirror_does_not_say(gold, several):
+    benchmark, question = benchmarks.get_benchmark("olympiadbench"), row("olympiadbench", answer=gold)
+    assert ("separated by commas" in benchmark.statement(question)) == several
+    assert benchmark.grade(question, "x").options["several"] == several
+    told = row("olympiadbench", answer=gold, several=not several)
+    assert benchmark.grade(told, "x").options["several"] != several
+
+
 def test_cruxeval_answers_may_hold_braces_that_do_not_pair_up(pool):
     one = row("cruxeval", "def f(x):\n    return x\n\nf('}')", "'}'")
     assert right(pool, "cruxeval", one, r"<think><step>s</step></think><answer>\boxed{'}'}</answer>")
@@ -78,12 +104,44 @@ def test_cruxeval_answers_may_hold_braces_that_do_not_pair_up(pool):
     assert "```python\ndef f(x):\n    return x\n```" in statement and "`f('}')`" in statement
 
 
-@pytest.mark.parametrize("name, gold, wrong", [("boardgameqa", "unknown", "proved"), ("strategyqa", "yes", "no")])
+@pytest.mark.parametrize(
+    "name, gold, wrong",
+    [
+        ("boardgameqa", "Uncertain", "True"),
+        ("boardgameqa", "False", "proved"),
+        ("strategyqa", "True", "False"),
+        ("strategyqa_plain", "yes", "no"),
+    ],
+)
 def test_labels_are_asked_for_and_compared(pool, name, gold, wrong):
     one = row(name, answer=gold)
     assert gold in benchmarks.get_benchmark(name).statement(one)
     assert right(pool, name, one, rf"<answer>\boxed{{\text{{{gold.title()}}}}}</answer>")
     assert not right(pool, name, one, rf"\boxed{{{wrong}}}")
+
+
+def test_labels_of_other_words_count_as_those_that_they_mean(pool):
+    game = row("boardgameqa", answer="False")
+    assert [right(pool, "boardgameqa", game, rf"\boxed{{{word}}}") for word in ("disproved", "No", "unknown", "false it is")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert right(pool, "boardgameqa", row("boardgameqa", answer="unknown"), r"\boxed{Uncertain}")  # prepared before
+    assert right(pool, "strategyqa", row("strategyqa", answer="True"), r"\boxed{yes}")
+
+
+@pytest.mark.parametrize(
+    "gold, answer, correct",
+    [
+        ("'ab c'", "ab c", True), ("'ab c'", '"ab c"', True), ("'ab c'", "abc", False), ("''", "''", True),
+        ("''", " ", False), ("True", "1", True), ("[1, 2.0]", "[1.0,2]", True), ("[1, 2]", "(1, 2)", False),
+        ("'1'", "1", False), ("{1: 'a'}", "{1:'a'}", True), ("{1, 2}", "{2, 1}", True), ("4", "2+2", False),
+        ("[]", "__import__('os').getcwd()", False), ("1", "(" * 5000, False),
+    ],
+)  # fmt: skip
+def test_cruxeval_compares_by_value_and_takes_strings_without_quotes(pool, gold, answer, correct):
+    benchmark = benchmarks.get_benchmark("cruxeval")
+    verdict = pool.grade([benchmark.grade(row("cruxeval", "def f():\n    ...\n\nf()", gold), answer)])[0]
+    assert verdict.correct == correct
 
 
 @pytest.mark.parametrize(
@@ -98,6 +156,19 @@ def test_processbench_solutions_become_solutions_of_our_format():
     solution = parse_solution(solution_text(one))
     assert solution.well_formed and solution.answer == "2"
     assert [step.text for step in solution.steps] == ["First, $1+1=2$.", r"So \boxed{2}."]
+
+
+def test_processbench_solutions_without_a_box_have_no_answer_element():
+    question = row("processbench", steps=["First, $1+1=2$.", "So there are 2."])
+    assert solution_text(question) == ("<think>\n<step>First, $1+1=2$.</step>\n<step>So there are 2.</step>\n</think>")
+
+
+@needs_real_data
+def test_no_real_processbench_solution_has_an_empty_box(tmp_path):
+    prepare("processbench", source=str(REAL / "processbench"), out=tmp_path / "rows.parquet")
+    texts = [solution_text(question) for question in read_rows(tmp_path / "rows.parquet", tuple(SCHEMA.names))]
+    assert not [text for text in texts if "\\boxed{}" in text.partition("<answer>")[2]]
+    assert sum("<answer>" not in text for text in texts) == 62 + 139  # of GSM8K's 400 and MATH's 1,000
 
 
 def test_the_math_task_grades_each_row_by_its_source():

@@ -17,6 +17,7 @@ from tango_hpc.data.prepare.metadata import read_metadata
 from tango_hpc.data.prepare.pipeline import check_held_out, prepare
 from tango_hpc.data.prepare.readers import DATA_SETS
 from tango_hpc.data.prepare.rows import SCHEMA, loosely_normalized, normalized
+from tango_hpc.data.prepare.sources import find_files
 from tango_hpc.data.tables import write_rows
 from tango_hpc.errors import UserError
 from tango_hpc.stages.preflight import check_inputs
@@ -43,12 +44,19 @@ RECORDS = {
          "unit": "km", "error": "1e-1", "answer_type": "Numerical", "subfield": "Algebra"},
         "D", "$1$, $2$", {"several": True, "unit": "km", "error": "1e-1"},
     ),
-    "boardgameqa": ({"example": "A game. Does it?", "label": "disproved"}, "A game. Does it?", "disproved", {}),
+    "boardgameqa": (
+        {"proof": "", "example": "A game. Does it?", "label": "disproved", "rules": "[]", "config": "Main-depth1"},
+        "A game. Does it?", "False", {"config": "Main-depth1"},
+    ),
     "cruxeval": (
         {"code": "def f(x):\n    return x", "input": "'a b'", "output": "'a b'", "id": "sample_0"},
         "def f(x):\n    return x\n\nf('a b')", "'a b'", {},
     ),
-    "strategyqa": ({"qid": "q", "question": "E?", "answer": False, "facts": ["F"]}, "E?", "no", {"facts": ["F"]}),
+    "strategyqa": (
+        {"qid": "q", "term": "t", "question": "E?", "answer": False, "facts": ["F.", "G."], "evidence": []},
+        "Facts:\n1. F.\n2. G.\n\nQuestion: E?", "False", {},
+    ),
+    "strategyqa_plain": ({"qid": "q", "question": "E?", "answer": False, "facts": ["F"]}, "E?", "no", {"facts": ["F"]}),
     "tablebench": (
         {"id": "t", "qtype": "FactChecking", "qsubtype": "MatchBased", "question": "Who?", "answer": "Chile",
          "table": {"columns": ["n", "c"], "data": [["1", "Chile"], ["2", 3]]}},
@@ -98,6 +106,63 @@ def test_a_record_of_each_set_becomes_one_row(name, tmp_path):
     assert row["id"].startswith(name.split("bench")[0][:4]) and report.kept == 1
     assert {key: read_metadata(row).get(key) for key in metadata} == metadata
     assert pq.read_schema(tmp_path / "out.parquet").equals(SCHEMA)
+
+
+# Records as the hub sets of the paper's authors have them, and as mirrors do that were the default before.
+AUTHORS_AND_MIRRORS = [
+    ("aime24", {"ID": "2024-II-4", "Problem": "A", "Solution": "S", "Answer": 33}, "A", "33", {}),
+    ("aime24", {"id": 60, "problem": "A", "solution": "S", "answer": "025", "url": "u", "year": "2024"}, "A", "025", {}),
+    ("aime25", {"problem": "B", "answer": "70", "year": 2025, "solution": "S", "id": 0, "url": "u"}, "B", "70", {}),
+    ("olympiadbench", {"question": "D", "answer": "$2 k$"}, "D", "$2 k$", {"several": None, "unit": None}),
+    ("olympiadbench", {"question": "D", "answer": "$1$, $\\frac{1}{2}$"}, "D", "$1$, $\\frac{1}{2}$", {}),
+    ("olympiadbench", {"question": "D", "final_answer": ["$1$"], "is_multiple_answer": False}, "D", "$1$", {"several": False}),
+    ("boardgameqa", {"example": "G", "label": "proved"}, "G", "True", {}),
+    ("boardgameqa", {"example": "G", "label": "unknown"}, "G", "Uncertain", {}),
+    ("strategyqa", {"qid": "q", "question": "E?", "answer": True, "facts": "F."}, "Facts:\n1. F.\n\nQuestion: E?", "True", {}),
+    (
+        "tablebench",
+        {"qtype": "NumericalReasoning", "question": "Q?", "answer": 3, "table": '{"columns": ["n"], "data": [[1]]}'},
+        "| n |\n| --- |\n| 1 |\n\nQ?", "3", {},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, record, question, answer, metadata", AUTHORS_AND_MIRRORS)
+def test_records_of_the_authors_sets_and_of_mirrors_are_read(name, record, question, answer, metadata, tmp_path):
+    report = prepare(name, source=str(write(tmp_path / "x.jsonl", [record])), out=tmp_path / "out.parquet")
+    [row] = read(tmp_path / "out.parquet")
+    assert (row["question"], row["answer"]) == (question, answer)
+    assert {key: read_metadata(row).get(key) for key in metadata} == metadata
+    assert any("the paper's authors evaluate on" in line for line in report.lines())  # on more than this one
+
+
+@pytest.mark.parametrize(
+    "name, files, chosen",
+    [  # as the hub sets lay them out
+        ("aime24", ["aime_2024_problems.parquet"], ["aime_2024_problems.parquet"]),
+        ("aime25", ["data/train-0.parquet", "part1/train-0.parquet", "part2/train-0.parquet"], ["data/train-0.parquet"]),
+        ("strategyqa", ["strategyqa_test.json", "strategyqa_train.json", "strategyqa_train_filtered.json",
+                        "strategyqa_train_paragraphs.json"], ["strategyqa_train.json"]),
+        ("tablebench", ["TableBench.jsonl", "TableBench_DP.jsonl", "TableBench_PoT.jsonl"], ["TableBench.jsonl"]),
+        ("olympiadbench", ["data/train-0.parquet"], ["data/train-0.parquet"]),
+        ("olympiadbench", ["OE_TO_maths_en_COMP/a.parquet", "TP_TO_maths_en_COMP/a.parquet"],
+         ["OE_TO_maths_en_COMP/a.parquet"]),
+        ("boardgameqa", ["data/test-0.parquet", "data/train-0.parquet", "data/valid-0.parquet"], ["data/test-0.parquet"]),
+    ],
+)  # fmt: skip
+def test_of_the_files_on_the_hub_those_of_the_set_are_read(name, files, chosen, tmp_path):
+    for file in files:
+        write(tmp_path / file, [])
+    found = find_files(str(tmp_path), DATA_SETS[name].patterns(DATA_SETS[name].default_split))
+    assert [file.relative_to(tmp_path).as_posix() for file in found] == chosen
+
+
+def test_questions_that_are_evaluated_are_kept_at_any_length(tmp_path):
+    records = [{"question": "x" * 7000 + str(n), "answer": "#### 1"} for n in range(2)]
+    evaluated, trained = (write(tmp_path / f"{name}.jsonl", records) for name in ("test", "train"))
+    assert prepare("gsm8k", source=str(evaluated), out=tmp_path / "e.parquet").kept == 2
+    with pytest.raises(UserError, match="2 over-long questions"):
+        prepare("gsm8k", source=str(trained), split="train", out=tmp_path / "t.parquet", keep_overlap=True)
 
 
 def test_parts_of_a_set_that_cannot_be_graded_are_left_out_and_counted(tmp_path):
@@ -241,13 +306,16 @@ def test_large_sets_are_streamed(tmp_path):
         ("math500", "math500", None, 500), ("aime24", "aime24", None, 30), ("amc23", "amc23", None, 40),
         ("olympiadbench", "olympiadbench", None, 675), ("boardgameqa", "boardgameqa", None, 2000),
         ("boardgameqa", "boardgameqa", "valid", 500), ("cruxeval", "cruxeval", None, 800),
-        ("strategyqa", "strategyqa", "dev", 229), ("tablebench", "tablebench", None, 60),
+        ("strategyqa", "strategyqa", "dev", 229), ("strategyqa", "strategyqa", None, 2290),
+        ("strategyqa_plain", "strategyqa", "dev", 229), ("tablebench", "tablebench", None, 60),
         ("processbench", "processbench", None, 1400), ("gsm8k", "gsm8k", None, 1319),
     ],
 )  # fmt: skip
 def test_real_evaluation_sets_are_read_whole(name, folder, split, expected, tmp_path):
     report = prepare(name, source=str(REAL / folder), split=split, out=tmp_path / "o.parquet")
     assert (report.read, report.kept) == (expected, expected)
+    parts = ("boardgameqa", "tablebench")  # of which there is less than the authors evaluate on
+    assert report.authors_rows in ((None, DATA_SETS[name].authors_rows) if name in parts else (None, expected))
 
 
 @needs_real_data
@@ -255,5 +323,5 @@ def test_real_training_problems_that_stand_in_evaluation_sets_are_found(tmp_path
     for name in ("math500", "olympiadbench"):
         prepare(name, source=str(REAL / name), out=tmp_path / f"eval/{name}.parquet")
     report = prepare("math", source=str(REAL / "math_train"), out=tmp_path / "t.parquet", exclude=[tmp_path / "eval"])
-    assert report.in_evaluation_sets == {"math500": 1, "olympiadbench": 3}
+    assert report.in_evaluation_sets == {"math500": 5, "olympiadbench": 7}
     assert report.missing_answer == 2  # their boxes are empty

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tango_hpc.errors import UserError
 from tango_hpc.protocol import prompts
-from tango_hpc.protocol.solution import parse_solution
+from tango_hpc.protocol.solution import find_answer, parse_solution
 from tango_hpc.protocol.tags import last_box
 from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.protocol.verification import parse_verification, read_verification
@@ -82,6 +82,25 @@ def test_a_solution_out_of_form(text, steps, answer):
 )
 def test_last_box(text, box):
     assert last_box(text) == box
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<think><step>\\boxed{1}</step></think><answer>\\boxed{2}</answer> or \\boxed{3}", "2"),  # our format first
+        (
+            "<think><step>\\boxed{1}</step></think><answer>5</answer> or \\boxed{3}",
+            "3",
+        ),  # no box in it: the last anywhere
+        ("<think><step>So it is \\boxed{1}.</step></think>", "1"),
+        ("It is \\boxed{1}, no, \\boxed{4}.", "4"),
+        ("It is \\boxed{1}, no, \\boxed{4", None),  # cut off inside its last box
+        ("no box", None),
+    ],
+)
+def test_the_answer_of_a_response_is_that_of_our_format_or_the_last_box(text, answer):
+    assert find_answer(text) == answer
+    assert parse_solution(text).well_formed is False  # which is another question
 
 
 @given(ANY_TEXT)

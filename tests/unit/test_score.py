@@ -118,6 +118,18 @@ def test_rewards_and_advantages_from_the_texts(tmp_path):
     assert report.num_reread == 6  # the dump above holds no judgements
 
 
+def test_answers_are_found_where_training_finds_them(tmp_path):
+    """A box outside of the answer element counts; of the whole text the last one."""
+    steps = "<think><step>cat:t->t</step><step>horse:e->te \\boxed{t}</step></think>"
+    outside = generator_row(0, "te", [True, True], response_text=steps + "\\boxed{te}")
+    none = generator_row(1, "te", [True, True], response_text=steps + "te")
+    _, rows = score([outside, none], tmp_path)
+    assert [row.outcome_reward for row in rows] == [1.0, 0.0]
+    judged = replace(verifier_row(0, "te", [True, True], 2.0), solution_text=steps + "\\boxed{te}")
+    _, rows = score([judged, verifier_row(1, "te", [True, False], 2.0)], tmp_path)
+    assert [row.solution_correct for row in rows] == [True, True]
+
+
 def test_scoring_again_changes_nothing(tmp_path):
     _, rows = score(dump(), tmp_path)
     report, again = score(rows, tmp_path)

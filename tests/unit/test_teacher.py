@@ -12,10 +12,10 @@ import pytest
 from tango_hpc.config import load_config
 from tango_hpc.config.schema import TeacherConfig
 from tango_hpc.data.tables import SFT_COLUMNS, check_table, write_rows
-from tango_hpc.errors import CheckFailed
+from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.files import write_parquet
 from tango_hpc.stages.teacher import _PART as PART
-from tango_hpc.stages.teacher import _claim, _part, all_parts, merge, question_chunks
+from tango_hpc.stages.teacher import _claim, _num_test, _part, all_parts, merge, question_chunks
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
 
@@ -67,6 +67,30 @@ def test_the_last_shard_to_finish_puts_all_together(settings: TeacherConfig) -> 
     assert json.loads((settings.output / "report.json").read_text()) == report
 
 
+@pytest.mark.parametrize(
+    ("test_rows", "test_share", "num_test"),
+    [(None, 0.1, 2), (None, 0.2, 3), (None, 0.0, 0), (None, None, 7), (40, None, 7), (0, None, 0)],  # of 15
+)
+def test_a_number_or_a_share_of_solutions_is_set_apart(settings, test_rows, test_share, num_test) -> None:
+    settings = settings.model_copy(update={"test_rows": test_rows, "test_share": test_share})
+    for shard in shards(settings):
+        fill(shard)
+    report = merge(settings)
+    assert (report["train"], report["test"]) == (15 - num_test, num_test)
+    assert pq.read_metadata(settings.output / "test.parquet").num_rows == num_test
+
+
+def test_a_share_is_taken_exactly(settings: TeacherConfig) -> None:
+    """As 0.1 · 70 in floats is above 7; the authors' 90% for training are 63."""
+    assert _num_test(settings.model_copy(update={"test_share": 0.1}), 70) == 7
+
+
+def test_a_number_and_a_share_together_are_refused(tmp_path: Path) -> None:
+    teacher = ["teacher.questions=q", "teacher.output=o", "teacher.test_rows=5", "teacher.test_share=0.1"]
+    with pytest.raises(UserError, match="teacher.test_share: given beside teacher.test_rows"):
+        load_config(QUICKSTART, [f"run.dir={tmp_path}/run", *teacher])
+
+
 def test_the_split_does_not_depend_on_how_the_work_was_cut(settings: TeacherConfig, tmp_path: Path) -> None:
     other = settings.model_copy(update={"num_shards": 1, "chunk_questions": 100, "output": tmp_path / "other"})
     for shard in [*shards(settings), other]:
@@ -89,7 +113,7 @@ def test_a_teacher_that_gets_nothing_right_says_so(settings: TeacherConfig) -> N
 def test_a_folder_made_with_other_settings_is_not_added_to(settings: TeacherConfig, tmp_path: Path) -> None:
     config = load_config(QUICKSTART, [f"run.dir={tmp_path}/run"])
     _claim(config, settings)
-    _claim(config, settings.model_copy(update={"shard": 2, "test_rows": 9}))  # these two may differ
+    _claim(config, settings.model_copy(update={"shard": 2, "test_rows": None, "test_share": 0.1}))  # these may differ
     with pytest.raises(CheckFailed, match=r"temperature 0\.1 -> 0\.7.*another folder"):
         _claim(config, settings.model_copy(update={"temperature": 0.7}))
 

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tango_hpc.data.prepare.overlap import HeldOut
 from tango_hpc.data.prepare.readers import DATA_SETS, DataSet
 from tango_hpc.data.prepare.rows import SCHEMA, PreparedRow, fingerprint, loosely_normalized, normalized
 from tango_hpc.data.prepare.sources import find_files, read_records
@@ -18,6 +19,7 @@ from tango_hpc.data.tables import MADE_WITH, check_table, read_made_with
 from tango_hpc.errors import UserError
 from tango_hpc.files import parquet_writer
 
+TRAINING_QUESTION_CHARACTERS = 6000
 _ROWS_PER_GROUP = 4096
 
 
@@ -28,6 +30,7 @@ class Report:
     name: str
     split: str
     files: list[str]
+    authors_rows: int | None = None
     read: int = 0
     kept: int = 0
     not_part: int = 0
@@ -60,6 +63,10 @@ class Report:
                 lines.append(
                     f"  {count:>8,} {label}" + (f": {', '.join(ids)}{', ...' * (count > len(ids))}" if ids else "")
                 )
+        if self.authors_rows not in (None, self.kept):
+            lines.append(
+                f"  the paper's authors evaluate on {self.authors_rows:,}: figures are not of the same questions"
+            )
         return lines
 
 
@@ -74,13 +81,15 @@ def prepare(
     split: str | None = None,
     exclude: Iterable[Path] = (),
     keep_overlap: bool = False,
-    max_question_characters: int = 6000,
+    max_question_characters: int | None = None,
     limit: int | None = None,
 ) -> Report:
     """Prepare data set `name` from `source` (path or hub id; default: its hub data set) into the Parquet file `out`.
 
-    exclude: prepared evaluation files, or folders of them; their questions are left out, by normalised text. A
+    exclude: prepared evaluation files, or folders of them; their questions are left out, reworded ones too (`overlap`). A
     training split needs it, unless `keep_overlap` says that the overlap is wanted.
+    max_question_characters: longer questions are dropped; by default those of training splits above
+    `TRAINING_QUESTION_CHARACTERS`, and none that are evaluated on.
     Rows are streamed: half a million take the memory of their 64-bit fingerprints. A JSON report goes beside `out`,
     which carries these settings itself, the excluded sets by what they hold.
     Raises `UserError` for whatever is wrong with the request or the files.
@@ -95,6 +104,8 @@ def prepare(
             f"{name} ({split}) is trained on: give --exclude with the evaluation sets that you prepared (a folder or "
             "files), so that their questions are left out, or --keep-overlap"
         )
+    if max_question_characters is None and data_set.is_training(split):
+        max_question_characters = TRAINING_QUESTION_CHARACTERS
     held_out, excluded = _held_out(exclude)
     made_with = {
         "data_set": name,
@@ -107,7 +118,11 @@ def prepare(
     }
     files = find_files(source or data_set.hub, data_set.patterns(split))
     report = Report(
-        name, split, [str(file) for file in files], in_evaluation_sets={name: 0 for name in set(held_out.values())}
+        name,
+        split,
+        [str(file) for file in files],
+        authors_rows=data_set.authors_rows if split == data_set.default_split and limit is None else None,
+        in_evaluation_sets=dict.fromkeys(held_out.names, 0),
     )
     rows = _checked_rows(name, data_set, files, report, held_out, max_question_characters)
     _write(out, rows, report, limit, made_with)
@@ -118,8 +133,8 @@ def prepare(
     return report
 
 
-def _checked_rows(name: str, data_set: DataSet, files: list[Path], report: Report, held_out: dict[int, str],
-                  max_question_characters: int) -> Iterator[PreparedRow]:  # fmt: skip
+def _checked_rows(name: str, data_set: DataSet, files: list[Path], report: Report, held_out: HeldOut,
+                  max_question_characters: int | None) -> Iterator[PreparedRow]:  # fmt: skip
     seen: dict[int, int] = {}  # question -> answer, as fingerprints
     index, current = -1, None
     for file, record in read_records(files):
@@ -140,7 +155,7 @@ def _checked_rows(name: str, data_set: DataSet, files: list[Path], report: Repor
             report.note(kind, row.id)
 
 
-def _fault(row: PreparedRow, seen: dict[int, int], report: Report, held_out: dict[int, str], max_question_characters: int,
+def _fault(row: PreparedRow, seen: dict[int, int], report: Report, held_out: HeldOut, max_question_characters: int | None,
            questions_repeat: bool) -> str | None:  # fmt: skip
     """Why a row is dropped, counted in the report; None for a good one."""
     kind = None
@@ -148,14 +163,14 @@ def _fault(row: PreparedRow, seen: dict[int, int], report: Report, held_out: dic
         kind = "missing_question"
     elif not row.answer:
         kind = "missing_answer"
-    elif len(row.question) > max_question_characters:
+    elif max_question_characters is not None and len(row.question) > max_question_characters:
         kind = "over_long"
     if kind is not None:
         setattr(report, kind, getattr(report, kind) + 1)
         return kind
-    if held_out and (loose := fingerprint(loosely_normalized(row.question))) in held_out:
-        report.in_evaluation_sets[held_out[loose]] += 1
-        return f"also in {held_out[loose]}"
+    if held_out and (found := held_out.find(row.question)) is not None:
+        report.in_evaluation_sets[found] += 1
+        return f"also in {found}"
     if questions_repeat:
         return None
     key, answer = fingerprint(normalized(row.question) or row.question), fingerprint(row.answer.strip())
@@ -176,10 +191,10 @@ def check_held_out(train: Path, held_out: Path) -> None:
     made_with = read_made_with(train) or {}
     if "data_set" not in made_with or made_with["keep_overlap"]:
         return
-    questions = _fingerprints(held_out)
+    questions = _fingerprints(_questions(held_out))
     if _identity(questions) in made_with["exclude"]:
         return
-    shared = len(questions.keys() & _fingerprints(train).keys())
+    shared = len(questions & _fingerprints(_questions(train)))
     if shared:
         raise UserError(
             f"{shared} of the {len(questions)} questions of {held_out} stand in {train}, which was prepared without "
@@ -188,31 +203,31 @@ def check_held_out(train: Path, held_out: Path) -> None:
         )
 
 
-def _held_out(exclude: Iterable[Path]) -> tuple[dict[int, str], dict[str, str]]:
-    """Fingerprint -> name of the evaluation set, of all questions in the given files and folders; and identity -> name
-    of each file.
-    """
-    found: dict[int, str] = {}
+def _held_out(exclude: Iterable[Path]) -> tuple[HeldOut, dict[str, str]]:
+    """All questions in the given files and folders; and identity -> name of each file."""
+    questions: list[tuple[str, str]] = []
     files: dict[str, str] = {}
     for path in exclude:
         paths = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         if not paths:
             raise UserError(f"--exclude {path}: no Parquet files there; prepare the evaluation sets first")
         for file in paths:
-            questions = _fingerprints(file)
-            files[_identity(questions)] = file.name
-            found = questions | found
-    return found, files
+            read = list(_questions(file))
+            files[_identity(_fingerprints(read))] = file.name
+            questions += read
+    return HeldOut(questions), files
 
 
-def _fingerprints(file: Path) -> dict[int, str]:
-    """Fingerprint of each question of a prepared file -> the data set that it is from."""
+def _questions(file: Path) -> Iterator[tuple[str, str]]:
+    """Each question of a prepared file with the data set that it is from."""
     check_table(file, ("question", "source"))
-    found: dict[int, str] = {}
     for batch in pq.ParquetFile(file).iter_batches(columns=["question", "source"]):
         for row in batch.to_pylist():
-            found.setdefault(fingerprint(loosely_normalized(row["question"])), row["source"])
-    return found
+            yield row["question"], row["source"]
+
+
+def _fingerprints(questions: Iterable[tuple[str, str]]) -> set[int]:
+    return {fingerprint(loosely_normalized(question)) for question, _ in questions}
 
 
 def _identity(questions: Iterable[int]) -> str:

@@ -2,11 +2,12 @@
 
 A reader returns None for a record that is no part of the set (code problems in Eurus), and an empty answer where
 the record lacks one; what becomes of it is for `prepare` to decide. Field names are those of the published files,
-with the variants that mirrors use.
+with the variants that mirrors use. Hub sets are those that the paper's authors evaluate on.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,13 +34,14 @@ class DataSet:
     use: Literal["train", "eval"] = "eval"
     default_split: str = "test"
     whole: bool = False  # its files have no splits
-    folder: str = ""  # where below the hub's root the files lie
+    part: str = ""  # what the paths of its files on the hub have in them, where others lie beside them
+    authors_rows: int | None = None  # how many of the default split the paper's authors evaluate on
     train_splits: tuple[str, ...] = ("train",)
-    questions_repeat: bool = False  # several records ask the same question on purpose
+    questions_repeat: bool = False  # several records ask the same question, and each counts
 
     def patterns(self, split: str) -> list[str]:
         """Which files of a folder hold `split`, in order of preference."""
-        below = f"*{self.folder}*" if self.folder else "*"
+        below = f"*{self.part}*" if self.part else "*"
         if self.whole and split == self.default_split:
             return list(dict.fromkeys([below, "*"]))
         return [f"{below}{split}[-._/]*", f"{split}[-._/]*", f"{below}/{split}/*"]
@@ -100,30 +102,37 @@ def competition(record: Record, file: Path, index: int) -> PreparedRow:
 
 
 def olympiadbench(record: Record, file: Path, index: int) -> PreparedRow | None:
-    """English open-ended mathematics without images; unit, tolerance and number of answers go to the metadata."""
+    """English open-ended mathematics without images; unit, tolerance and number of answers go to the metadata.
+
+    Mirrors with the fields question and answer alone have none of these.
+    """
     if record.get("modality", "Text-only") != "Text-only" or record.get("language", "English") != "English":
         return None
     if record.get("question_type", "Open-ended") != "Open-ended":
         return None
     if record.get("subject", "Math") not in ("Math", "Maths"):
         return None
-    answers = _first(record, "final_answer")
-    answers = [answers] if isinstance(answers, str) else answers
+    answers = _first(record, "final_answer", "answer")
+    answer = answers if isinstance(answers, str) else ", ".join(map(_text, answers))
     context = record.get("context")
     metadata = {
-        "answer_type": record.get("answer_type"), "several": bool(record.get("is_multiple_answer")),
+        "answer_type": record.get("answer_type"), "several": record.get("is_multiple_answer"),
         "unit": record.get("unit"), "error": record.get("error"), "subfield": record.get("subfield"),
     }  # fmt: skip
     question = f"{context.strip()}\n\n{record['question']}" if context else _first(record, "question")
-    return PreparedRow(str(_first(record, "id")), question, ", ".join(map(_text, answers)), metadata)
+    return PreparedRow(str(record.get("id", index)), question, _text(answer), metadata)
 
 
 def boardgameqa(record: Record, file: Path, index: int) -> PreparedRow:
-    """`example` words the whole game and its question; labels are proved, disproved, unknown."""
+    """`example` words the whole game and its question; the labels proved, disproved and unknown are answered by True,
+    False and Uncertain, as the paper's authors have it.
+    """
     depth = re.search(r"depth(\d)|Main-(\w+)", str(file.parent))
     metadata = {"depth": depth[1] or depth[2] if depth else None, "config": record.get("config")}
     name = f"{file.parent.name}-{file.stem}-{index}"
-    return PreparedRow(name, _first(record, "example"), _text(record.get("label")), metadata)
+    label = _text(record.get("label"))
+    answer = {"proved": "True", "disproved": "False", "unknown": "Uncertain"}.get(label, label)
+    return PreparedRow(name, _first(record, "example"), answer, metadata)
 
 
 def cruxeval(record: Record, file: Path, index: int) -> PreparedRow:
@@ -133,12 +142,28 @@ def cruxeval(record: Record, file: Path, index: int) -> PreparedRow:
 
 
 def strategyqa(record: Record, file: Path, index: int) -> PreparedRow:
-    """The answer is a truth value: yes or no."""
+    """With the facts that the answer follows from, as the paper's authors ask it: a truth value, True or False."""
+    facts = _first(record, "facts")
+    facts = [facts] if isinstance(facts, str) else facts
+    listed = "\n".join(f"{number}. {fact}" for number, fact in enumerate(facts, start=1))
+    question = f"Facts:\n{listed}\n\nQuestion: {_first(record, 'question')}"
+    return PreparedRow(str(record.get("qid", index)), question, _truth(record, "True", "False"))
+
+
+def strategyqa_plain(record: Record, file: Path, index: int) -> PreparedRow:
+    """The question alone: yes or no. Harder, and no figure to set beside the paper's."""
+    answer = _truth(record, "yes", "no")
+    return PreparedRow(
+        str(record.get("qid", index)), _first(record, "question"), answer, {"facts": record.get("facts")}
+    )
+
+
+def _truth(record: Record, true: str, false: str) -> str:
+    """The answer of a record in these words; empty where it has none."""
     answer = record.get("answer")
     if isinstance(answer, str):
         answer = {"true": True, "yes": True, "false": False, "no": False}.get(answer.casefold())
-    text = "" if answer is None else ("yes" if answer else "no")
-    return PreparedRow(str(record.get("qid", index)), _first(record, "question"), text, {"facts": record.get("facts")})
+    return "" if answer is None else (true if answer else false)
 
 
 def tablebench(record: Record, file: Path, index: int) -> PreparedRow | None:
@@ -146,6 +171,11 @@ def tablebench(record: Record, file: Path, index: int) -> PreparedRow | None:
     if record.get("qtype") not in ("NumericalReasoning", "FactChecking"):
         return None
     table = _first(record, "table")
+    if isinstance(table, str):  # as older files have it
+        try:
+            table = json.loads(table)
+        except ValueError as error:
+            raise UserError(f"{file}: the field table is not JSON: {error}") from None
     if not isinstance(table, Mapping):
         raise UserError(f"{file}: the field table must be an object with columns and data, not {type(table).__name__}")
     lines = [table["columns"], ["---"] * len(table["columns"]), *table["data"]]
@@ -190,16 +220,34 @@ def eurus_sft(record: Record, file: Path, index: int) -> PreparedRow | None:
 DATA_SETS: dict[str, DataSet] = {
     "eurus_sft": DataSet(eurus_sft, "PRIME-RL/Eurus-2-SFT-Data", "MIT", "train", "train", whole=True),
     "eurus_rl": DataSet(eurus_rl, "PRIME-RL/Eurus-2-RL-Data", "MIT", "train", "train"),
-    "gsm8k": DataSet(gsm8k, "openai/gsm8k", "MIT", "train", folder="main"),
+    "gsm8k": DataSet(gsm8k, "openai/gsm8k", "MIT", "train", part="main"),
     "math": DataSet(math, "EleutherAI/hendrycks_math", "MIT", "train", "train", train_splits=("train", "val")),
-    "math500": DataSet(math500, "HuggingFaceH4/MATH-500", "MIT"),
-    "aime24": DataSet(competition, "HuggingFaceH4/aime_2024", "MAA (text)", whole=True),
-    "aime25": DataSet(competition, "math-ai/aime25", "MAA (text)", whole=True),
-    "amc23": DataSet(competition, "math-ai/amc23", "MAA (text)", whole=True),
-    "olympiadbench": DataSet(olympiadbench, "Hothan/OlympiadBench", "MIT", whole=True, folder="OE_TO_maths_en_COMP"),
-    "boardgameqa": DataSet(boardgameqa, "tasksource/Boardgame-QA", "CC-BY-4.0"),
-    "cruxeval": DataSet(cruxeval, "cruxeval-org/cruxeval", "MIT", whole=True),
-    "strategyqa": DataSet(strategyqa, "ChilleD/StrategyQA", "MIT"),
-    "tablebench": DataSet(tablebench, "Multilingual-Multimodal-NLP/TableBench", "Apache-2.0", whole=True),
+    "math500": DataSet(math500, "HuggingFaceH4/MATH-500", "MIT", authors_rows=500),
+    "aime24": DataSet(competition, "Maxwell-Jia/AIME_2024", "MAA (text)", whole=True, authors_rows=30),
+    "aime25": DataSet(competition, "yentinglin/aime_2025", "MAA (text)", whole=True, part="data/", authors_rows=30),
+    "amc23": DataSet(competition, "math-ai/amc23", "MAA (text)", whole=True, authors_rows=40),
+    "olympiadbench": DataSet(
+        olympiadbench, "knoveleng/OlympiadBench", "MIT", whole=True, part="OE_TO_maths_en_COMP", authors_rows=675
+    ),
+    "boardgameqa": DataSet(boardgameqa, "tasksource/Boardgame-QA", "CC-BY-4.0", authors_rows=15_000),
+    "cruxeval": DataSet(cruxeval, "cruxeval-org/cruxeval", "MIT", whole=True, authors_rows=800),
+    "strategyqa": DataSet(
+        strategyqa,
+        "voidful/StrategyQA",
+        "MIT",
+        whole=True,
+        part="strategyqa_train.json",
+        authors_rows=2290,
+        questions_repeat=True,
+    ),
+    "strategyqa_plain": DataSet(strategyqa_plain, "ChilleD/StrategyQA", "MIT"),
+    "tablebench": DataSet(
+        tablebench,
+        "Multilingual-Multimodal-NLP/TableBench",
+        "Apache-2.0",
+        whole=True,
+        part="TableBench.jsonl",
+        authors_rows=493,
+    ),
     "processbench": DataSet(processbench, "Qwen/ProcessBench", "Apache-2.0", whole=True, questions_repeat=True),
 }

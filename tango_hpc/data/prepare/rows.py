@@ -22,7 +22,7 @@ SCHEMA = pa.schema(
     ]
 )
 
-_LATEX_DRESS = re.compile(
+LATEX_DRESS = re.compile(
     r"\\(?:left|right|displaystyle|textstyle|quad|qquad|limits|mathrm|text|textbf|mathbf|big|Big)(?![A-Za-z])|\\[,;:!\s]"
 )
 _SYNONYMS = re.compile(r"\\[dt]frac(?![A-Za-z])|\\(?:leq|geq)slant|\\(?:leq|geq)(?![A-Za-z])")
@@ -57,14 +57,14 @@ def normalized(question: str) -> str:
     """
     text = unicodedata.normalize("NFKC", question)
     text = _SYNONYMS.sub(lambda match: "\\" + re.sub(r"^\\[dt]?|(?<=q)slant$|(?<=[lg]e)q$", "", match[0]), text)
-    text = _LATEX_DRESS.sub("", text).casefold()
+    text = LATEX_DRESS.sub("", text).casefold()
     return "".join(_KEPT.findall(text)).replace("_", "")
 
 
 def loosely_normalized(question: str) -> str:
     """Letters and digits of a question alone. For overlap with evaluation sets: rather one question less to train on
     than a variant of an evaluation question among them."""
-    return "".join(character for character in normalized(question) if character.isalnum()) or question
+    return "".join(filter(str.isalnum, normalized(question))) or question
 
 
 def fingerprint(text: str) -> int:
