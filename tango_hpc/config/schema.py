@@ -104,9 +104,7 @@ class RoleConfig(Section):
     max_response_tokens: Positive = 2048
     temperature: Temperature = Field(1.0, description="Of the rollouts; 0.01 or more.")
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    micro_batch_tokens: Positive = Field(
-        16384, description="Most tokens, prompt and response, of one packed micro-batch."
-    )
+    micro_batch_tokens: Positive = Field(16384, description="Most tokens of one packed micro-batch, prompts included.")
     recompute_activations: bool = Field(False, description="Recompute each layer in the backward pass to save memory.")
     prompt: Path | None = Field(None, description="File with this role's prompt (docs/data.md); null: the shipped one.")
     chat_template: str = Field(
@@ -121,9 +119,7 @@ class AlgorithmConfig(Section):
     """Rewards, advantages and loss (Eq. 1 to 9)."""
 
     name: Literal["grpo", "rloo", "reinforce++"] = "grpo"
-    alpha_start: Share = Field(
-        0.1, description="First weight of the step advantages (Eq. 7); the paper: 0.5 for reinforce++."
-    )
+    alpha_start: Share = Field(0.1, description="First weight of step advantages (Eq. 7); paper: 0.5 for reinforce++.")
     alpha_end: Share = Field(1e-3, description="Last weight of the step advantages.")
     alpha_schedule: AlphaSchedule = Field("exponential", description="How alpha gets from its first value to its last.")
     step_advantage_scale: PositiveFloat = Field(
@@ -132,9 +128,7 @@ class AlgorithmConfig(Section):
     ground_truth_weight: Share = Field(
         1.0, description="Of the right answer in the outcome reward (Eq. 2); the rest is the verifier's verdict."
     )
-    generator_format_weight: NonNegative = Field(
-        0.0, description="Added to the outcome reward of a solution that keeps the form."
-    )
+    generator_format_weight: NonNegative = Field(0.0, description="Added for solutions that keep the form (Eq. 2).")
     class_weights: ClassWeighting = Field(
         "sqrt_inverse", description="s of Eq. 9 by the numbers of right and wrong solutions; the paper: sqrt_inverse."
     )
