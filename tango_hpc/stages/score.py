@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from tango_hpc.tasks import Task, get_task
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """What re-scoring changed: rows whose outcome, judgements or verdict differ, and the largest differences."""
+    """What re-scoring changed: rows whose outcome, judgements, verdict or having step rewards differ, and the largest
+    differences, where step rewards that a row does not have count as 0."""
 
     num_rows: int
     num_reread: int
@@ -177,7 +179,8 @@ def _question(row: RolloutRow) -> dict[str, Any]:
 
 
 def _reading(row: RolloutRow) -> tuple[object, ...]:
-    return (row.solution_correct, row.outcome_reward, tuple(row.step_judgements), row.final_judgement)
+    judged = (tuple(row.step_judgements), row.final_judgement, bool(row.step_rewards))
+    return (row.solution_correct, row.outcome_reward, *judged)
 
 
 def _rewards(row: RolloutRow) -> list[float]:
@@ -185,6 +188,4 @@ def _rewards(row: RolloutRow) -> list[float]:
 
 
 def _change(old: Sequence[float], new: Sequence[float]) -> float:
-    if len(old) != len(new):
-        return float("inf")
-    return max((abs(a - b) for a, b in zip(old, new, strict=True)), default=0.0)
+    return max((abs(a - b) for a, b in zip_longest(old, new, fillvalue=0.0)), default=0.0)

@@ -149,6 +149,16 @@ def test_the_format_reward_is_by_the_rule_of_the_config(tmp_path):
         assert [row.reward for row in scored] == pytest.approx([1 + 0.8 * format_reward, 1.8])
 
 
+def test_step_rewards_that_a_dump_should_not_have_are_counted_as_a_change(tmp_path):
+    _, scored = score(dump(), tmp_path)
+    whole = verification_text(WORDS, "ch", [False, False])
+    cut_off = {"verification_text": whole[: whole.rindex("<step>")], "step_judgements": [-1, 0], "final_judgement": -1}
+    old = [replace(row, **cut_off) if row.response_id == "1-0-1" and row.role == "generator" else row for row in scored]
+    report, rows = score(old, tmp_path)
+    assert [row.step_rewards for row in rows if row.role == "generator"] == [[0.5, 0.5], []]
+    assert (report.num_reread, report.max_reward_change) == (1, 0.5)
+
+
 def test_another_algorithm(tmp_path):
     _, rows = score(dump(), tmp_path, name="rloo")
     assert {row.algorithm for row in rows} == {"rloo"}
