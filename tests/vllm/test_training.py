@@ -106,7 +106,7 @@ def test_rows_keep_the_contract_and_the_engine_agrees_with_the_trainer(runs: Any
     assert list(evaluations) == [0, 1, 3, 6]
     # Only the generator learnt in steps 2 and 3, and the verifier still judges the same solutions.
     verifier_keys = [key for key in evaluations[1] if key.startswith("verifier/")]
-    assert len(verifier_keys) == 4
+    assert len(verifier_keys) == 8
     assert [evaluations[1][key] for key in verifier_keys] == [evaluations[3][key] for key in verifier_keys]
     summary = json.loads(directory.summary.read_text())
     assert summary["status"] == "done" and summary["generator"].keys() == {"accuracy_before", "accuracy_after"}
