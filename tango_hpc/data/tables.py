@@ -29,12 +29,7 @@ def check_table(path: Path, columns: tuple[str, ...]) -> int:
 
     Reads the file's footer only.
     """
-    try:
-        footer = pq.ParquetFile(path)
-    except FileNotFoundError:
-        raise UserError(f"no data set at {path}; `tango data --help` shows how to make one") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"cannot read {path} as Parquet: {error}") from None
+    footer = _footer(path)
     names = footer.schema_arrow.names
     missing = [name for name in columns if name not in names]
     if missing:
@@ -42,6 +37,15 @@ def check_table(path: Path, columns: tuple[str, ...]) -> int:
     if footer.metadata.num_rows == 0:
         raise UserError(f"{path} has no rows; give a data set with at least one")
     return footer.metadata.num_rows
+
+
+def _footer(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except FileNotFoundError:
+        raise UserError(f"no data set at {path}; `tango data --help` shows how to make one") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"cannot read {path} as Parquet: {error}") from None
 
 
 def read_rows(path: Path, columns: tuple[str, ...], limit: int | None = None) -> list[dict[str, Any]]:
@@ -76,10 +80,7 @@ def read_made_with(path: Path) -> dict[str, Any] | None:
     """The settings that a file was made with; None for a file that is not there, or that others have made."""
     if not path.is_file():
         return None
-    try:
-        metadata = pq.read_schema(path).metadata or {}
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"cannot read {path} as Parquet: {error}") from None
+    metadata = _footer(path).schema_arrow.metadata or {}
     return json.loads(metadata[MADE_WITH]) if MADE_WITH in metadata else None
 
 

@@ -9,8 +9,8 @@ ranks. A tied output layer shares the embedding's parameter. Names, with their l
 from __future__ import annotations
 
 from tango_hpc.errors import UserError
-from tango_hpc.model.shape import VOCAB_MULTIPLE, ModelShape
-from tango_hpc.model.trainer_layout import Box, LocalParam, Piece
+from tango_hpc.model.shape import VOCAB_MULTIPLE, ModelShape, padded_vocab_size
+from tango_hpc.model.trainer_layout import Box, LocalParam, Piece, whole
 
 
 def check_rollout_tensor(shape: ModelShape, tensor_size: int) -> None:
@@ -39,7 +39,7 @@ def engine_layout(shape: ModelShape, tensor_size: int, tensor_rank: int) -> dict
         prefix = f"model.layers.{layer}"
         attention = f"{prefix}.self_attn"
         for name in ("input_layernorm", "post_attention_layernorm"):
-            params[f"{prefix}.{name}.weight"] = _whole(f"{prefix}.{name}.weight", shape.hidden_size)
+            params[f"{prefix}.{name}.weight"] = whole(f"{prefix}.{name}.weight", shape.hidden_size)
         for kind, trailing in (("weight", (shape.hidden_size,)), ("bias", ())):
             if kind == "weight" or shape.qkv_bias:
                 params[f"{attention}.qkv_proj.{kind}"] = _stack(
@@ -51,7 +51,7 @@ def engine_layout(shape: ModelShape, tensor_size: int, tensor_rank: int) -> dict
                 )
         if shape.qk_norm:
             for name in ("q_norm", "k_norm"):
-                params[f"{attention}.{name}.weight"] = _whole(f"{attention}.{name}.weight", shape.head_dim)
+                params[f"{attention}.{name}.weight"] = whole(f"{attention}.{name}.weight", shape.head_dim)
         q_size = shape.num_heads * shape.head_dim
         params[f"{attention}.o_proj.weight"] = _columns(
             f"{attention}.o_proj.weight", shape.hidden_size, q_size, tensor_size, tensor_rank
@@ -64,7 +64,7 @@ def engine_layout(shape: ModelShape, tensor_size: int, tensor_rank: int) -> dict
         params[f"{prefix}.mlp.down_proj.weight"] = _columns(
             f"{prefix}.mlp.down_proj.weight", shape.hidden_size, shape.intermediate_size, tensor_size, tensor_rank
         )
-    params["model.norm.weight"] = _whole("model.norm.weight", shape.hidden_size)
+    params["model.norm.weight"] = whole("model.norm.weight", shape.hidden_size)
     if not shape.tied:
         params["lm_head.weight"] = _vocabulary(shape, "lm_head.weight", tensor_size, tensor_rank)
     return params
@@ -83,16 +83,12 @@ def _heads(shape: ModelShape, name: str, tensor_size: int, tensor_rank: int) -> 
 
 def _vocabulary(shape: ModelShape, tensor: str, tensor_size: int, tensor_rank: int) -> LocalParam:
     """The rank's rows of the padded vocabulary; a rank may hold padding only."""
-    rows = -(-shape.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE // tensor_size
+    rows = padded_vocab_size(shape.vocab_size, tensor_size) // tensor_size
     start = tensor_rank * rows
     count = max(0, min(shape.vocab_size - start, rows))
     whole = (0, shape.hidden_size)
     pieces = (Piece(tensor, ((start, start + count), whole), ((0, count), whole)),) if count else ()
     return LocalParam((rows, shape.hidden_size), pieces)
-
-
-def _whole(tensor: str, size: int) -> LocalParam:
-    return LocalParam((size,), (Piece(tensor, ((0, size),), ((0, size),)),))
 
 
 def _stack(blocks: list[tuple[str, int, int]], trailing: tuple[int, ...]) -> LocalParam:

@@ -65,7 +65,7 @@ def megatron_layout(
         for name, param in _layer(shape, cut, f"model.layers.{layer}"):
             params[f"decoder.layers.{local}.{name}"] = param
     if last:
-        params["decoder.final_layernorm.weight"] = _whole("model.norm.weight", shape.hidden_size)
+        params["decoder.final_layernorm.weight"] = whole("model.norm.weight", shape.hidden_size)
         if not (shape.tied and first):
             source = "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
             params["output_layer.weight"] = cut.rows(vocab, [(source, 0, shape.vocab_size)], shape.hidden_size)
@@ -75,18 +75,18 @@ def megatron_layout(
 def _layer(shape: ModelShape, cut: _TensorCut, prefix: str) -> Iterator[tuple[str, LocalParam]]:
     """Parameters of one transformer layer, in the order of the forward pass."""
     attention, hidden = f"{prefix}.self_attn", shape.hidden_size
-    yield "input_layernorm.weight", _whole(f"{prefix}.input_layernorm.weight", hidden)
+    yield "input_layernorm.weight", whole(f"{prefix}.input_layernorm.weight", hidden)
     yield "self_attention.linear_qkv.weight", cut.rows(*_fused_qkv(shape, attention, "weight"), hidden)
     if shape.qkv_bias:
         yield "self_attention.linear_qkv.bias", cut.rows(*_fused_qkv(shape, attention, "bias"))
     if shape.qk_norm:
-        yield "self_attention.q_layernorm.weight", _whole(f"{attention}.q_norm.weight", shape.head_dim)
-        yield "self_attention.k_layernorm.weight", _whole(f"{attention}.k_norm.weight", shape.head_dim)
+        yield "self_attention.q_layernorm.weight", whole(f"{attention}.q_norm.weight", shape.head_dim)
+        yield "self_attention.k_layernorm.weight", whole(f"{attention}.k_norm.weight", shape.head_dim)
     yield (
         "self_attention.linear_proj.weight",
         cut.columns(f"{attention}.o_proj.weight", hidden, shape.num_heads * shape.head_dim),
     )
-    yield "pre_mlp_layernorm.weight", _whole(f"{prefix}.post_attention_layernorm.weight", hidden)
+    yield "pre_mlp_layernorm.weight", whole(f"{prefix}.post_attention_layernorm.weight", hidden)
     yield "mlp.linear_fc1.weight", cut.gate_up(prefix, shape.intermediate_size, hidden)
     yield "mlp.linear_fc2.weight", cut.columns(f"{prefix}.mlp.down_proj.weight", hidden, shape.intermediate_size)
 
@@ -102,7 +102,7 @@ def _fused_qkv(shape: ModelShape, attention: str, kind: str) -> tuple[int, list[
     return shape.num_kv_heads * (group_rows + 2 * dim), blocks
 
 
-def _whole(tensor: str, size: int) -> LocalParam:
+def whole(tensor: str, size: int) -> LocalParam:
     """A vector that every rank holds in full."""
     return LocalParam((size,), (Piece(tensor, ((0, size),), ((0, size),)),))
 

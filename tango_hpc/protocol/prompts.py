@@ -25,11 +25,11 @@ from tango_hpc.errors import UserError
 
 QUESTION, SOLVE, SOLUTION, VERIFY = "<question>", "<solve>", "<solution>", "<verify>"
 
-# The fields of each role's prompt; all but the last of the verifier's have to stand in it.
+# The fields of each role's prompt; all but the optional ones have to stand in it.
 FIELDS = {"generator": ("question",), "verifier": ("question", "solution", "num_steps")}
-REQUIRED = {"generator": {"question"}, "verifier": {"question", "solution"}}
+OPTIONAL = {"num_steps"}
 USER_LINE = "=== user"
-_FIELD = re.compile(r"(?<![\w\\^])\{(question|solution|num_steps)\}")
+_FIELD = re.compile(rf"(?<![\w\\^])\{{({'|'.join(FIELDS['verifier'])})\}}")
 # A name in braces that are not the argument of a TeX command: {answer}, but not \boxed{answer} or \frac{a}{b}.
 _NAME = re.compile(r"(?<![\w\\}^])\{([a-z_]+)\}")
 
@@ -77,11 +77,11 @@ def read_prompt(
         text = source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{role}.prompt: {source} cannot be read: {error}") from None
-    above, line, below = text.rstrip("\n").partition(f"\n{USER_LINE}\n")
-    system, user = (above, below) if line else (None, above)
+    above, line, below = f"\n{text}".rstrip("\n").partition(f"\n{USER_LINE}\n")
+    system, user = (above[1:] or None, below) if line else (None, above[1:])
     found, above_found = set(_FIELD.findall(user)), set(_FIELD.findall(system or ""))
     known = ", ".join(f"{{{name}}}" for name in FIELDS[role])
-    if missing := REQUIRED[role] - found:
+    if missing := set(FIELDS[role]) - OPTIONAL - found:
         raise UserError(
             f"{role}.prompt: {source} lacks {{{min(missing)}}} in the user's message; its fields are {known}"
         )

@@ -50,6 +50,15 @@ def by_role(key: str) -> tuple[Line, ...]:
     return tuple(Line(key, role, role, role=role) for role in ROLES)
 
 
+def of_judgements(score: str) -> tuple[Line, ...]:
+    """`score` of the verifier's verdicts and step judgements, in training and held out."""
+    return tuple(
+        Line(f"verifier/{kind}_{score}", f"{label}, {where}", color, held_out=held_out)
+        for kind, label, color in (("outcome", "outcome", "verifier"), ("step", "steps", "third"))
+        for where, held_out in (("training batch", False), ("held out", True))
+    )
+
+
 def draw_phases(axes: Axes, rows: Sequence[MetricsRow]) -> bool:
     """Draw the seconds of each phase, stacked; one bar covers several steps where there are many."""
     rows = [row for row in rows if row.get("seconds/total")]
@@ -102,36 +111,21 @@ VERIFIER_F1 = Panel(
     "Verifier F1",
     "Harmonic mean of the accuracy on right and on wrong ones; a verifier that always says the same scores 0. "
     "Held out, it judges the same solutions every time.",
-    (
-        Line("verifier/outcome_f1", "outcome, training batch", "verifier"),
-        Line("verifier/outcome_f1", "outcome, held out", "verifier", held_out=True),
-        Line("verifier/step_f1", "steps, training batch", "third"),
-        Line("verifier/step_f1", "steps, held out", "third", held_out=True),
-    ),
+    of_judgements("f1"),
     scale="share",
 )
 VERIFIER_PR_F1 = Panel(
     "Verifier F1, precision and recall",
     "Harmonic mean of precision and recall of the judgement that something is right, as the paper's authors plot it; "
     "where most is right, a verifier that calls everything right scores high.",
-    (
-        Line("verifier/outcome_pr_f1", "outcome, training batch", "verifier"),
-        Line("verifier/outcome_pr_f1", "outcome, held out", "verifier", held_out=True),
-        Line("verifier/step_pr_f1", "steps, training batch", "third"),
-        Line("verifier/step_pr_f1", "steps, held out", "third", held_out=True),
-    ),
+    of_judgements("pr_f1"),
     scale="share",
 )
 VERIFIER_J = Panel(
     "Verifier usefulness J",
     "Share of right ones judged right less share of wrong ones judged right. At 0 its judgements teach nothing, below "
     "they teach the wrong.",
-    (
-        Line("verifier/outcome_j", "outcome, training batch", "verifier"),
-        Line("verifier/outcome_j", "outcome, held out", "verifier", held_out=True),
-        Line("verifier/step_j", "steps, training batch", "third"),
-        Line("verifier/step_j", "steps, held out", "third", held_out=True),
-    ),
+    of_judgements("j"),
 )
 REWARDS = Panel(
     "Rewards",

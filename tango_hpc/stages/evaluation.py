@@ -26,12 +26,12 @@ class HeldOut:
         self, task: Task, questions: Sequence[dict[str, Any]], generator: Generator, verifier: Verifier | None
     ) -> None:
         self._task, self._generator, self._verifier = task, generator, verifier
-        limit = generator.settings.max_prompt_tokens
-        self._questions_K = [row for row in questions if len(generator.prompt(task.statement(row))) <= limit]
+        self._questions_K = [row for row in questions if generator.fits(generator.prompt(task.statement(row)))]
         self.num_questions, self.num_too_long = len(questions), len(questions) - len(self._questions_K)
         if not self._questions_K:
             raise CheckFailed(
-                f"none of the {len(questions)} evaluation questions fits generator.max_prompt_tokens, {limit}"
+                f"none of the {len(questions)} evaluation questions fits generator.max_prompt_tokens, "
+                f"{generator.settings.max_prompt_tokens}"
             )
         self._to_judge_K: list[ReadSolution] = []
 

@@ -76,7 +76,7 @@ def check_inputs(config: Config, stage: str, *, after: Sequence[str] = ()) -> No
             note(check_table, config.teacher.questions, QUESTION_COLUMNS)
         note(check_model_folder, config.generator.model.path)
     if problems:
-        raise UserError("\n".join(problems))
+        raise UserError("\n".join(dict.fromkeys(problems)))  # a file that several checks open has one fault
 
 
 def node_local_paths(config: Config) -> list[str]:

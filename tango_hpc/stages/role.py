@@ -63,16 +63,19 @@ class Role:
         self.engine.sleep()
         self._sync = WeightSync(self.policy, self.engine, config.reshard) if self.policy is not None else None
 
+    def fits(self, prompt: Sequence[int]) -> bool:
+        """Whether the role's context has room for a prompt."""
+        return len(prompt) <= self.settings.max_prompt_tokens
+
     def respond(
         self, prompts_N: Sequence[list[int]], seeds_N: Sequence[int], *, greedy: bool, through: Through
     ) -> list[Response]:
         """What the role writes to each prompt that fits its context. Collective."""
-        limit = self.settings.max_prompt_tokens
-        fitting = [(prompt, seed) for prompt, seed in zip(prompts_N, seeds_N, strict=True) if len(prompt) <= limit]
+        fitting = [(prompt, seed) for prompt, seed in zip(prompts_N, seeds_N, strict=True) if self.fits(prompt)]
         generations = iter(through(lambda: self._generate(fitting, greedy)))
         responses_N = []
         for prompt in prompts_N:
-            asked = len(prompt) <= limit
+            asked = self.fits(prompt)
             generation = next(generations) if asked else NOT_ASKED
             text = response_text(generation.token_ids, self.tokenizer)
             responses_N.append(Response(prompt if asked else [], generation, text))

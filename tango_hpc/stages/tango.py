@@ -274,12 +274,13 @@ class Tango:
 
     def _that_fit(self, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
         """The questions whose prompt fits the generator's context, and how many do not. Collective."""
-        limit = self.generator.settings.max_prompt_tokens
-        fits = on_all_ranks(lambda some: [len(self.generator.prompt(row["question"])) <= limit for row in some], rows)
+        generator, statement = self.generator, self.task.statement
+        fits = on_all_ranks(lambda some: [generator.fits(generator.prompt(statement(row))) for row in some], rows)
         kept = [row for row, fitting in zip(rows, fits, strict=True) if fitting]
         if not kept:
             raise CheckFailed(
-                f"none of the {len(rows)} questions in {self.config.data.train} fits generator.max_prompt_tokens, {limit}"
+                f"none of the {len(rows)} questions in {self.config.data.train} fits generator.max_prompt_tokens, "
+                f"{generator.settings.max_prompt_tokens}"
             )
         return kept, len(rows) - len(kept)
 

@@ -115,8 +115,10 @@ def make_last_letter(
     lengths = _range("--words", words), _range("--letters", letters)
     if kind == "questions":
         recipe = Recipe("questions", seed, rows, *lengths, split=split or "train")
-    else:
+    elif kind == "generator_sft":
         recipe = Recipe(kind, seed, rows, *lengths, slip=slip)
+    else:
+        recipe = Recipe(kind, seed, rows, *lengths, slip=slip, careful=0.0, drill=0.0)
     recipe.write(out)
     return rows
 

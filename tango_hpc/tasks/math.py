@@ -13,7 +13,7 @@ from tango_hpc.tasks.base import OwnQuestions
 
 
 class Math(OwnQuestions):
-    """The task. Rows of a benchmark are asked and graded as that benchmark says, all others as they stand.
+    """The task. Questions are asked as they stand; rows of a benchmark are graded as that benchmark says.
 
     Grading runs in worker processes that start with the first answer that needs one; `pool.outcomes` counts what
     became of all answers (time, memory, ...).

@@ -48,10 +48,11 @@ class HeldOut:
         self._by_digits: dict[str, list[tuple[list[str], str]]] = {}
         for question, name in questions:
             self.names.add(name)
+            bare = core(question)
             # what goes before choices may be "Which of these is true?": by that alone no question is known
-            for text in [question] if _CHOICES.search(_spelled(question)) else [question, core(question)]:
+            for text in [question] if _CHOICES.search(_spelled(question)) else [question, bare]:
                 self._by_text.setdefault(fingerprint(loosely_normalized(text)), name)
-            digits, words = _digits_and_words(question)
+            digits, words = _digits_and_words(question, bare)
             if len(digits) >= _MIN_DIGITS:
                 self._by_digits.setdefault(digits, []).append(([sys.intern(word) for word in words], name))
 
@@ -60,10 +61,11 @@ class HeldOut:
 
     def find(self, question: str) -> str | None:
         """The evaluation set that has this question, in these words or others; None where none has."""
-        for text in (question, core(question)):
+        bare = core(question)
+        for text in (question, bare):
             if (name := self._by_text.get(fingerprint(loosely_normalized(text)))) is not None:
                 return name
-        digits, words = _digits_and_words(question)
+        digits, words = _digits_and_words(question, bare)
         for others, name in self._by_digits.get(digits, ()):
             shared = (Counter(words) & Counter(others)).total()
             if 2 * shared >= _SAME_WORDS * (len(words) + len(others)):
@@ -81,6 +83,8 @@ def _spelled(question: str) -> str:
     return _LETTER.sub(r"(\1)", _BRACES.sub(" ", LATEX_DRESS.sub("", question)))
 
 
-def _digits_and_words(question: str) -> tuple[str, list[str]]:
-    text = core(_DRAWING.sub(" ", question))
+def _digits_and_words(question: str, bare: str) -> tuple[str, list[str]]:
+    """Those of the question without its drawings; `bare` is its core."""
+    undrawn = _DRAWING.sub(" ", question)
+    text = bare if undrawn == question else core(undrawn)
     return "".join(_DIGIT.findall(text)), _WORD.findall(_FRACTION.sub("frac", text.casefold()))

@@ -122,13 +122,10 @@ def prepare(
         split,
         [str(file) for file in files],
         authors_rows=data_set.authors_rows if split == data_set.default_split and limit is None else None,
-        in_evaluation_sets=dict.fromkeys(held_out.names, 0),
+        in_evaluation_sets=dict.fromkeys(sorted(held_out.names), 0),
     )
     rows = _checked_rows(name, data_set, files, report, held_out, max_question_characters)
     _write(out, rows, report, limit, made_with)
-    if not report.kept:
-        out.unlink()
-        raise UserError("\n".join([*report.lines(), "no rows are left to write"]))
     out.with_suffix(".report.json").write_text(json.dumps(asdict(report), indent=1, ensure_ascii=False) + "\n")
     return report
 
@@ -238,7 +235,7 @@ def _identity(questions: Iterable[int]) -> str:
 def _write(
     out: Path, rows: Iterator[PreparedRow], report: Report, limit: int | None, made_with: dict[str, Any]
 ) -> None:
-    """Write row groups as they fill."""
+    """Write row groups as they fill. Raises `UserError`, with what was there left as it is, where there are no rows."""
     with parquet_writer(out, SCHEMA.with_metadata({MADE_WITH: json.dumps(made_with)})) as writer:
         group: list[dict[str, str]] = []
         for row in rows:
@@ -250,3 +247,5 @@ def _write(
                 break
         if group:
             writer.write_table(pa.Table.from_pylist(group, SCHEMA))
+        if not report.kept:
+            raise UserError("\n".join([*report.lines(), "no rows are left to write"]))
