@@ -194,3 +194,11 @@ def _tasks_on_node(env: Mapping[str, str]) -> int:
         assert match, item
         counts += [int(match.group(1))] * int(match.group(2) or 1)
     return counts[int(env["SLURM_NODEID"])]
+
+
+def python_path(root: Path) -> str:
+    """PYTHONPATH for a process that runs the code below `root`, then what is set here.
+
+    An empty entry would be the working directory, whose files `python -P` is to keep out.
+    """
+    return os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))

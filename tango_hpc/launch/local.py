@@ -16,7 +16,7 @@ from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import AttemptLog
 from tango_hpc.launch.enter import prepare_run
-from tango_hpc.launch.environment import await_file, place, rendezvous_file
+from tango_hpc.launch.environment import await_file, place, python_path, rendezvous_file
 from tango_hpc.launch.job import run_attempt
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.launch.starters import rank_command, rank_environment
@@ -53,7 +53,7 @@ def _requeued_run(config_file: Path, overrides: Sequence[str]) -> RunDirectory |
 
 def _become_job(directory: RunDirectory, stage: str) -> None:
     """Go on as the batch job of the run, in the code of its snapshot."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(directory.snapshot), os.environ.get("PYTHONPATH", "")])}
+    env = os.environ | {"PYTHONPATH": python_path(directory.snapshot)}
     words = [sys.executable, "-P", "-u", "-m", "tango_hpc.launch.job", str(directory.path), stage]
     os.execve(sys.executable, words, env)
 

@@ -17,7 +17,7 @@ from tango_hpc.control.guard import SUPERVISED
 from tango_hpc.control.heartbeat import read_beat
 from tango_hpc.control.outcome import Outcome
 from tango_hpc.errors import UserError
-from tango_hpc.launch.environment import free_port
+from tango_hpc.launch.environment import free_port, python_path
 from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
 from tango_hpc.run.directory import RunDirectory
 
@@ -51,7 +51,7 @@ def rank_environment(config: Config) -> dict[str, str]:
     """What every rank gets beside its place: this very code, thread counts, no reaching out to a model hub."""
     threads = str(config.launch.threads_per_rank)
     return {
-        "PYTHONPATH": os.pathsep.join([str(CODE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": python_path(CODE_ROOT),
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "HF_HUB_OFFLINE": "1",

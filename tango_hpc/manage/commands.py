@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 Cluster = Annotated[
     Literal["slurm", "local", "debug"],
@@ -72,6 +71,8 @@ def sweep(
 
     Example: `tango sweep configs/sweeps/alpha.yaml --profile generic`, later `tango sweep … --results`
     """
+    from rich.console import Console
+
     from tango_hpc.manage import sweep as sweeping
     from tango_hpc.manage.sweep_results import show_results
 
@@ -92,6 +93,8 @@ def status(
 
     Example: `tango status runs`
     """
+    from rich.console import Console
+
     from tango_hpc.manage.status import show_status
 
     show_status(run, Console(), as_json=as_json)
@@ -107,6 +110,8 @@ def logs(
 
     Example: `tango logs runs/mine --follow`
     """
+    from rich.console import Console
+
     from tango_hpc.manage.status import show_logs
 
     show_logs(run, Console(), rank=rank, lines=lines, follow=follow)
@@ -117,6 +122,8 @@ def cancel(run: RunOrFolder) -> None:
 
     Example: `tango cancel runs/mine`
     """
+    from rich.console import Console
+
     from tango_hpc.manage.status import cancel as end
 
     end(run, Console())
@@ -127,6 +134,8 @@ def stop(run: RunOrFolder) -> None:
 
     Example: `tango stop runs/mine`
     """
+    from rich.console import Console
+
     from tango_hpc.manage.status import stop as ask
 
     ask(run, Console())
@@ -141,6 +150,8 @@ def doctor(
 
     Example: `salloc --nodes=2 tango doctor configs/quickstart.yaml`
     """
+    from rich.console import Console
+
     from tango_hpc.manage.doctor import examine
 
     raise typer.Exit(examine(config, overrides or [], profile, Console()))

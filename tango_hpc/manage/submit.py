@@ -16,6 +16,7 @@ from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import check_lock, known_jobs, remember_job
 from tango_hpc.launch.enter import prepare_run
+from tango_hpc.launch.environment import python_path
 from tango_hpc.launch.job import run_job
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.manage.profiles import Profile, job_variables, load_profile, setup_lines, time_limit_minutes
@@ -183,8 +184,7 @@ def job_environment(profile: Profile, snapshot: Path, cluster: Cluster) -> Itera
             if name.startswith(("SLURM_", "SLURMD_", "SRUN_")) and name not in SLURM_SETTINGS:
                 del os.environ[name]
     else:
-        path = os.pathsep.join(filter(None, [str(snapshot), os.environ.get("PYTHONPATH")]))
-        os.environ.update(job_variables(profile) | {"PYTHONPATH": path})
+        os.environ.update(job_variables(profile) | {"PYTHONPATH": python_path(snapshot)})
     try:
         yield
     finally:

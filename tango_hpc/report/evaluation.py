@@ -33,7 +33,7 @@ def write_results(folder: Path, labels: Sequence[str], names: Sequence[str]) -> 
         dict.fromkeys(key for sets in results.values() for entry in sets.values() for key in entry["estimates"])
     )
     readable = [
-        _item(label, name, answer)
+        (label, name, answer)
         for label, sets in answers.items()
         for name, of_set in sets.items()
         for answer in sorted(of_set, key=lambda answer: answer.sample)
@@ -44,7 +44,7 @@ def write_results(folder: Path, labels: Sequence[str], names: Sequence[str]) -> 
         title="Answers",
         columns=columns,
         results=results,
-        shown=evenly_spaced(readable, MAX_ANSWERS),
+        shown=[_item(*entry) for entry in evenly_spaced(readable, MAX_ANSWERS)],
         total=sum(len(of_set) for sets in answers.values() for of_set in sets.values()),
     )
     write_atomically(folder / "results.json", json.dumps(results, indent=1, allow_nan=False, default=asdict) + "\n")

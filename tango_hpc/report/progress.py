@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tango_hpc.errors import UserError
 from tango_hpc.report.formats import clock, sparkline
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import PHASES, MetricsRow, RowTail
@@ -102,7 +103,7 @@ class ProgressView:
         if self.rows or self.evaluations:
             try:
                 write_report(self._directory)
-            except OSError as error:  # a full disk: the run's own end matters more, and must still be told
+            except (OSError, UserError) as error:  # a full disk, a torn dump: the run's own end must still be told
                 self._print(f"report.html was not written: {error}")
         rows = before_and_after(read_summary(self._directory))
         if rows:

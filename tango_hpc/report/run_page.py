@@ -31,7 +31,10 @@ def write_report(directory: RunDirectory) -> None:
     summary = read_summary(directory)
     stages = list(dict.fromkeys(row["stage"] for row in [*rows, *evaluations]))
     stages.sort(key=lambda stage: stage != "train")  # what the run is about comes first, the rest in order
-    measured = {stage: (read_metrics(directory, stage), read_evaluations(directory, stage)) for stage in stages}
+    measured = {
+        stage: ([row for row in rows if row["stage"] == stage], [row for row in evaluations if row["stage"] == stage])
+        for stage in stages
+    }
     page = render(
         "run.html",
         title=directory.path.name,
