@@ -85,7 +85,7 @@ def as_rank(model: Path, work: Path, with_vllm: bool) -> None:
     import torch
     import torch.distributed as dist
 
-    from tango_hpc.config.schema import ModelConfig, ParallelConfig, RoleConfig
+    from tango_hpc.config.roles import ModelConfig, ParallelConfig, RoleConfig
     from tango_hpc.parallel.megatron_cpu import megatron_on_cpu
     from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
     from tango_hpc.policy.attention import PackedSequences

@@ -164,7 +164,7 @@ def rank_main(folder: Path) -> None:
         "parameters": policy.shape.num_parameters,
         "ranks": dist.get_world_size(),
         "training": {"tensor": role.parallel.tensor, "pipeline": role.parallel.pipeline},
-        "rollout": {"tensor": config.rollout.tensor},
+        "rollout": {"tensor": role.rollout.tensor},
         "dtype": config.launch.dtype,
         "device": config.launch.device,
         "rows": rows,

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tango_hpc.config.models import built_otherwise, model_dimensions
-from tango_hpc.config.schema import Config, ModelConfig, ParallelConfig, RoleConfig
+from tango_hpc.config.roles import ModelConfig, RoleConfig
+from tango_hpc.config.schema import Config
 from tango_hpc.errors import UserError
 from tango_hpc.model.engine_layout import check_rollout_tensor
 from tango_hpc.model.shape import ModelShape, check_parallel
@@ -25,11 +26,9 @@ def find_conflicts(config: Config) -> list[str]:
 
 
 def _conflicts(config: Config) -> Iterator[str]:
-    world = config.world_size
     for name, role in config.roles.items():
         yield from _role_conflicts(name, role, config)
-    if world % config.rollout.tensor:
-        yield f"rollout.tensor: {config.rollout.tensor} does not divide the {world} ranks (nodes * tasks_per_node)"
+        yield from _engine_conflicts(name, role, config)
     for role_name in ("generator", "verifier"):
         sft = getattr(config.sft, role_name)
         tuned = config.roles.get(role_name)
@@ -40,16 +39,9 @@ def _conflicts(config: Config) -> Iterator[str]:
             continue
         if sft.init.path == sft.output:
             yield f"sft.{role_name}.output: is sft.{role_name}.init.path; the starting weights would be lost"
-        yield from _model_conflicts(f"sft.{role_name}.init", sft.init, tuned.parallel, config)
+        yield from _model_conflicts(f"sft.{role_name}.init", sft.init, tuned, config)
     yield from _training_conflicts(config)
     yield from _task_conflicts(config)
-    if config.launch.device == "cpu" and config.rollout.kv_cache_gb is None:
-        yield "rollout.kv_cache_gb: required with launch.device cpu, e.g. 0.5"
-    if config.rollout.max_batched_tokens < config.rollout.max_num_seqs:
-        yield (
-            f"rollout.max_batched_tokens: {config.rollout.max_batched_tokens} is below rollout.max_num_seqs "
-            f"{config.rollout.max_num_seqs}: an engine takes at least one token of each sequence at a time"
-        )
     if config.launch.grace_seconds >= config.launch.hang_timeout_seconds:
         yield "launch.grace_seconds: must be below launch.hang_timeout_seconds"
 
@@ -118,12 +110,7 @@ def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str
             f"{name}.micro_batch_tokens: {role.micro_batch_tokens} cannot hold one sequence of max_prompt_tokens + "
             f"max_response_tokens = {length}"
         )
-    if config.launch.device == "cpu" and config.rollout.max_batched_tokens < length:
-        yield (
-            f"rollout.max_batched_tokens: {config.rollout.max_batched_tokens} is below {name}.max_prompt_tokens + "
-            f"max_response_tokens = {length}; on a CPU a prompt is never cut in two"
-        )
-    yield from _model_conflicts(f"{name}.model", role.model, role.parallel, config)
+    yield from _model_conflicts(f"{name}.model", role.model, role, config)
     try:
         dimensions = model_dimensions(role.model, config)
     except UserError:
@@ -138,7 +125,28 @@ def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str
         )
 
 
-def _model_conflicts(key: str, model: ModelConfig, parallel: ParallelConfig, config: Config) -> Iterator[str]:
+def _engine_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str]:
+    """What a role's engine cannot be set to."""
+    key, rollout, world = f"{name}.rollout", role.rollout, config.world_size
+    if world % rollout.tensor:
+        yield f"{key}.tensor: {rollout.tensor} does not divide the {world} ranks (nodes * tasks_per_node)"
+    if config.launch.device == "cpu" and rollout.kv_cache_gb is None:
+        yield f"{key}.kv_cache_gb: required with launch.device cpu, e.g. 0.5"
+    if rollout.max_batched_tokens < rollout.max_num_seqs:
+        yield (
+            f"{key}.max_batched_tokens: {rollout.max_batched_tokens} is below {key}.max_num_seqs "
+            f"{rollout.max_num_seqs}: an engine takes at least one token of each sequence at a time"
+        )
+    length = role.max_prompt_tokens + role.max_response_tokens
+    if config.launch.device == "cpu" and rollout.max_batched_tokens < length:
+        yield (
+            f"{key}.max_batched_tokens: {rollout.max_batched_tokens} is below {name}.max_prompt_tokens + "
+            f"max_response_tokens = {length}; on a CPU a prompt is never cut in two"
+        )
+
+
+def _model_conflicts(key: str, model: ModelConfig, role: RoleConfig, config: Config) -> Iterator[str]:
+    """What `role`'s settings ask of `model` that it cannot do."""
     try:
         dimensions = model_dimensions(model, config)
         if dimensions is None:
@@ -156,10 +164,10 @@ def _model_conflicts(key: str, model: ModelConfig, parallel: ParallelConfig, con
         sizes = ", ".join(map(str, CPU_HEAD_SIZES))
         yield f"{key}: heads of {shape.head_dim} numbers; vLLM on a CPU has attention for {sizes}"
     try:
-        check_parallel(shape, parallel.tensor, parallel.pipeline)
+        check_parallel(shape, role.parallel.tensor, role.parallel.pipeline)
     except UserError as error:
         yield f"{key}: {error}"
     try:
-        check_rollout_tensor(shape, config.rollout.tensor)
+        check_rollout_tensor(shape, role.rollout.tensor)
     except UserError as error:
         yield f"{key}: {error}"

@@ -209,12 +209,27 @@ def explain_mistake(item: Any, model: type[BaseModel] = Config) -> str:
         *parents, unknown = item["loc"]
         names = _field_names(parents, model)
         close = difflib.get_close_matches(str(unknown), names, n=1)
+        below = _elsewhere(unknown, parents, model)
+        if below:  # the very name is meant before one that is like it
+            # The setting itself where only one was given: rollout.tensor=2 leads to generator.rollout.tensor.
+            inner = item["input"]
+            setting = f".{next(iter(inner))}" if isinstance(inner, dict) and len(inner) == 1 else ""
+            close = [" or ".join(f"{name}{setting}" for name in below)]
         hint = f"did you mean {close[0]}?" if close else f"valid names here: {', '.join(names)}"
         return f"{path}: unknown key; {hint}"
     if item["type"] == "missing":
         return f"{path}: required, but not given"
     message = item["msg"].removeprefix("Value error, ")
     return f"{path}: {message[0].lower()}{message[1:]} (got {item['input']!r})"
+
+
+def _elsewhere(unknown: str, parents: list[str | int], model: Any) -> list[str]:
+    """Paths of a key of that name in the sections beside it."""
+    return [
+        ".".join(map(str, (*parents, section, unknown)))
+        for section in _field_names(parents, model)
+        if unknown in _field_names([*parents, section], model)
+    ]
 
 
 def _field_names(parents: list[str | int], model: Any) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tango_hpc.config.schema import Config, ModelConfig, TinyModelConfig
+from tango_hpc.config.roles import ModelConfig, TinyModelConfig
+from tango_hpc.config.schema import Config
 from tango_hpc.errors import UserError
 from tango_hpc.model.published import published_dimensions
 from tango_hpc.model.shape import ModelShape

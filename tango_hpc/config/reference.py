@@ -10,11 +10,12 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from tango_hpc.config.schema import Config, Section
+from tango_hpc.config.schema import Config
+from tango_hpc.config.values import Section
 
 HEADER = """# Configuration
 
-Generated from `tango_hpc/config/schema.py` by `python -m tango_hpc.config.reference`; a test keeps it up to date.
+Generated from the types in `tango_hpc/config/` by `python -m tango_hpc.config.reference`; a test keeps it up to date.
 
 A config is one YAML file, alone or on a `base`: another config, named by its path from this file, that has no base
 itself. Mappings of the two merge key by key; any other value replaces the base's, and `null` (`verifier: null`) takes a

@@ -7,112 +7,28 @@ Section 4 and Appendix D) where it states one.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from tango_hpc.config.roles import ModelConfig, OptimizerConfig, RoleConfig
+from tango_hpc.config.values import (
+    Count,
+    NonNegative,
+    Positive,
+    PositiveFloat,
+    Section,
+    Share,
+    Temperature,
+    TemperatureOrGreedy,
+)
 from tango_hpc.equations import AlphaSchedule, ClassWeighting
-
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-
-
-MIN_TEMPERATURE = 0.01  # vLLM raises those between 0 and this to it
-
-
-def _samples_as_told(value: float) -> float:
-    """The trainer would take another distribution for sampled."""
-    if 0 < value < MIN_TEMPERATURE:
-        raise ValueError(f"vLLM samples at no temperature below {MIN_TEMPERATURE}; give {MIN_TEMPERATURE} or more")
-    return value
-
-
-# Of sampling; and where 0 means greedy.
-Temperature = Annotated[float, Field(gt=0.0, allow_inf_nan=False), AfterValidator(_samples_as_told)]
-TemperatureOrGreedy = Annotated[float, Field(ge=0.0, allow_inf_nan=False), AfterValidator(_samples_as_told)]
-
-
-class Section(BaseModel):
-    """A group of settings: unknown keys are refused, values do not change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
 
 
 class RunConfig(Section):
     """Where a run lives."""
 
     dir: Path = Field(description="Run directory; made if missing, refused if it holds another run.")
-
-
-class TinyModelConfig(Section):
-    """A model with random weights and a tokenizer of its own, built where `model.path` does not exist yet."""
-
-    family: Literal["qwen2", "qwen3", "llama"] = "qwen2"
-    hidden_size: Positive = 192
-    intermediate_size: Positive = 512
-    num_layers: Positive = 4
-    num_heads: Positive = 6
-    num_kv_heads: Positive = 2
-    tie_embeddings: bool = True
-    max_position: Positive = Field(512, description="Longest sequence, prompt and response together, in tokens.")
-
-
-class ModelConfig(Section):
-    """Which weights a role starts from."""
-
-    path: Path = Field(description="Hugging Face folder: config.json, safetensors, tokenizer.")
-    build: TinyModelConfig | None = Field(
-        None, description="Build a tiny model at `path` if the folder does not exist (last-letter task only)."
-    )
-    reference_path: Path | None = Field(
-        None, description="Weights of the frozen reference of the KL term; default: those of `path`."
-    )
-
-
-class ParallelConfig(Section):
-    """How a role's trainer is split. Data parallelism is what is left: world size / (tensor * pipeline)."""
-
-    tensor: Positive = 1
-    pipeline: Positive = 1
-
-
-class OptimizerConfig(Section):
-    """AdamW and its learning-rate schedule."""
-
-    learning_rate: PositiveFloat = 1e-6
-    schedule: Literal["constant", "cosine", "exponential"] = "constant"
-    warmup_ratio: Share = Field(0.0, description="Share of the steps over which the rate rises linearly from 0.")
-    final_ratio: Share = Field(0.1, description="Last learning rate over first, for cosine and exponential.")
-    beta1: Share = 0.9
-    beta2: Share = 0.95
-    epsilon: PositiveFloat = 1e-8
-    weight_decay: NonNegative = 0.0
-    clip_grad_norm: PositiveFloat = 1.0
-
-
-class RoleConfig(Section):
-    """One of the two models: the generator or the verifier."""
-
-    model: ModelConfig
-    parallel: ParallelConfig = ParallelConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    trainable: bool = Field(True, description="False keeps this role's weights as they are (paper, Section 4.3).")
-    max_prompt_tokens: Positive = 1024
-    max_response_tokens: Positive = 2048
-    temperature: Temperature = Field(1.0, description="Of the rollouts; 0.01 or more.")
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    micro_batch_tokens: Positive = Field(16384, description="Most tokens of one packed micro-batch, prompts included.")
-    recompute_activations: bool = Field(False, description="Recompute each layer in the backward pass to save memory.")
-    prompt: Path | None = Field(None, description="File with this role's prompt (docs/data.md); null: the shipped one.")
-    chat_template: str = Field(
-        "auto", description="auto: the tokenizer's, where it has one; none: plain prompts; or the path of a Jinja file."
-    )
-    chat_template_arguments: dict[str, Any] = Field(
-        {}, description="Passed to the chat template, such as {enable_thinking: false} for Qwen3."
-    )
 
 
 class AlgorithmConfig(Section):
@@ -318,17 +234,6 @@ class TeacherConfig(Section):
     shard: Count = Field(0, description="Which of them this is, from 0.")
 
 
-class RolloutConfig(Section):
-    """vLLM, which both roles share. Data parallelism of rollouts is world size / tensor."""
-
-    tensor: Positive = 1
-    max_num_seqs: Positive = 256
-    max_batched_tokens: Positive = 8192
-    kv_cache_gb: PositiveFloat | None = Field(None, description="KV cache of each engine; required on a CPU.")
-    gpu_memory_utilization: Share = Field(0.6, description="Share of the GPU for an engine while it generates.")
-    enforce_eager: bool = Field(False, description="Skip CUDA graphs: slower decoding, quicker start.")
-
-
 class ReshardConfig(Section):
     """Weight sync from trainer to engine."""
 
@@ -380,7 +285,6 @@ class Config(Section):
     sft: SftConfig = SftConfig()
     eval: EvalConfig = EvalConfig()
     teacher: TeacherConfig | None = None
-    rollout: RolloutConfig = RolloutConfig()
     reshard: ReshardConfig = ReshardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     launch: LaunchConfig = LaunchConfig()

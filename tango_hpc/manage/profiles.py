@@ -13,7 +13,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from tango_hpc.config.load import explain_mistake
-from tango_hpc.config.schema import Positive, Section
+from tango_hpc.config.values import Positive, Section
 from tango_hpc.errors import UserError
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")

@@ -32,7 +32,7 @@ from rich.text import Text
 
 from tango_hpc.config import Config
 from tango_hpc.config.load import apply_override, explain_mistake, read_tree, read_yaml, validate_tree
-from tango_hpc.config.schema import Count, Positive, Section
+from tango_hpc.config.values import Count, Positive, Section
 from tango_hpc.errors import StoppedEarly, UserError
 from tango_hpc.launch.attempts import remember_job
 from tango_hpc.launch.enter import prepare_run

@@ -31,7 +31,7 @@ def role_batch(config: Config, name: str) -> RoleBatch:
     pipeline = role.parallel.pipeline
     data = config.world_size // (role.parallel.tensor * pipeline)
     packs = pack([longest] * responses, num_ranks=data, max_tokens=role.micro_batch_tokens, min_micro_batches=pipeline)
-    groups = config.world_size // config.rollout.tensor
+    groups = config.world_size // role.rollout.tensor
     rollouts = math.ceil(responses / groups)
     return RoleBatch(
         responses=responses,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tango_hpc.config import Config
 from tango_hpc.config.models import role_shape
+from tango_hpc.config.roles import RoleConfig, RolloutConfig
 from tango_hpc.model.shape import ELEMENT_BYTES
 from tango_hpc.plan.batch import RoleBatch, role_batch
 from tango_hpc.plan.sizes import (
@@ -71,7 +72,7 @@ def plan_memory(config: Config, *, gpu_gb: float, node_gb: float | None, sync_by
     gpu: list[Phase] = []
     if gpu_bytes is not None:
         for role in roles.values():
-            gpu += _gpu_phases(config, role, len(roles), gpu_bytes, problems)
+            gpu += _gpu_phases(config, role, gpu_bytes, problems)
     node = _node_phases(config, roles)
     plan = MemoryPlan(gpu, node, gpu_bytes, node_bytes, problems)
     problems += _cache_problems(config, roles, gpu)
@@ -100,6 +101,7 @@ class _Role:
     """A role's trainer (by pipeline stage; none where it is not trained), engine and batch."""
 
     name: str
+    settings: RoleConfig
     stages: list[Trainer]
     engine: Engine
     batch: RoleBatch
@@ -124,8 +126,8 @@ class _Role:
             )
             for stage in range(pipeline)
         ]
-        engine = Engine(shape, config.rollout.tensor, element_bytes, on_cpu)
-        return cls(name, trainers if settings.trainable else [], engine, role_batch(config, name), sync_bytes)
+        trainers = trainers if settings.trainable else []
+        return cls(name, settings, trainers, role_engine(config, name), role_batch(config, name), sync_bytes)
 
     def in_flight(self, stage: int) -> int:
         """Micro-batches whose activations a pipeline stage keeps at once (1F1B)."""
@@ -148,17 +150,18 @@ class _Role:
 # -- GPUs -------------------------------------------------------------------------------------------------------
 
 
-def _gpu_phases(config: Config, role: _Role, num_engines: int, gpu_bytes: int, problems: list[str]) -> list[Phase]:
+def _gpu_phases(config: Config, role: _Role, gpu_bytes: int, problems: list[str]) -> list[Phase]:
     """The phases of one role on the GPU that holds most in each."""
-    graphs = 0 if config.rollout.enforce_eager else num_engines * GPU_GRAPH_BYTES
+    graphs = sum(0 if other.rollout.enforce_eager else GPU_GRAPH_BYTES for other in config.roles.values())
     base = {"CUDA context, NCCL, graphs": GPU_CONTEXT_BYTES + graphs}
-    weights, workspace = role.engine.weights, _engine_workspace(config, role.engine)
-    cache = cache_bytes(config, role.engine, gpu_bytes)
+    key, rollout = f"{role.name}.rollout", role.settings.rollout
+    weights, workspace = role.engine.weights, _engine_workspace(rollout, role.engine)
+    cache = cache_bytes(config, role.name, gpu_bytes)
     if cache <= 0:
         problems.append(
-            f"{role.name}, rollout: rollout.gpu_memory_utilization {config.rollout.gpu_memory_utilization} leaves "
+            f"{role.name}, rollout: {key}.gpu_memory_utilization {rollout.gpu_memory_utilization} leaves "
             f"nothing for the KV cache after {weights / GIB:.1f} GiB of weights and {workspace / GIB:.1f} GiB of "
-            "activations: raise it or rollout.tensor, or lower rollout.max_batched_tokens or rollout.max_num_seqs"
+            f"activations: raise it or {key}.tensor, or lower {key}.max_batched_tokens or {key}.max_num_seqs"
         )
     engine = {"engine weights": weights, "KV cache": max(cache, 0)}
     name = "rollout" if role.name == "generator" else "verify"
@@ -183,16 +186,25 @@ def _gpu_phases(config: Config, role: _Role, num_engines: int, gpu_bytes: int, p
     return phases
 
 
-def cache_bytes(config: Config, engine: Engine, gpu_bytes: int) -> int:
-    """The KV cache that vLLM will take: what is set, or what its share of the GPU has left."""
-    if config.rollout.kv_cache_gb is not None:
-        return int(config.rollout.kv_cache_gb * GIB)
-    budget = int(config.rollout.gpu_memory_utilization * gpu_bytes)
-    return budget - GPU_CONTEXT_BYTES - engine.weights - _engine_workspace(config, engine)
+def cache_bytes(config: Config, role_name: str, gpu_bytes: int) -> int:
+    """The KV cache of a role's engine on one rank: what is set, or what its share of the GPU has left."""
+    rollout = config.roles[role_name].rollout
+    if rollout.kv_cache_gb is not None:
+        return int(rollout.kv_cache_gb * GIB)
+    engine = role_engine(config, role_name)
+    budget = int(rollout.gpu_memory_utilization * gpu_bytes)
+    return budget - GPU_CONTEXT_BYTES - engine.weights - _engine_workspace(rollout, engine)
 
 
-def _engine_workspace(config: Config, engine: Engine) -> int:
-    return engine.workspace(config.rollout.max_batched_tokens, config.rollout.max_num_seqs)
+def role_engine(config: Config, role_name: str) -> Engine:
+    """A role's engine on one rank. Raises `UserError` for a model without sizes."""
+    element_bytes = ELEMENT_BYTES[config.launch.dtype]
+    on_cpu = config.launch.device == "cpu"
+    return Engine(role_shape(config, role_name), config.roles[role_name].rollout.tensor, element_bytes, on_cpu)
+
+
+def _engine_workspace(rollout: RolloutConfig, engine: Engine) -> int:
+    return engine.workspace(rollout.max_batched_tokens, rollout.max_num_seqs)
 
 
 # -- host memory ------------------------------------------------------------------------------------------------
@@ -215,8 +227,9 @@ def _node_phases(config: Config, roles: Mapping[str, _Role]) -> list[Phase]:
     for role in roles.values():
         name = "rollout" if role.name == "generator" else "verify"
         if on_cpu:
-            workspace = min(config.rollout.max_batched_tokens, role.batch.rollout_tokens_per_engine)
-            extra = role.engine.workspace(workspace, min(config.rollout.max_num_seqs, role.batch.rollouts_per_engine))
+            rollout = role.settings.rollout
+            tokens = min(rollout.max_batched_tokens, role.batch.rollout_tokens_per_engine)
+            extra = role.engine.workspace(tokens, min(rollout.max_num_seqs, role.batch.rollouts_per_engine))
             phases.append(Phase(name, role.name, base | freed | {"engine activations": len(ranks) * extra}))
         if not role.stages:
             continue
@@ -241,7 +254,7 @@ def _rank_resident(config: Config, roles: Mapping[str, _Role], rank: int) -> Ite
     for role in roles.values():
         kept = {"engine weights": role.engine.weights}
         if on_cpu:
-            kept["KV cache"] = cache_bytes(config, role.engine, 0)
+            kept["KV cache"] = cache_bytes(config, role.name, 0)
         if role.stages:
             sizes = role.stage_of(rank).sizes
             kept |= {"weights": sizes.weights, "optimizer": sizes.optimizer, "reference": sizes.reference}
@@ -262,19 +275,21 @@ def _sum(parts: object) -> Items:
 # -- what does not fit ------------------------------------------------------------------------------------------
 
 ADVICE = {
-    "rollout": "lower rollout.gpu_memory_utilization or rollout.kv_cache_gb, or raise rollout.tensor",
+    "rollout": "lower {role}.rollout.gpu_memory_utilization or {role}.rollout.kv_cache_gb, or raise {role}.rollout.tensor",
     "logprobs": "raise {role}.parallel.tensor or pipeline, or lower {role}.micro_batch_tokens",
     "train": (
         "raise {role}.parallel.tensor or pipeline, lower {role}.micro_batch_tokens, set "
         "{role}.recompute_activations=true, or take more ranks (the optimizer is spread over data-parallel ones)"
     ),
-    "reshard": "lower rollout.gpu_memory_utilization or rollout.kv_cache_gb, or raise {role}.parallel.tensor",
+    "reshard": (
+        "lower {role}.rollout.gpu_memory_utilization or {role}.rollout.kv_cache_gb, or raise {role}.parallel.tensor"
+    ),
     "saving": "raise {role}.parallel.tensor or pipeline, or take more ranks",
     "training": "spread the ranks over more nodes (launch.nodes), or set algorithm.kl_coef=0 to drop the references",
 }
 NODE_ADVICE = (
     "a smaller model, {role}.trainable=false, algorithm.kl_coef=0 (drops the reference), fewer ranks a node, "
-    "a smaller rollout.kv_cache_gb, or a machine with more memory"
+    "a smaller {role}.rollout.kv_cache_gb, or a machine with more memory"
 )
 
 
@@ -297,13 +312,13 @@ def _cache_problems(config: Config, roles: Mapping[str, _Role], gpu: list[Phase]
         if gpu:
             cache = next(phase.items["KV cache"] for phase in gpu if phase.role == role.name)
         else:
-            cache = cache_bytes(config, role.engine, 0)
-        settings = config.roles[role.name]
+            cache = cache_bytes(config, role.name, 0)
+        key, settings = f"{role.name}.rollout", role.settings
         length = settings.max_prompt_tokens + settings.max_response_tokens
         needed = length * role.engine.cache_bytes_per_token
         if 0 < cache < needed:
             problems.append(
                 f"{role.name}, rollout: a KV cache of {cache / GIB:.2f} GiB cannot hold one sequence of {length} tokens "
-                f"({needed / GIB:.2f} GiB): raise rollout.kv_cache_gb or rollout.tensor, or allow fewer tokens"
+                f"({needed / GIB:.2f} GiB): raise {key}.kv_cache_gb or {key}.tensor, or allow fewer tokens"
             )
     return problems

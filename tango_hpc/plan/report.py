@@ -24,10 +24,10 @@ from rich.table import Table
 
 from tango_hpc.config import Config
 from tango_hpc.config.models import role_shape
-from tango_hpc.model.shape import ELEMENT_BYTES, check_parallel
+from tango_hpc.model.shape import check_parallel
 from tango_hpc.plan.batch import role_batch
-from tango_hpc.plan.memory import Phase, cache_bytes, plan_memory
-from tango_hpc.plan.sizes import GIB, Engine
+from tango_hpc.plan.memory import Phase, cache_bytes, plan_memory, role_engine
+from tango_hpc.plan.sizes import GIB
 from tango_hpc.reshard.planned import plan_report as reshard_report
 from tango_hpc.stages.schedule import role_schedule
 
@@ -44,14 +44,12 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None) -> dict[s
     batch: dict[str, Any] = {}
     models: dict[str, Any] = {}
     for name, shape in shapes.items():
-        on_cpu = config.launch.device == "cpu"
-        engine = Engine(shape, config.rollout.tensor, ELEMENT_BYTES[config.launch.dtype], on_cpu)
-        cache = max(cache_bytes(config, engine, memory.gpu_bytes or 0), 0)
+        cache = max(cache_bytes(config, name, memory.gpu_bytes or 0), 0)
         sizes = role_batch(config, name)
-        tokens = cache // engine.cache_bytes_per_token
+        tokens = cache // role_engine(config, name).cache_bytes_per_token
         batch[name] = asdict(sizes) | {
             "kv_cache_tokens": tokens,
-            "kv_cache_sequences": min(tokens // sizes.longest, config.rollout.max_num_seqs),
+            "kv_cache_sequences": min(tokens // sizes.longest, config.roles[name].rollout.max_num_seqs),
         }
         models[name] = {"parameters": shape.num_parameters, "trainable": config.roles[name].trainable}
     return {

@@ -12,7 +12,7 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from torch import Tensor
 
-from tango_hpc.config.schema import OptimizerConfig
+from tango_hpc.config.roles import OptimizerConfig
 from tango_hpc.parallel.groups import PolicyGroups
 from tango_hpc.policy.model import PolicyModel
 from tango_hpc.policy.schedule import learning_rate

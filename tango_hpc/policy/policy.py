@@ -22,7 +22,7 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from torch import Tensor
 
-from tango_hpc.config.schema import OptimizerConfig, RoleConfig
+from tango_hpc.config.roles import OptimizerConfig, RoleConfig
 from tango_hpc.data.packing import pack
 from tango_hpc.equations import policy_loss_terms, token_weights
 from tango_hpc.model.shape import ModelShape, check_parallel

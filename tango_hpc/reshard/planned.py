@@ -27,7 +27,7 @@ def _role_report(config: Config, name: str) -> dict[str, Any]:
         world_size=config.world_size,
         tensor=role.parallel.tensor,
         pipeline=role.parallel.pipeline,
-        rollout_tensor=config.rollout.tensor,
+        rollout_tensor=role.rollout.tensor,
         ranks_per_node=config.launch.tasks_per_node,
     )
     plan = build_plan(

@@ -23,7 +23,7 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 
-from tango_hpc.config.schema import MIN_TEMPERATURE
+from tango_hpc.config.values import MIN_TEMPERATURE
 from tango_hpc.rollout.spread import spread_requests
 from tango_hpc.types import Generation, GenerationRequest, SamplingSettings
 

@@ -20,7 +20,7 @@ from tango_hpc import benchmarks
 from tango_hpc.benchmarks import processbench
 from tango_hpc.benchmarks.records import GREEDY, Answer, write_answers
 from tango_hpc.config import Config
-from tango_hpc.config.schema import RoleConfig
+from tango_hpc.config.roles import RoleConfig
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.data.prepare.metadata import read_metadata
 from tango_hpc.data.tables import evenly_spaced, read_rows

@@ -51,7 +51,7 @@ def export_run(run: Path, role: str, out: Path, step: int | None = None) -> str:
     settings = config.roles[role]
     check_model_folder(settings.model.path)
     with _one_rank():
-        from tango_hpc.config.schema import ParallelConfig
+        from tango_hpc.config.roles import ParallelConfig
         from tango_hpc.policy.policy import Policy
 
         policy = Policy(settings.model_copy(update={"parallel": ParallelConfig()}), config.launch.dtype)

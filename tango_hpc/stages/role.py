@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tango_hpc.config import Config
-from tango_hpc.config.schema import RoleConfig
+from tango_hpc.config.roles import RoleConfig
 from tango_hpc.policy.policy import Policy
 from tango_hpc.protocol.alignment import response_text
 from tango_hpc.protocol.prompts import generator_prompt_ids, read_prompt, stop_token_ids, verifier_prompt_ids
@@ -176,7 +176,7 @@ class Verifier(Role):
 
 def make_engine(settings: RoleConfig, config: Config, *, load_weights: bool) -> RolloutEngine:
     """A role's engine. Collective."""
-    rollout = config.rollout
+    rollout = settings.rollout
     return RolloutEngine(
         settings.model.path,
         tensor=rollout.tensor,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tango_hpc.config.models import SEED_FILE, built_dimensions
-from tango_hpc.config.schema import TinyModelConfig
+from tango_hpc.config.roles import TinyModelConfig
 from tango_hpc.protocol.tiny import END, PAD, TAGS, UNKNOWN, VOCABULARY
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ def policy_of(
     **options: Any,
 ) -> Any:
     """A `Policy` cut this way, frozen unless `options` have an optimizer."""
-    from tango_hpc.config.schema import ModelConfig, ParallelConfig, RoleConfig
+    from tango_hpc.config.roles import ModelConfig, ParallelConfig, RoleConfig
     from tango_hpc.policy.policy import Policy
 
     settings = RoleConfig(

@@ -37,8 +37,10 @@ SMALL = (
     "train.eval_every=2",
     "train.dump_every=1",
     "checkpoint.every_steps=0",
-    "rollout.kv_cache_gb=0.1",
-    "rollout.max_num_seqs=16",
+    "generator.rollout.kv_cache_gb=0.1",
+    "generator.rollout.max_num_seqs=16",
+    "verifier.rollout.kv_cache_gb=0.1",
+    "verifier.rollout.max_num_seqs=16",
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from tango_hpc.config.schema import OptimizerConfig
+from tango_hpc.config.roles import OptimizerConfig
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sequences import random_sequences

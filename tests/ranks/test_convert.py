@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tango_hpc.config import config_to_yaml, load_config
-from tango_hpc.config.schema import OptimizerConfig
+from tango_hpc.config.roles import OptimizerConfig
 from tango_hpc.errors import UserError
 from tango_hpc.stages.convert import export_run, import_model
 from tests.helpers.policies import policy_of

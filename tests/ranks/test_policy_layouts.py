@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tango_hpc.config.schema import OptimizerConfig
+from tango_hpc.config.roles import OptimizerConfig
 from tango_hpc.types import TrainSequence
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks

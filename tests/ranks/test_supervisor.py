@@ -31,14 +31,14 @@ from tests.helpers.counter_rank import RANK_COMMAND, counted
 
 def make_run(path: Path, launch: dict[str, Any] | None = None, **behaviour: Any) -> Supervisor:
     """A run directory for the counting ranks, and a supervisor of it."""
-    role = {"model": {"path": "model", "build": {}}, "max_prompt_tokens": 64, "max_response_tokens": 64}
+    model = {"path": "model", "build": {}}
+    role = {"model": model, "max_prompt_tokens": 64, "max_response_tokens": 64, "rollout": {"kv_cache_gb": 0.1}}
     tree = {
         "run": {"dir": str(path)},
         "task": {"name": "last_letter"},
         "data": {"train": "train.parquet", "eval": "eval.parquet"},
         "generator": role,
         "train": {"verifier_warmup_steps": 0, "verifier_steps_per_cycle": 0, "questions_per_step": 4},
-        "rollout": {"kv_cache_gb": 0.1},
         "launch": {"device": "cpu", "dtype": "float32", "tasks_per_node": 2, "grace_seconds": 20} | (launch or {}),
     }
     config = validate_tree(tree, "test")

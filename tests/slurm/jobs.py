@@ -47,9 +47,11 @@ def counting_config(folder: Path, name: str, launch: dict[str, Any] | None = Non
         "run": {"dir": str(folder / name)},
         "task": {"name": "last_letter"},
         "data": {"train": str(questions), "eval": str(questions)},
-        "generator": {"model": {"path": str(model)}, "max_prompt_tokens": 64, "max_response_tokens": 64},
+        "generator": {
+            "model": {"path": str(model)}, "max_prompt_tokens": 64, "max_response_tokens": 64,
+            "rollout": {"kv_cache_gb": 0.1},
+        },
         "train": {"verifier_warmup_steps": 0, "verifier_steps_per_cycle": 0, "questions_per_step": 4},
-        "rollout": {"kv_cache_gb": 0.1},
         "launch": {
             "device": "cpu", "dtype": "float32", "nodes": 2, "tasks_per_node": 1, "grace_seconds": 20,
             **(launch or {}),

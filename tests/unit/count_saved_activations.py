@@ -9,7 +9,7 @@ import tempfile
 
 import torch
 
-from tango_hpc.config.schema import OptimizerConfig
+from tango_hpc.config.roles import OptimizerConfig
 from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
 from tango_hpc.types import TrainSequence
 from tests.helpers.policies import policy_of

@@ -61,6 +61,18 @@ def test_all_mistakes_at_once_with_paths_and_suggestions() -> None:
     assert "foo: unknown key; valid names here: seed, run," in text
 
 
+def test_a_key_of_another_section_is_led_to_its_place() -> None:
+    assert mistakes("rollout.tensor=2") == [
+        "  - rollout: unknown key; did you mean generator.rollout.tensor or verifier.rollout.tensor?"
+    ]
+    (line,) = mistakes("rollout.tensor=2", "rollout.kv_cache_gb=1")
+    assert line == "  - rollout: unknown key; did you mean generator.rollout or verifier.rollout?"
+    (line,) = mistakes("trainable=false")
+    assert line == "  - trainable: unknown key; did you mean generator.trainable or verifier.trainable?"
+    (line,) = mistakes("generator.beta1=0.5")
+    assert line == "  - generator.beta1: unknown key; did you mean generator.optimizer.beta1?"
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
@@ -68,11 +80,14 @@ def test_all_mistakes_at_once_with_paths_and_suggestions() -> None:
         (["sft.generator.init.build.num_kv_heads=3"], "3 key/value heads and tensor size 2 do not divide each other"),
         (["sft.generator.init.build.num_layers=3", "generator.parallel.pipeline=4", "launch.tasks_per_node=8"], "3 layers cannot be spread over 4 pipeline stages"),
         (["generator.top_p=0.9"], "generator.top_p: 0.9 with generator.trainable"),
-        (["rollout.max_batched_tokens=300"], "rollout.max_batched_tokens: 300 is below verifier.max_prompt_tokens + max_response_tokens = 440"),
+        (["verifier.rollout.max_batched_tokens=300"], "verifier.rollout.max_batched_tokens: 300 is below verifier.max_prompt_tokens + max_response_tokens = 440"),
         (["generator.max_response_tokens=600"], "is over the model's 512 positions"),
         (["generator.micro_batch_tokens=100"], "cannot hold one sequence"),
-        (["rollout.tensor=3"], "rollout.tensor: 3 does not divide the 2 ranks"),
-        (["rollout.kv_cache_gb=null"], "rollout.kv_cache_gb: required with launch.device cpu"),
+        (["generator.rollout.tensor=3"], "generator.rollout.tensor: 3 does not divide the 2 ranks"),
+        (["verifier.rollout.tensor=3"], "verifier.rollout.tensor: 3 does not divide the 2 ranks"),
+        (["generator.rollout.kv_cache_gb=null"], "generator.rollout.kv_cache_gb: required with launch.device cpu"),
+        (["verifier.rollout.kv_cache_gb=null"], "verifier.rollout.kv_cache_gb: required with launch.device cpu"),
+        (["verifier.rollout.max_num_seqs=5000"], "verifier.rollout.max_batched_tokens: 4096 is below verifier.rollout.max_num_seqs 5000"),
         (["verifier=null", "sft.verifier=null", "train.verifier_warmup_steps=0"], "train.verifier_steps_per_cycle: must be 0 without a verifier"),
         (["algorithm.alpha_end=0.5"], "algorithm.alpha_end: 0.5 is above alpha_start"),
         (["generator.prompt=/nowhere"], "generator.prompt: /nowhere cannot be read"),
@@ -116,8 +131,9 @@ def test_published_models_are_cut_as_the_weight_sync_plans_them(
 ) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "config.json").write_text(json.dumps(dimensions))
-    model = f"generator={{model: {{path: {tmp_path / name}}}, parallel: {layout}}}".replace("'", "")
-    ranks = ["launch.device=cuda", "launch.nodes=16", "launch.tasks_per_node=8", "rollout.tensor=4"]
+    role = f"{{model: {{path: {tmp_path / name}}}, parallel: {layout}, rollout: {{tensor: 4}}}}"
+    model = f"generator={role}".replace("'", "")
+    ranks = ["launch.device=cuda", "launch.nodes=16", "launch.tasks_per_node=8"]
     alone = ["verifier=null", "sft={}", "train.verifier_warmup_steps=0", "train.verifier_steps_per_cycle=0"]
     config = load_config(QUICKSTART, [OWN_RUN, model, *ranks, *alone])
     assert plan_report(config)["generator"]["ratio_to_minimum"] == 1.0

@@ -93,7 +93,7 @@ def test_what_is_written_to_a_run_directory_has_no_base(base: Path, tmp_path: Pa
 def test_all_mistakes_of_both_files_at_once_and_where_they_stand(base: Path) -> None:
     text = base.read_text().replace("kl_coef:", "kl_coeff:")
     base.write_text(text.replace("family: qwen2", "family: qwen9"))
-    file = write(base, "train: {generator_step: 3}\nrollout: {tensor: 0}")
+    file = write(base, "train: {generator_step: 3}\nverifier: {rollout: {tensor: 0}}")
     lines = refusal(file, "launch.nodes=0").splitlines()
     assert lines[0] == f"{file} has 5 mistakes:"
     in_base = f" (set in {file.parent / '../shared/base.yaml'})"
@@ -104,7 +104,7 @@ def test_all_mistakes_of_both_files_at_once_and_where_they_stand(base: Path) -> 
     }
     assert set(wrong) - {"algorithm.kl_coeff", "sft.generator.init.build.family"} == {
         "train.generator_step",
-        "rollout.tensor",
+        "verifier.rollout.tensor",
         "launch.nodes",
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tango_hpc.config.schema import OptimizerConfig
+from tango_hpc.config.roles import OptimizerConfig
 from tango_hpc.policy.schedule import learning_rate
 
 

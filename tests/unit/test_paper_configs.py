@@ -18,11 +18,11 @@ EXPERIMENTS = sorted(path for size in ("4x8", "1x8", "1x4") for path in (FOLDER 
 MODELS = json.loads((ROOT / "tests/data/hf_configs.json").read_text())
 # Parts of a file's path -> how the file differs from the paper's main run, 4x8/qwen_grpo_tango.yaml.
 DIFFERENCES = {
-    "1x8": ["launch.nodes=1", "rollout.gpu_memory_utilization=0.5", "generator.recompute_activations=true"],
+    "1x8": ["launch.nodes=1", "generator.rollout.gpu_memory_utilization=0.5", "generator.recompute_activations=true"],
     "1x4": [
         "launch.nodes=1",
         "launch.tasks_per_node=4",
-        "rollout.gpu_memory_utilization=0.4",
+        "generator.rollout.gpu_memory_utilization=0.4",
         "generator.recompute_activations=true",
     ],
     "llama": [
@@ -69,6 +69,7 @@ def test_experiments_differ_from_the_main_run_in_what_their_names_say(path):
     differences = [override for part, overrides in DIFFERENCES.items() if part in name for override in overrides]
     expected = load_config(FOLDER / "4x8/qwen_grpo_tango.yaml", [*differences, f"run.dir=runs/paper/{path.stem}"])
     assert load_config(path) == expected
+    assert expected.verifier is None or expected.verifier.rollout == expected.generator.rollout
     assert expected.verifier is None or (
         expected.verifier.recompute_activations == expected.generator.recompute_activations == ("4x8" not in name)
     )
@@ -108,7 +109,7 @@ def test_experiments_have_the_papers_settings(path):
 def test_the_authors_recipes_have_the_settings_of_their_scripts(path):
     """The numbers are those of scripts/run_rl_tango.sh and run_sft_generator.sh, and of the defaults under them."""
     config = load_config(path)
-    train, algorithm, rollout = config.train, config.algorithm, config.rollout
+    train, algorithm = config.train, config.algorithm
     plus_plus = algorithm.name == "reinforce++"
     assert (config.launch.nodes, config.launch.tasks_per_node) == (4, 8)
     for role, lengths in ((config.generator, (2048, 2048)), (config.verifier, (4096, 4096))):
@@ -118,6 +119,8 @@ def test_the_authors_recipes_have_the_settings_of_their_scripts(path):
         assert (adam.beta1, adam.beta2, adam.weight_decay, adam.clip_grad_norm) == (0.9, 0.999, 0.01, 1.0)
         assert role.chat_template == "none"
         assert (role.temperature, role.top_p, role.recompute_activations) == (1.0, 1.0, True)
+        rollout = role.rollout
+        assert (rollout.tensor, rollout.gpu_memory_utilization, rollout.max_batched_tokens) == (2, 0.6, 8192)
     assert (train.questions_per_step, train.rollouts_per_question, train.updates_per_batch) == (256, 5, 1)
     assert (train.generator_steps_per_cycle, train.verifier_steps_per_cycle) == (3, 1)
     schedule = role_schedule(config)
@@ -127,7 +130,6 @@ def test_the_authors_recipes_have_the_settings_of_their_scripts(path):
         len(schedule) == 440 - 1
     )  # the script's last one, a verifier step that no generator step follows, is left out
     assert (train.eval_every, config.checkpoint.every_steps) == (10, 50)
-    assert (rollout.tensor, rollout.gpu_memory_utilization, rollout.max_batched_tokens) == (2, 0.6, 8192)
     assert (algorithm.clip_low, algorithm.clip_high, algorithm.kl_coef) == (0.2, 0.2, 0.001)
     assert algorithm.kl_estimator == ("k2" if plus_plus else "k3")
     assert algorithm.entropy_coef == (0.0 if plus_plus else 0.001)

@@ -41,16 +41,19 @@ def trainer(**changes):
 
 def make_config(tmp_path, **changes):
     """A config of two 7B models on 8 GPUs; `changes` are dotted keys."""
+    rollout = {"tensor": 2, "gpu_memory_utilization": 0.5}
     tree = {
         "run": {"dir": str(tmp_path / "run")},
         "task": {"name": "math"},
         "data": {"train": "train.parquet", "eval": "eval.parquet"},
-        "generator": {"model": {"path": "models/Qwen2.5-Math-7B"}, "parallel": {"tensor": 4}},
-        "verifier": {"model": {"path": "models/Qwen2.5-7B"}, "parallel": {"tensor": 4}, "max_prompt_tokens": 2048},
+        "generator": {"model": {"path": "models/Qwen2.5-Math-7B"}, "parallel": {"tensor": 4}, "rollout": rollout},
+        "verifier": {
+            "model": {"path": "models/Qwen2.5-7B"}, "parallel": {"tensor": 4}, "max_prompt_tokens": 2048,
+            "rollout": rollout.copy(),
+        },
         "train": {"questions_per_step": 64, "rollouts_per_question": 5},
-        "rollout": {"tensor": 2, "gpu_memory_utilization": 0.5},
         "launch": {"nodes": 1, "tasks_per_node": 8},
-    }
+    }  # fmt: skip
     for key, value in changes.items():
         node = tree
         *parents, last = key.split("__")
@@ -145,7 +148,7 @@ def test_host_memory_of_a_node_is_checked_where_known(tmp_path):
 
 
 def test_cache_too_small_for_one_sequence_is_refused(tmp_path):
-    config = make_config(tmp_path, rollout__kv_cache_gb=0.05)
+    config = make_config(tmp_path, generator__rollout__kv_cache_gb=0.05)
     problems = make_plan(config, gpu_gb=80, node_gb=None)["problems"]
     assert any("cannot hold one sequence of 3072 tokens" in problem for problem in problems)
 
@@ -155,7 +158,8 @@ def test_two_half_billion_models_with_optimizers_do_not_fit_24_gb_of_ram(tmp_pat
         "generator__model": {"path": "models/Qwen2.5-0.5B"}, "verifier__model": {"path": "models/Qwen2.5-0.5B"},
         "launch": {"tasks_per_node": 2, "device": "cpu", "dtype": "float32"},
         "generator__parallel": {"tensor": 2}, "verifier__parallel": {"tensor": 2},
-        "rollout": {"tensor": 1, "kv_cache_gb": 0.5}, "train__questions_per_step": 2,
+        "generator__rollout": {"tensor": 1, "kv_cache_gb": 0.5}, "verifier__rollout": {"tensor": 1, "kv_cache_gb": 0.5},
+        "train__questions_per_step": 2,
     }  # fmt: skip
     plan = make_plan(make_config(tmp_path, **changes), gpu_gb=80, node_gb=24)
     assert not plan["fits"] and plan["memory"]["gpu"]["phases"] == []

@@ -273,7 +273,7 @@ def test_a_bucket_that_cannot_hold_a_row_is_refused() -> None:
 
 def test_the_report_of_a_configuration_has_every_rank_and_the_sums(tmp_path) -> None:
     """Two ranks, trainer TP=2, engine TP=1, the tied tiny model of `build`: each lacks half of every matrix."""
-    config = load_config(QUICKSTART, [f"run.dir={tmp_path}", "rollout.tensor=1"])
+    config = load_config(QUICKSTART, [f"run.dir={tmp_path}", "generator.rollout.tensor=1", "verifier.rollout.tensor=1"])
     report = plan_report(config)
     generator, verifier = report["generator"], report["verifier"]
     assert [rank["rank"] for rank in generator["ranks"]] == [0, 1]
