@@ -71,6 +71,26 @@ def why_no_gpu() -> str:
     return f"{what}; {way_out}"
 
 
+def why_not_shared(num_processes: int) -> tuple[str, str] | None:
+    """Why so many processes cannot use each GPU that is visible here and the way out; None where they can.
+
+    That is its compute mode, which some sites set to one process a GPU.
+    """
+    if shutil.which("nvidia-smi") is None:
+        return None
+    words = ["nvidia-smi", "--query-gpu=index,compute_mode", "--format=csv,noheader"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    modes = dict(re.findall(r"^(\d+), *(\w+)$", done.stdout, re.MULTILINE)) if done.returncode == 0 else {}
+    refusing = {"Prohibited"} | ({"Exclusive_Process", "Exclusive_Thread"} if num_processes > 1 else set())
+    found = [f"{mode} (GPU {index})" for index, mode in modes.items() if mode in refusing]
+    if not found:
+        return None
+    share = "generator and verifier, a process each, share every GPU" if num_processes > 1 else "no process may use it"
+    ask = "ask the cluster's staff for compute mode Default (nvidia-smi -c 0; at some sites an option of the job, such as "
+    alone = ", or train without a verifier (verifier=null)" if num_processes > 1 else ""
+    return f"compute mode {', '.join(found)}: {share}", f"{ask}--gpu_cmode=shared){alone}"
+
+
 def _driver() -> str | None:
     """Of the loaded kernel module; where /proc does not show it (WSL, some containers), what nvidia-smi says."""
     if PROC_FILE.is_file():

@@ -19,7 +19,7 @@ from tango_hpc.config import Config, load_config
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.environment import free_port, python_path
-from tango_hpc.launch.gpu_driver import ASK_FOR_GPUS, gpu_software, why_no_gpu
+from tango_hpc.launch.gpu_driver import ASK_FOR_GPUS, gpu_software, why_no_gpu, why_not_shared
 from tango_hpc.launch.starters import CODE_ROOT
 from tango_hpc.manage.profiles import Profile, job_variables, load_profile
 from tango_hpc.manage.submit import script
@@ -122,6 +122,9 @@ def _gpu(config: Config | None) -> Iterator[Finding]:
         return
     if shutil.which("nvidia-smi") is not None:
         yield from _graphics_cards()
+        refused = why_not_shared(len(config.roles)) if config is not None and wanted else None
+        if refused is not None:
+            yield Finding("fail", *refused)
     if software.driver is not None:
         # Only a note: NVIDIA's forward-compatibility libraries may bridge the gap, and the ranks tell what came of it.
         what, way_out = software.problem() or (f"driver {software.driver} serves torch for CUDA {software.cuda}", "")

@@ -2,8 +2,10 @@
 
 One rank's worst case is added up from `sizes.py`: sequences as long as the configuration allows, the fullest
 micro-batch, the pipeline stage that holds most. Phases: `rollout` and `verify` (an engine generates), `logprobs` (the
-reference's), `train` (forward, backward, optimizer step), `reshard` (trainer and engine awake together), `saving`.
-On a CPU every role's trainer and engine share one memory all the time; on GPUs what is not at work waits in host memory.
+reference's), `train` (forward, backward, optimizer step), `reshard` (weights of trainer and engine together), `saving`.
+A rank has one process for each role, with its trainer and its engine. On a CPU they share one memory all the time. On
+GPUs they take turns: what is not at work waits in host memory, except a trained role's engine weights, which its trainer
+has; contexts, communicators and CUDA graphs of all stay on the GPU.
 """
 
 from __future__ import annotations
@@ -14,22 +16,20 @@ from pathlib import Path
 
 from tango_hpc.config import Config
 from tango_hpc.config.models import role_shape
-from tango_hpc.config.roles import RoleConfig, RolloutConfig
+from tango_hpc.config.roles import RoleConfig
 from tango_hpc.model.shape import ELEMENT_BYTES
 from tango_hpc.plan.batch import RoleBatch, role_batch
 from tango_hpc.plan.sizes import (
     CPU_ENGINE_BYTES,
     CPU_HEAP_SLACK,
     CPU_PROCESS_BYTES,
-    GIB,
-    GPU_CONTEXT_BYTES,
-    GPU_GRAPH_BYTES,
+    CPU_SHARED_BYTES,
     GPU_HEAP_SLACK,
     GPU_PROCESS_BYTES,
     SAVE_BYTES,
-    Engine,
     Trainer,
 )
+from tango_hpc.rollout.sizes import GIB, Engine, cache_bytes, cache_problem, resident_gpu_bytes, role_engine
 
 Items = dict[str, int]  # bytes by what they are for
 
@@ -72,10 +72,11 @@ def plan_memory(config: Config, *, gpu_gb: float, node_gb: float | None, sync_by
     gpu: list[Phase] = []
     if gpu_bytes is not None:
         for role in roles.values():
-            gpu += _gpu_phases(config, role, gpu_bytes, problems)
+            gpu += _gpu_phases(config, role, gpu_bytes)
     node = _node_phases(config, roles)
     plan = MemoryPlan(gpu, node, gpu_bytes, node_bytes, problems)
-    problems += _cache_problems(config, roles, gpu)
+    caches = [cache_problem(config, name, gpu_bytes or 0) for name in roles]
+    problems += [problem for problem in caches if problem is not None]
     problems += [_over("GPU", phase, gpu_bytes) for phase in gpu if gpu_bytes is not None and phase.total > gpu_bytes]
     too_large = [phase for phase in node if node_bytes is not None and phase.total > node_bytes]
     if too_large and node_bytes is not None:
@@ -150,22 +151,16 @@ class _Role:
 # -- GPUs -------------------------------------------------------------------------------------------------------
 
 
-def _gpu_phases(config: Config, role: _Role, gpu_bytes: int, problems: list[str]) -> list[Phase]:
+def _gpu_phases(config: Config, role: _Role, gpu_bytes: int) -> list[Phase]:
     """The phases of one role on the GPU that holds most in each."""
-    graphs = sum(0 if other.rollout.enforce_eager else GPU_GRAPH_BYTES for other in config.roles.values())
-    base = {"CUDA context, NCCL, graphs": GPU_CONTEXT_BYTES + graphs}
-    key, rollout = f"{role.name}.rollout", role.settings.rollout
-    weights, workspace = role.engine.weights, _engine_workspace(rollout, role.engine)
-    cache = cache_bytes(config, role.name, gpu_bytes)
-    if cache <= 0:
-        problems.append(
-            f"{role.name}, rollout: {key}.gpu_memory_utilization {rollout.gpu_memory_utilization} leaves "
-            f"nothing for the KV cache after {weights / GIB:.1f} GiB of weights and {workspace / GIB:.1f} GiB of "
-            f"activations: raise it or {key}.tensor, or lower {key}.max_batched_tokens or {key}.max_num_seqs"
-        )
-    engine = {"engine weights": weights, "KV cache": max(cache, 0)}
-    name = "rollout" if role.name == "generator" else "verify"
-    phases = [Phase(name, role.name, base | engine | {"engine activations": workspace})]
+    base = {"CUDA contexts, NCCL, graphs": resident_gpu_bytes(config)}
+    rollout = role.settings.rollout
+    engine = {
+        "engine weights": role.engine.weights,
+        "KV cache": max(cache_bytes(config, role.name, gpu_bytes), 0),
+        "engine activations": role.engine.workspace(rollout.max_batched_tokens, rollout.max_num_seqs),
+    }
+    phases = [Phase("rollout" if role.name == "generator" else "verify", role.name, base | engine)]
     if not role.stages:
         return phases
     tokens = role.batch.micro_batch_tokens
@@ -178,33 +173,13 @@ def _gpu_phases(config: Config, role: _Role, gpu_bytes: int, problems: list[str]
             candidates["logprobs"].append(resident | {"reference": sizes.reference, "activations": forward})
         update = int(role.update_workspace(stage) * (1 + GPU_HEAP_SLACK))
         candidates["train"].append(resident | {"activations, logits": update})
-        candidates["reshard"].append(resident | engine | {"buckets": role.sync_bytes})
+        both = {"weights": sizes.weights, "engine weights": role.engine.weights}
+        candidates["reshard"].append(base | both | {"buckets": role.sync_bytes})
         candidates["saving"].append(resident)
     for name, options in candidates.items():
         if options:
             phases.append(Phase(name, role.name, max(options, key=lambda items: sum(items.values()))))
     return phases
-
-
-def cache_bytes(config: Config, role_name: str, gpu_bytes: int) -> int:
-    """The KV cache of a role's engine on one rank: what is set, or what its share of the GPU has left."""
-    rollout = config.roles[role_name].rollout
-    if rollout.kv_cache_gb is not None:
-        return int(rollout.kv_cache_gb * GIB)
-    engine = role_engine(config, role_name)
-    budget = int(rollout.gpu_memory_utilization * gpu_bytes)
-    return budget - GPU_CONTEXT_BYTES - engine.weights - _engine_workspace(rollout, engine)
-
-
-def role_engine(config: Config, role_name: str) -> Engine:
-    """A role's engine on one rank. Raises `UserError` for a model without sizes."""
-    element_bytes = ELEMENT_BYTES[config.launch.dtype]
-    on_cpu = config.launch.device == "cpu"
-    return Engine(role_shape(config, role_name), config.roles[role_name].rollout.tensor, element_bytes, on_cpu)
-
-
-def _engine_workspace(rollout: RolloutConfig, engine: Engine) -> int:
-    return engine.workspace(rollout.max_batched_tokens, rollout.max_num_seqs)
 
 
 # -- host memory ------------------------------------------------------------------------------------------------
@@ -214,10 +189,11 @@ def _node_phases(config: Config, roles: Mapping[str, _Role]) -> list[Phase]:
     """The phases of the node that holds most; with GPUs, one phase for all but saving."""
     per_node = config.launch.tasks_per_node
     nodes = [range(node * per_node, (node + 1) * per_node) for node in range(config.launch.nodes)]
-    resident = [_sum(_rank_resident(config, roles, rank) for rank in ranks) for ranks in nodes]
+    on_cpu = config.launch.device == "cpu"
+    shared = {"imported packages": CPU_SHARED_BYTES} if on_cpu else {}
+    resident = [_sum([shared, *(_rank_resident(config, roles, rank) for rank in ranks)]) for ranks in nodes]
     fullest = max(range(len(nodes)), key=lambda node: sum(resident[node].values()))
     base, ranks = resident[fullest], nodes[fullest]
-    on_cpu = config.launch.device == "cpu"
     # The C library keeps freed activations for the next step; large blocks are taken anew beside them.
     kept_heap = [0]
     if on_cpu:
@@ -249,10 +225,12 @@ def _node_phases(config: Config, roles: Mapping[str, _Role]) -> list[Phase]:
 def _rank_resident(config: Config, roles: Mapping[str, _Role], rank: int) -> Items:
     """What one rank keeps in host memory throughout."""
     on_cpu = config.launch.device == "cpu"
-    base = CPU_PROCESS_BYTES + len(roles) * CPU_ENGINE_BYTES if on_cpu else GPU_PROCESS_BYTES
-    items = [{"process": base}]
+    process = CPU_PROCESS_BYTES + CPU_ENGINE_BYTES if on_cpu else GPU_PROCESS_BYTES
+    items = [{"processes": len(roles) * process}]
     for role in roles.values():
-        kept = {"engine weights": role.engine.weights}
+        kept = {}
+        if on_cpu or not role.stages:  # on GPUs a trained role's engine wakes empty, and gets its weights by a sync
+            kept["engine weights"] = role.engine.weights
         if on_cpu:
             kept["KV cache"] = cache_bytes(config, role.name, 0)
         if role.stages:
@@ -281,9 +259,7 @@ ADVICE = {
         "raise {role}.parallel.tensor or pipeline, lower {role}.micro_batch_tokens, set "
         "{role}.recompute_activations=true, or take more ranks (the optimizer is spread over data-parallel ones)"
     ),
-    "reshard": (
-        "lower {role}.rollout.gpu_memory_utilization or {role}.rollout.kv_cache_gb, or raise {role}.parallel.tensor"
-    ),
+    "reshard": "raise {role}.parallel.tensor or {role}.rollout.tensor, or lower reshard.bucket_mb",
     "saving": "raise {role}.parallel.tensor or pipeline, or take more ranks",
     "training": "spread the ranks over more nodes (launch.nodes), or set algorithm.kl_coef=0 to drop the references",
 }
@@ -303,22 +279,3 @@ def _over(place: str, phase: Phase, limit: int) -> str:
         f"{phase.role}, {phase.name}: needs {phase.total / GIB:.1f} GiB of a {place}'s {limit / GIB:.1f} GiB "
         f"(largest parts, GiB: {parts}): {advice}"
     )
-
-
-def _cache_problems(config: Config, roles: Mapping[str, _Role], gpu: list[Phase]) -> list[str]:
-    """vLLM refuses a cache that cannot hold one sequence of the allowed length."""
-    problems = []
-    for role in roles.values():
-        if gpu:
-            cache = next(phase.items["KV cache"] for phase in gpu if phase.role == role.name)
-        else:
-            cache = cache_bytes(config, role.name, 0)
-        key, settings = f"{role.name}.rollout", role.settings
-        length = settings.max_prompt_tokens + settings.max_response_tokens
-        needed = length * role.engine.cache_bytes_per_token
-        if 0 < cache < needed:
-            problems.append(
-                f"{role.name}, rollout: a KV cache of {cache / GIB:.2f} GiB cannot hold one sequence of {length} tokens "
-                f"({needed / GIB:.2f} GiB): raise {key}.kv_cache_gb or {key}.tensor, or allow fewer tokens"
-            )
-    return problems

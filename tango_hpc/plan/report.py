@@ -7,6 +7,8 @@ The JSON has `fits` (bool), `problems` (list of str), `ranks`, `device`, and
   the fullest node's host memory, which on a CPU is all there is;
 - `batch`: by role, the fields of `plan.batch.RoleBatch`, and `kv_cache_tokens` and `kv_cache_sequences` (of full
   length) of an engine;
+- `processes`: by stage that the configuration has, `per_rank` (the role that each process of a rank plays; "trainer"
+  where roles are fine-tuned) and `per_node` (how many of them a node runs, beside the small parents that start them);
 - `schedule`: optimizer steps of each role, and questions drawn;
 - `models`: by role, `parameters` and `trainable`;
 - `reshard`: by role that is trained, as `tango_hpc.reshard.planned.plan_report` gives it.
@@ -26,9 +28,10 @@ from tango_hpc.config import Config
 from tango_hpc.config.models import role_shape
 from tango_hpc.model.shape import check_parallel
 from tango_hpc.plan.batch import role_batch
-from tango_hpc.plan.memory import Phase, cache_bytes, plan_memory, role_engine
-from tango_hpc.plan.sizes import GIB
+from tango_hpc.plan.memory import Phase, plan_memory
 from tango_hpc.reshard.planned import plan_report as reshard_report
+from tango_hpc.rollout.sizes import GIB, cache_bytes, role_engine
+from tango_hpc.stages.processes import process_roles
 from tango_hpc.stages.schedule import role_schedule
 
 
@@ -57,6 +60,7 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None) -> dict[s
         "problems": memory.problems,
         "device": config.launch.device,
         "ranks": config.world_size,
+        "processes": {stage: _processes(config, stage) for stage in _stages(config)},
         "models": models,
         "memory": {
             "gpu": _place(memory.gpu, memory.gpu_bytes),
@@ -70,6 +74,17 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None) -> dict[s
         },
         "reshard": reshard,
     }
+
+
+def _stages(config: Config) -> list[str]:
+    """The stages that a configuration has settings for; training and evaluation have defaults."""
+    tuned = config.sft.generator is not None or config.sft.verifier is not None
+    return [*(["sft"] if tuned else []), "train", "eval", *(["teacher"] if config.teacher is not None else [])]
+
+
+def _processes(config: Config, stage: str) -> dict[str, Any]:
+    roles = process_roles(config, stage)
+    return {"per_rank": roles, "per_node": config.launch.tasks_per_node * len(roles)}
 
 
 def _place(phases: Sequence[Phase], limit: int | None) -> dict[str, Any]:
@@ -103,6 +118,10 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
                 f"({sync['ratio_to_minimum']:.2f} of the minimum), {total['local_bytes'] / 1e6:,.1f} MB stay on theirs; "
                 f"gathering full tensors would move {total['gather_bytes'] / 1e6:,.1f} MB"
             )
+    for stage, processes in plan["processes"].items():
+        console.print(
+            f"processes of {stage}: {' and '.join(processes['per_rank'])} on each rank, {processes['per_node']:,} on each node"
+        )
     steps = plan["schedule"]
     console.print(
         f"{steps['generator_steps']:,} generator and {steps['verifier_steps']:,} verifier steps, "

@@ -1,8 +1,9 @@
-"""Bytes of one rank: weights, optimizer, activations, engine. Pure arithmetic on a model's shape.
+"""Bytes of one rank's trainer and process: weights, optimizer, activations. Pure arithmetic on a model's shape.
 
 Counted from the code that allocates them: `policy/optimizer.py` (gradients in fp32; AdamW's moments in fp32, plus fp32
 masters for 16-bit weights, both spread over data-parallel ranks), `policy/attention.py` and Megatron-core's unfused
 local layers (activations), `policy/vocab_parallel.py` (logits by chunks), `policy/saved_state.py` (a piece at a time).
+An engine's are in `rollout/sizes.py`.
 Legend: T tokens of a micro-batch on one rank.
 """
 
@@ -11,26 +12,27 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tango_hpc.model.engine_layout import engine_layout
 from tango_hpc.model.shape import ModelShape, padded_vocab_size, pipeline_stages
 from tango_hpc.model.trainer_layout import LocalParam, megatron_layout
 from tango_hpc.policy.sizes import LOGIT_CHUNK, PIECE
+from tango_hpc.rollout.sizes import GIB
 
-GIB = 2**30
 SAVE_BYTES = 2 * 4 * PIECE  # a piece of a checkpoint in fp32, and its bytes on the way out
 
-# Measured on one rank (`ps`, resident set): Python with torch, Megatron-core and transformers; what vLLM's import and
-# an engine's own tables add; what a second engine adds.
-CPU_PROCESS_BYTES = int(0.45 * GIB)
+# Host memory before any weight. On a CPU (`ps`, proportional set): what the processes of a machine share, because they
+# are forked from one that has imported torch, Megatron-core, transformers and vLLM; what each adds until it has its
+# groups; what an engine's own tables add to its process.
+CPU_SHARED_BYTES = int(0.45 * GIB)
+CPU_PROCESS_BYTES = int(0.20 * GIB)
 CPU_ENGINE_BYTES = int(0.28 * GIB)
+# With GPUs: a role's process with CUDA's and NCCL's host side and pinned buffers. The one that it is forked from adds
+# nothing.
+GPU_PROCESS_BYTES = 5 * GIB
 # What the C library keeps of freed blocks of changing sizes, as a share of what comes and goes.
 CPU_HEAP_SLACK = 0.25
 PADDED_ATTENTION = 1.1  # padding of sequences inside attention on a CPU: at most 1.25
-# A CUDA context with NCCL's buffers; CUDA graphs of one engine; and what the caching allocator cannot use.
-GPU_CONTEXT_BYTES = int(1.5 * GIB)
-GPU_GRAPH_BYTES = int(0.7 * GIB)
+# What the caching allocator of a GPU cannot use.
 GPU_HEAP_SLACK = 0.05
-GPU_PROCESS_BYTES = 5 * GIB  # host memory of a rank before any weight
 
 
 @dataclass(frozen=True)
@@ -163,38 +165,6 @@ class Trainer:
             key_heads * shape.head_dim,
             shape.intermediate_size // self.tensor,
         )
-
-
-@dataclass(frozen=True)
-class Engine:
-    """A role's vLLM engine on one rank."""
-
-    shape: ModelShape
-    tensor: int
-    element_bytes: int
-    on_cpu: bool
-
-    @property
-    def weights(self) -> int:
-        """Bytes of weights. On a CPU the kernels keep packed copies of the embedding and of a tied output layer."""
-        count = _num_elements(engine_layout(self.shape, self.tensor, 0))
-        if self.on_cpu:
-            rows = padded_vocab_size(self.shape.vocab_size, self.tensor) // self.tensor
-            count += 2 * rows * self.shape.hidden_size
-        return count * self.element_bytes
-
-    @property
-    def cache_bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers."""
-        heads = max(self.shape.num_kv_heads // self.tensor, 1)
-        return 2 * self.shape.num_layers * heads * self.shape.head_dim * self.element_bytes
-
-    def workspace(self, max_batched_tokens: int, max_num_seqs: int) -> int:
-        """Activations of the largest batch, and logits with the copies that log-probabilities need."""
-        inner = self.shape.intermediate_size // self.tensor
-        layer = (3 * inner + 6 * self.shape.hidden_size) * self.element_bytes * max_batched_tokens
-        logits = 3 * 4 * self.shape.vocab_size * max_num_seqs
-        return layer + logits
 
 
 def _num_elements(layout: dict[str, LocalParam]) -> int:

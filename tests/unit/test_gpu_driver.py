@@ -15,7 +15,7 @@ from tango_hpc.config import config_to_yaml
 from tango_hpc.errors import CheckFailed
 from tango_hpc.launch import gpu_driver
 from tango_hpc.launch.enter import enter_run
-from tango_hpc.launch.gpu_driver import GpuSoftware, gpu_software, why_no_gpu
+from tango_hpc.launch.gpu_driver import GpuSoftware, gpu_software, why_no_gpu, why_not_shared
 from tango_hpc.manage import doctor
 from tango_hpc.rank import run_stage
 from tests.slurm.jobs import counting_config
@@ -134,6 +134,54 @@ def test_doctor_notes_the_driver_and_fails_where_ranks_did_not_come_up_on_nccl(m
     assert finding.level == "fail" and "Gloo and NCCL" in finding.text
     assert list(doctor._backend([{"backend": "NCCL"}, {"error": "no answer"}], wants_gpus=True)) == []
     assert list(doctor._backend([{"backend": "Gloo"}], wants_gpus=False)) == []
+
+
+SHARED = (
+    "compute mode Exclusive_Process (GPU 0), Exclusive_Process (GPU 1)",
+    "Default",
+    "nvidia-smi -c 0",
+    "verifier=null",
+)
+
+
+@pytest.mark.parametrize(
+    ("modes", "roles", "said"),
+    [
+        (["Exclusive_Process", "Exclusive_Process"], 2, SHARED),
+        (["Default", "Exclusive_Process"], 2, ("compute mode Exclusive_Process (GPU 1): generator and verifier",)),
+        (["Prohibited"], 2, ("compute mode Prohibited (GPU 0)", "--gpu_cmode=shared")),
+        (["Prohibited"], 1, ("compute mode Prohibited (GPU 0): no process may use it", "nvidia-smi -c 0")),
+        (["Exclusive_Process"], 1, None),
+        (["Default", "Default"], 2, None),
+    ],
+)
+def test_doctor_fails_where_the_roles_may_not_share_a_gpu(
+    machine: Any, tmp_path: Path, modes: list[str], roles: int, said: tuple[str, ...] | None
+) -> None:
+    lines = "; ".join(f"echo '{index}, {mode}'" for index, mode in enumerate(modes))
+    machine(module=OPEN, smi=f'case "$*" in *index,compute_mode*) {lines};; *) echo NVIDIA H200;; esac')
+    config = counting_config(tmp_path, "run", {"device": "cuda", "nodes": 1})
+    if roles == 2:
+        config = config.model_copy(update={"verifier": config.generator})
+    failures = [finding for finding in doctor._gpu(config) if finding.level == "fail"]
+    if said is None:
+        assert failures == []
+        return
+    (failure,) = failures
+    for part in said:
+        assert part in f"{failure.text} {failure.remedy}"
+
+
+def test_on_a_cpu_and_without_a_config_compute_modes_do_not_matter(machine: Any, tmp_path: Path) -> None:
+    machine(module=OPEN, smi='case "$*" in *index,compute_mode*) echo "0, Prohibited";; *) echo NVIDIA H200;; esac')
+    on_cpu = counting_config(tmp_path, "run", {"device": "cpu", "nodes": 1})
+    for config in (None, on_cpu):
+        assert [finding.level for finding in doctor._gpu(config)] == ["ok", "ok"]
+
+
+def test_a_compute_mode_that_cannot_be_asked_for_is_no_failure(machine: Any) -> None:
+    machine(module=OPEN, smi="echo 'Field \"compute_mode\" is not a valid field to query.'; exit 2")
+    assert why_not_shared(2) is None
 
 
 def test_doctor_is_content_with_a_driver_that_serves(machine: Any) -> None:

@@ -18,7 +18,16 @@ from tango_hpc.model.shape import ModelShape
 from tango_hpc.plan.batch import role_batch
 from tango_hpc.plan.memory import memory_of_this_machine
 from tango_hpc.plan.report import make_plan
-from tango_hpc.plan.sizes import GIB, Engine, Trainer
+from tango_hpc.plan.sizes import CPU_ENGINE_BYTES, CPU_PROCESS_BYTES, CPU_SHARED_BYTES, GPU_PROCESS_BYTES, Trainer
+from tango_hpc.rollout.sizes import (
+    GIB,
+    GPU_CONTEXT_BYTES,
+    GPU_GRAPH_BYTES,
+    Engine,
+    cache_bytes,
+    cache_problem,
+    role_engine,
+)
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -131,6 +140,87 @@ def test_paper_models_fit_80_gb_and_say_what_to_change_on_40(tmp_path):
         assert sum(phase["items"].values()) == phase["total_bytes"]
 
 
+def test_a_cache_is_what_a_share_of_the_gpu_leaves_beside_the_other_process(tmp_path):
+    config = make_config(tmp_path)
+    engine = role_engine(config, "generator")
+    workspace = engine.workspace(8192, 256)
+    own = engine.weights + workspace
+    contexts, graphs = 2 * GPU_CONTEXT_BYTES, 2 * GPU_GRAPH_BYTES
+    assert cache_bytes(config, "generator", 80 * GIB) == 40 * GIB - contexts - graphs - own
+    eager = make_config(tmp_path, verifier__rollout__enforce_eager=True)
+    assert cache_bytes(eager, "generator", 80 * GIB) == 40 * GIB - contexts - GPU_GRAPH_BYTES - own
+    without = {"verifier": None, "train__verifier_warmup_steps": 0, "train__verifier_steps_per_cycle": 0}
+    alone = cache_bytes(make_config(tmp_path, **without), "generator", 80 * GIB)
+    assert alone == 40 * GIB - GPU_CONTEXT_BYTES - GPU_GRAPH_BYTES - own
+    told = make_config(tmp_path, generator__rollout={"tensor": 1, "kv_cache_gb": 3})
+    assert cache_bytes(told, "generator", 80 * GIB) == cache_bytes(told, "generator", 0) == 3 * GIB
+    assert role_engine(told, "generator").tensor == 1 and role_engine(told, "verifier").tensor == 2
+
+
+def test_a_share_that_leaves_no_cache_is_refused_with_the_keys_of_its_role(tmp_path):
+    config = make_config(tmp_path, verifier__rollout__gpu_memory_utilization=0.1)
+    assert cache_problem(config, "generator", 80 * GIB) is None
+    problem = cache_problem(config, "verifier", 80 * GIB)
+    assert "verifier.rollout.gpu_memory_utilization 0.1 leaves nothing for the KV cache" in problem
+    assert problem in make_plan(config, gpu_gb=80, node_gb=None)["problems"]
+
+
+def test_only_weights_of_trainer_and_engine_meet_on_a_gpu_in_a_sync(tmp_path):
+    config = make_config(tmp_path)
+    plan = make_plan(config, gpu_gb=80, node_gb=None)
+    phases = {
+        phase["phase"]: phase["items"] for phase in plan["memory"]["gpu"]["phases"] if phase["role"] == "generator"
+    }
+    assert phases["reshard"] == {
+        "CUDA contexts, NCCL, graphs": 2 * (GPU_CONTEXT_BYTES + GPU_GRAPH_BYTES),
+        "weights": phases["train"]["weights"],
+        "engine weights": role_engine(config, "generator").weights,
+        "buckets": plan["reshard"]["generator"]["total"]["peak_extra_bytes"],
+    }
+    assert sum(phases["rollout"].values()) == 40 * GIB  # rollout.gpu_memory_utilization of it, all processes included
+
+
+def test_on_gpus_only_a_frozen_role_keeps_its_engines_weights_on_the_host(tmp_path):
+    def items(**changes):
+        plan = make_plan(make_config(tmp_path, **changes), gpu_gb=80, node_gb=None)
+        return plan["memory"]["node"]["phases"][0]["items"]
+
+    trained = items()
+    assert trained["processes"] == 8 * 2 * GPU_PROCESS_BYTES
+    assert not any("engine weights" in name for name in trained)
+    frozen = items(
+        verifier__trainable=False, train__verifier_warmup_steps=0, train__verifier_steps_per_cycle=0
+    )  # fmt: skip
+    engine = role_engine(make_config(tmp_path), "verifier")
+    assert {name: value for name, value in frozen.items() if name.startswith("verifier: ")} == {
+        "verifier: engine weights": 8 * engine.weights
+    }
+
+
+def test_on_a_cpu_what_processes_share_counts_once_for_a_machine(tmp_path):
+    changes = {"launch": {"tasks_per_node": 8, "device": "cpu"}}
+    for role in ("generator", "verifier"):
+        changes[f"{role}__rollout"] = {"tensor": 2, "kv_cache_gb": 1}
+    plan = make_plan(make_config(tmp_path, **changes), gpu_gb=80, node_gb=None)
+    items = plan["memory"]["node"]["phases"][0]["items"]
+    assert items["imported packages"] == CPU_SHARED_BYTES
+    assert items["processes"] == 8 * 2 * (CPU_PROCESS_BYTES + CPU_ENGINE_BYTES)
+
+
+def test_processes_are_listed_by_stage(tmp_path):
+    plan = make_plan(make_config(tmp_path, eval={"use_verifier": False}), gpu_gb=80, node_gb=None)
+    assert plan["processes"] == {
+        "train": {"per_rank": ["generator", "verifier"], "per_node": 16},
+        "eval": {"per_rank": ["generator"], "per_node": 8},
+    }
+    tuned = {"data": "a.parquet", "output": "tuned", "init": {"path": "models/Qwen2.5-Math-7B"}}
+    more = {"sft": {"generator": tuned}, "teacher": {"questions": "q.parquet", "output": "out"}}
+    processes = make_plan(make_config(tmp_path, **more), gpu_gb=80, node_gb=None)["processes"]
+    assert {stage: found["per_rank"] for stage, found in processes.items()} == {
+        "sft": ["trainer"], "train": ["generator", "verifier"], "eval": ["generator", "verifier"], "teacher": ["generator"],
+    }  # fmt: skip
+
+
 def test_more_ranks_need_less_of_each(tmp_path):
     def train_bytes(**changes):
         plan = make_plan(make_config(tmp_path, **changes), gpu_gb=80, node_gb=None)
@@ -195,6 +285,8 @@ def test_command_prints_tables_or_json_and_refuses_with_exit_2(tmp_path):
     arguments = ["plan", str(CONFIGS / "quickstart.yaml"), f"run.dir={tmp_path}"]
     shown = CliRunner().invoke(app, [*arguments, "--node-gb", "32"])
     assert shown.exit_code == 0 and "This fits." in shown.output and "weight sync" in shown.output
+    assert "processes of train: generator and verifier on each rank, 4 on each node" in shown.output
+    assert "processes of sft: trainer on each rank, 2 on each node" in shown.output
     as_json = CliRunner().invoke(app, [*arguments, "--node-gb", "32", "--json"])
     assert json.loads(as_json.output)["fits"] is True
     refused = CliRunner().invoke(app, [*arguments, "--node-gb", "1"])
