@@ -194,11 +194,11 @@ def _node_phases(config: Config, roles: Mapping[str, _Role]) -> list[Phase]:
     resident = [_sum([shared, *(_rank_resident(config, roles, rank) for rank in ranks)]) for ranks in nodes]
     fullest = max(range(len(nodes)), key=lambda node: sum(resident[node].values()))
     base, ranks = resident[fullest], nodes[fullest]
-    # The C library keeps freed activations for the next step; large blocks are taken anew beside them.
-    kept_heap = [0]
-    if on_cpu:
-        kept_heap += [sum(role.activations(rank) for rank in ranks) for role in roles.values() if role.stages]
-    freed = {"freed activations": max(kept_heap)}
+    # The C library keeps freed activations for the next step, in each role's process; large blocks are taken anew
+    # beside them.
+    trained = [role for role in roles.values() if role.stages and on_cpu]
+    heaps = {role.name: sum(role.activations(rank) for rank in ranks) for role in trained}
+    freed = {"freed activations": sum(heaps.values())}
     phases = [] if on_cpu else [Phase("training", "both" if len(roles) > 1 else next(iter(roles)), base)]
     for role in roles.values():
         name = "rollout" if role.name == "generator" else "verify"
@@ -212,11 +212,12 @@ def _node_phases(config: Config, roles: Mapping[str, _Role]) -> list[Phase]:
         trainers = [role.stage_of(rank) for rank in ranks]
         if on_cpu:
             slack, tokens = 1 + CPU_HEAP_SLACK, role.batch.micro_batch_tokens
+            at_work = base | {"freed activations": sum(heaps.values()) - heaps[role.name]}
             if trainers[0].with_reference or config.train.updates_per_batch > 1:
                 forward = sum(int(trainer.logprob_workspace(tokens) * slack) for trainer in trainers)
-                phases.append(Phase("logprobs", role.name, base | {"activations": forward}))
+                phases.append(Phase("logprobs", role.name, at_work | {"activations": forward}))
             update = sum(int(role.update_workspace(trainer.stage) * slack) for trainer in trainers)
-            phases.append(Phase("train", role.name, base | {"activations, logits": update}))
+            phases.append(Phase("train", role.name, at_work | {"activations, logits": update}))
             phases.append(Phase("reshard", role.name, base | freed | {"buckets": len(ranks) * role.sync_bytes}))
         phases.append(Phase("saving", role.name, base | freed | {"a piece of the checkpoint": len(ranks) * SAVE_BYTES}))
     return phases
