@@ -1,28 +1,35 @@
-"""The program that every rank runs: `python -m tango_hpc.rank RUN_DIR STAGE`.
+"""The program that every task runs: `python -m tango_hpc.rank RUN_DIR STAGE`.
 
-The launcher has written RUN_DIR/config.yaml and set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
-MASTER_PORT; in an srun step they come from Slurm.
+The launcher has written RUN_DIR/config.yaml and set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; in an
+srun step they come from Slurm. A task starts one process for each role of the stage on each of its ranks
+(launch/workers.py), and all processes of a role form a world of their own.
 Exit codes: 0 done, 78 the input or a check is wrong (never retried), 85 saved and resumable, 1 otherwise; under a
-supervisor these stand in the rank's outcome (control/guard.py).
+supervisor these stand in the outcomes of the processes.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from tango_hpc.config import Config, load_config
-from tango_hpc.control.guard import run_guarded
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.errors import CheckFailed, UserError
-from tango_hpc.launch.environment import own_rank, prepare_rank
+from tango_hpc.launch.environment import rank_variables
 from tango_hpc.launch.gpu_driver import why_no_gpu
 from tango_hpc.launch.staging import staged_overrides
+from tango_hpc.launch.workers import Body, host_ranks
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.worker import Worker
+from tango_hpc.stages.processes import process_roles
 
-# Each is called with (config, directory, stop), and imported when it is the one to run.
+if TYPE_CHECKING:
+    from tango_hpc.parallel.exchange import Exchange
+
+# Each is called with (config, directory, stop, exchange), and imported when it is the one to run.
 STAGES = {
     "sft": "tango_hpc.stages.sft:fine_tune",
     "train": "tango_hpc.stages.tango:train",
@@ -31,37 +38,55 @@ STAGES = {
 }
 
 
-def run_stage(directory: RunDirectory, stage: str, stop: StopSignal) -> None:
-    """Join the other ranks and run `stage` to its end; a user's mistake found here becomes `CheckFailed`."""
-    stop.enter("meeting the other ranks")
-    try:
-        os.environ.update(prepare_rank(directory))
-    except UserError as error:
-        raise CheckFailed(str(error)) from error
+def prepare_stage(directory: RunDirectory, stage: str) -> tuple[Sequence[str], Body]:
+    """The roles of `stage` and what their processes do, with all that they import; no GPU is touched."""
     config = load_config(directory.config, staged_overrides(directory.config))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what a job needs was on the shared disk before it started
     if config.launch.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    stop.enter("loading libraries")
+    roles = process_roles(config, stage)
+    module, _, name = STAGES[stage].partition(":")
+    body: StageBody = getattr(import_module(module), name)
+    if stage != "sft":
+        from tango_hpc.rollout.engine import import_vllm
+
+        import_vllm()
+    return roles, lambda worker, stop: run_stage(directory, config, roles, worker, stop, body)
+
+
+StageBody = Callable[[Config, RunDirectory, StopSignal, "Exchange"], None]
+
+
+def run_stage(
+    directory: RunDirectory, config: Config, roles: Sequence[str], worker: Worker, stop: StopSignal, body: StageBody
+) -> None:
+    """Join the other processes and run the stage to its end; a user's mistake found here becomes `CheckFailed`."""
+    os.environ.update(rank_variables(worker.rank))
 
     import torch
+    from torch.distributed import PrefixStore
 
-    if config.launch.device == "cuda" and not torch.cuda.is_available():
+    from tango_hpc.parallel.exchange import Exchange
+    from tango_hpc.parallel.ranks import init_distributed, open_store, shutdown_distributed
+
+    launch = config.launch
+    if launch.device == "cuda" and not torch.cuda.is_available():
         raise CheckFailed(f"launch.device is cuda, but this rank has no GPU: {why_no_gpu()}")
-
-    torch.set_num_threads(config.launch.threads_per_rank)
-    from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
-
-    module, _, name = STAGES[stage].partition(":")
-    body: Callable[[Config, RunDirectory, StopSignal], None] = getattr(import_module(module), name)
+    torch.set_num_threads(launch.threads_per_rank)
     stop.enter("meeting the other ranks")
-    init_distributed(config.launch.collective_timeout_seconds)
     try:
-        body(config, directory, stop)
+        store = open_store(launch.collective_timeout_seconds, hosts=worker == (0, roles[0]))
+        init_distributed(launch.collective_timeout_seconds, PrefixStore(worker.role, store))
+        # A role waits for what the other is at; how long that may take is the watchdog's to say.
+        longest = launch.hang_timeout_seconds + launch.collective_timeout_seconds
+        exchange = Exchange.join(store, roles, worker.role, longest)
+        stop.agree = exchange.any
+        body(config, directory, stop, exchange)
     except CheckFailed:
         raise
     except UserError as error:
         raise CheckFailed(str(error)) from error
+    exchange.barrier()  # who hosts the store leaves last
     shutdown_distributed()
 
 
@@ -69,7 +94,7 @@ def main() -> int:
     """Entry point; the exit code is in the module's docstring."""
     path, stage = sys.argv[1:]
     directory = RunDirectory.open(path)
-    return run_guarded(directory, own_rank(), lambda stop: run_stage(directory, stage, stop))
+    return host_ranks(directory, lambda: prepare_stage(directory, stage))
 
 
 if __name__ == "__main__":

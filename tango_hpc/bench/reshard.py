@@ -104,12 +104,14 @@ def rank_main(folder: Path) -> None:
     from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
     from tango_hpc.policy.policy import Policy
     from tango_hpc.reshard.sync import WeightSync
-    from tango_hpc.stages.role import make_engine
+    from tango_hpc.stages.role_worker import make_engine
 
     init_distributed(config.launch.collective_timeout_seconds)
     role = config.generator
     policy = Policy(role, config.launch.dtype)
-    engine = make_engine(role, config, load_weights=True)  # vLLM reloads from disk only what it has loaded from disk
+    engine = make_engine(
+        role, config, "generator", load_weights=True
+    )  # vLLM reloads from disk only what it has loaded from disk
     sync = WeightSync(policy, engine, config.reshard.model_copy(update={"verify": "never"}))
     gather = FullGather(policy.shape, policy.groups, engine.dtype, engine.device)
     folders = iter(range(1000))

@@ -1,4 +1,4 @@
-"""What a rank is doing: RUN/heartbeat/rank_NNNNN.json, rewritten by the rank as it advances, read by everybody else."""
+"""What a process is doing: RUN/heartbeat/rank_NNNNN.ROLE.json, rewritten by it as it advances, read by everybody else."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 
 from tango_hpc.files import write_atomically
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.worker import Worker
 
 HEARTBEAT_SECONDS = 2.0
 RANKS_AT_FULL_PACE = 64
@@ -22,41 +23,47 @@ STALL_SECONDS = 6.0
 
 @dataclass(frozen=True)
 class Beat:
-    """One heartbeat; as it stands here, that of a rank which has not written any."""
+    """One heartbeat; as it stands here, that of a process which has not written any."""
 
     host: str = ""
     pid: int | None = None
     phase: str = "starting"
-    progress: int = -1  # grows whenever the rank advances
+    progress: int = -1  # grows whenever the process advances
     reached_safe_point: bool = False
     stack: str = ""  # of the main thread, once it has not advanced for STALL_SECONDS
-    waits_for_peers: bool = False  # it stands in a collective
+    waits_for_peers: bool = False  # it stands in a collective, or waits for what the other role is at
 
 
-def read_beat(directory: RunDirectory, rank: int) -> Beat:
-    """The last heartbeat of `rank`."""
+def read_beat(directory: RunDirectory, worker: Worker) -> Beat:
+    """The last heartbeat of `worker`."""
     try:
-        return Beat(**json.loads(directory.heartbeat_file(rank).read_text()))
+        return Beat(**json.loads(directory.heartbeat_file(worker).read_text()))
     except FileNotFoundError:
         return Beat()
 
 
+def write_beat(directory: RunDirectory, worker: Worker, beat: Beat) -> None:
+    """Replace the heartbeat of `worker`."""
+    write_atomically(directory.heartbeat_file(worker), json.dumps(asdict(beat)), durable=False)
+
+
 def is_loading(directory: RunDirectory) -> bool:
-    """Whether the ranks have not come to their first safe point: there is nothing to save."""
-    return not read_beat(directory, 0).reached_safe_point
+    """Whether rank 0 has not come to its first safe point: there is nothing to save."""
+    files = directory.heartbeats.glob(f"{Worker(0).stem}*.json")
+    return not any(read_beat(directory, Worker.from_stem(file.stem)).reached_safe_point for file in files)
 
 
 def seconds_since_beat(directory: RunDirectory, rank: int) -> float:
-    """How long ago `rank` wrote a heartbeat; infinite where it wrote none."""
-    file = directory.heartbeat_file(rank)
-    return time.time() - file.stat().st_mtime if file.exists() else math.inf
+    """How long ago a process of `rank` wrote a heartbeat; infinite where none did."""
+    beats = [file.stat().st_mtime for file in directory.heartbeats.glob(f"{Worker(rank).stem}*.json")]
+    return time.time() - max(beats) if beats else math.inf
 
 
 class Heart:
-    """Writes a rank's heartbeat from a thread of its own."""
+    """Writes this process's heartbeat from a thread of its own."""
 
-    def __init__(self, directory: RunDirectory, rank: int) -> None:
-        self.directory, self.rank = directory, rank
+    def __init__(self, directory: RunDirectory, worker: Worker) -> None:
+        self.directory, self.worker = directory, worker
         self.phase = "starting"
         self.reached_safe_point = False
         self._progress = 0
@@ -79,7 +86,7 @@ class Heart:
             self._thread.join()
 
     def enter(self, phase: str) -> None:
-        """Note that this rank advanced and is now in `phase`. No collective; call it as often as you like."""
+        """Note that this process advanced and is now in `phase`. No collective; call it as often as you like."""
         changed = phase != self.phase
         self.phase = phase
         self._progress += 1
@@ -96,8 +103,8 @@ class Heart:
             self._phase_changed.clear()
             try:
                 self._write()
-            except OSError as error:  # a full disk must not end a rank that may still be able to train
-                print(f"rank {self.rank}: cannot write its heartbeat: {error}", file=sys.stderr)
+            except OSError as error:  # a full disk must not end a process that may still be able to train
+                print(f"{self.worker}: cannot write its heartbeat: {error}", file=sys.stderr)
 
     def _write(self) -> None:
         stack = traceback.StackSummary()
@@ -110,6 +117,11 @@ class Heart:
             progress=self._progress,
             reached_safe_point=self.reached_safe_point,
             stack="".join(traceback.format_list(stack[-12:])),
-            waits_for_peers=any("torch/distributed" in entry.filename for entry in stack[-4:]),
+            waits_for_peers=any(_waits(entry) for entry in stack[-4:]),
         )
-        write_atomically(self.directory.heartbeat_file(self.rank), json.dumps(asdict(beat)), durable=False)
+        write_beat(self.directory, self.worker, beat)
+
+
+def _waits(entry: traceback.FrameSummary) -> bool:
+    """Whether a process whose stack ends about here waits for others (`await_work` is the exchange between roles)."""
+    return "torch/distributed" in entry.filename or entry.name == "await_work"

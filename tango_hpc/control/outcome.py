@@ -1,11 +1,14 @@
-"""How a rank ended: RUN/outcomes/rank_NNNNN.json, its last act; rank_NNNNN.crash holds the stacks of a crash.
+"""How a process ended: RUN/outcomes/rank_NNNNN.ROLE.json.
 
-A rank that left neither was killed. What `tango logs` and the supervisor say of a failure comes from here.
+It is the last act of a process; of one that was killed or crashed, its parent writes it (launch/workers.py), with the
+stacks that Python has left in rank_NNNNN.ROLE.crash. What `tango logs` and the supervisor say of a failure comes from
+here.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import time
 import traceback
@@ -16,21 +19,26 @@ from tango_hpc.control.heartbeat import read_beat
 from tango_hpc.errors import StoppedEarly
 from tango_hpc.files import write_atomically
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.worker import Worker
 
 STOPPED = StoppedEarly.exit_code
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One rank's end, or that of the ranks together where `rank` is None; the whole run takes its exit code from it."""
+    """The end of one process, of a rank as a whole where `role` is "", or of all together where `rank` is None.
+
+    The whole run takes its exit code from it.
+    """
 
     rank: int | None
+    role: str = ""
     error: str = ""
     code: int = 1
     host: str = ""
     phase: str = ""
     traceback: str = ""
-    echo: bool = False  # it only broke because another rank had gone
+    echo: bool = False  # it only broke because another process had gone
     time: float = 0.0  # Unix seconds
 
     @property
@@ -38,23 +46,28 @@ class Outcome:
         """Whether it neither came to its end nor stopped when told to."""
         return self.code not in (0, STOPPED)
 
+    @property
+    def worker(self) -> Worker | None:
+        """Whose end it was."""
+        return None if self.rank is None else Worker(self.rank, self.role)
+
     def title(self) -> str:
-        """One line that names rank, node and phase."""
-        if self.rank is None:
+        """One line that names rank, role, node and phase."""
+        if self.worker is None:
             return self.error
         where = f" on {self.host}" if self.host else ""
         phase = f" in phase '{self.phase}'" if self.phase else ""
-        return f"rank {self.rank}{where} failed{phase}: {self.error}"
+        return f"{self.worker}{where} failed{phase}: {self.error}"
 
     def text(self) -> str:
         """The title and the traceback."""
         return f"{self.title()}\n{self.traceback}".rstrip()
 
 
-def outcome_of(rank: int, phase: str, error: BaseException | None) -> Outcome:
+def outcome_of(worker: Worker, phase: str, error: BaseException | None) -> Outcome:
     """The outcome of this process, which `error` ended in `phase`."""
     code = 0 if error is None else getattr(error, "exit_code", 1)
-    ended = Outcome(rank, code=code, host=socket.gethostname(), phase=phase, time=time.time())
+    ended = Outcome(*worker, code=code, host=socket.gethostname(), phase=phase, time=time.time())
     if error is None or not ended.failed:
         return ended
     return replace(
@@ -65,41 +78,68 @@ def outcome_of(rank: int, phase: str, error: BaseException | None) -> Outcome:
     )
 
 
+def outcome_of_dead(directory: RunDirectory, worker: Worker, returncode: int) -> Outcome:
+    """That of a process which has left none and ended with `returncode` (negative: a signal).
+
+    Where it crashed, Python has left its stacks; else the code is all there is to tell.
+    """
+    beat = read_beat(directory, worker)
+    try:
+        stacks = directory.crash_file(worker).read_text(errors="replace")
+    except FileNotFoundError:
+        stacks = ""
+    error = stacks.partition("\n")[0] or describe_death(returncode)
+    return Outcome(*worker, error, host=beat.host, phase=beat.phase, traceback=stacks, time=time.time())
+
+
+def describe_death(returncode: int) -> str:
+    """What the return code of a process that died says, in words."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    error = f"killed by {signal.Signals(-returncode).name}"
+    if returncode == -signal.SIGKILL:
+        error += " (out of memory? see dmesg, or seff and sacct on a cluster)"
+    return error
+
+
 def write_outcome(directory: RunDirectory, outcome: Outcome) -> None:
-    """Leave word of how a rank ended."""
-    assert outcome.rank is not None
-    write_atomically(directory.outcome_file(outcome.rank), json.dumps(asdict(outcome)))
+    """Leave word of how a process ended."""
+    assert outcome.worker is not None
+    write_atomically(directory.outcome_file(outcome.worker), json.dumps(asdict(outcome)))
 
 
 def _is_echo(error: BaseException) -> bool:
-    """Whether a collective broke because another rank had gone."""
-    names = ("DistBackendError", "DistNetworkError", "DistStoreError")
+    """Whether a collective broke because another process had gone."""
+    names = ("DistBackendError", "DistNetworkError", "DistStoreError", "PeerFailedError")
     if isinstance(error, ConnectionError) or type(error).__name__ in names:
         return True
     words = ("connection closed by peer", "connection reset by peer", "broken pipe", "timed out waiting", "gloo")
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
 
 
-def read_outcomes(directory: RunDirectory) -> dict[int, Outcome]:
-    """How those ranks ended that came to their end themselves, by rank."""
-    found = (Outcome(**json.loads(file.read_text())) for file in sorted(directory.outcomes.glob("rank_*.json")))
-    return {outcome.rank: outcome for outcome in found if outcome.rank is not None}
+def read_outcome(directory: RunDirectory, worker: Worker) -> Outcome | None:
+    """How `worker` ended, if somebody left word of it."""
+    try:
+        return Outcome(**json.loads(directory.outcome_file(worker).read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def read_outcomes(directory: RunDirectory) -> dict[Worker, Outcome]:
+    """How those processes ended of whose end somebody left word."""
+    workers = (Worker.from_stem(file.stem) for file in sorted(directory.outcomes.glob("rank_*.json")))
+    found = ((worker, read_outcome(directory, worker)) for worker in workers)
+    return {worker: outcome for worker, outcome in found if outcome is not None}
 
 
 def read_failures(directory: RunDirectory) -> list[Outcome]:
-    """What ranks wrote down of their failures, the likely cause first: echoes of a lost peer last, else by time."""
+    """What is written down of failures, the likely cause first: echoes of a lost peer last, else by time."""
     found = [outcome for outcome in read_outcomes(directory).values() if outcome.failed]
-    for file in directory.outcomes.glob("rank_*.crash"):
-        text = file.read_text(errors="replace")
-        if text:
-            rank = int(file.stem.removeprefix("rank_"))
-            phase, crashed = read_beat(directory, rank).phase, file.stat().st_mtime
-            found.append(Outcome(rank, text.splitlines()[0], phase=phase, traceback=text, time=crashed))
     return sorted(found, key=lambda failure: (failure.echo, failure.time))
 
 
 def find_cause(directory: RunDirectory, deaths: Iterable[Outcome]) -> list[Outcome]:
-    """All failures, the cause first: what a rank wrote itself, then ranks that died without a word, then echoes."""
+    """All failures, the cause first: what was written down, then ranks that died without a word, then echoes."""
     written = read_failures(directory)
     known = {failure.rank for failure in written}
     silent = [death for death in deaths if death.rank not in known]

@@ -1,8 +1,8 @@
-"""Asking a run to save and end: RUN/control/stop, one `StopRequest` as JSON, and how the ranks come to obey it.
+"""Asking a run to save and end: RUN/control/stop, one `StopRequest` as JSON, and how its processes come to obey it.
 
-A rank learns of a stop in two ways: rank 0 sees the file at a safe point, or any rank received SIGTERM, SIGUSR2 or
-SIGINT itself (`scancel --signal` reaches the ranks, not the supervisor). Either way the flag rides an all-reduce, so
-that every rank stops at the same safe point. torch is imported only for that.
+They learn of a stop in two ways: one sees the file at a safe point, or any of them received SIGTERM, SIGUSR2 or SIGINT
+itself (`scancel --signal` reaches the ranks, not the supervisor). Either way they agree on the flag in a collective, so
+that all stop at the same safe point.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Literal
 from tango_hpc.control.heartbeat import Heart
 from tango_hpc.files import write_atomically
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.worker import Worker
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 
@@ -48,38 +49,38 @@ def read_stop_request(directory: RunDirectory) -> StopRequest | None:
 
 
 class StopSignal(Heart):
-    """What the training loop polls at its safe points: this rank's heartbeat, which hears of a stop.
+    """What the training loop polls at its safe points: this process's heartbeat, which hears of a stop.
 
-    `agree` maps this rank's flag to "any rank's flag" and is a collective; by default the one over all ranks.
+    `agree` maps this process's flag to "the flag of any" and is a collective over all of them; whoever joins them sets
+    it. `reads_file`: this process looks for the request; one of them does.
     """
 
-    def __init__(self, directory: RunDirectory, rank: int) -> None:
-        super().__init__(directory, rank)
+    def __init__(self, directory: RunDirectory, worker: Worker, *, reads_file: bool) -> None:
+        super().__init__(directory, worker)
         self.agree: Callable[[bool], bool] | None = None
+        self._reads_file = reads_file
         self._stopping = False
         self._received: str | None = None
 
     def start(self) -> None:
         """Install the signal handlers and start the heartbeat; call it before anything slow."""
         for number in STOP_SIGNALS:
-            signal.signal(number, self._receive)
+            signal.signal(number, self.receive)
         super().start()
 
     def check(self, phase: str) -> bool:
-        """Whether to save and stop now; every rank gets the same answer. A collective. `phase` is what comes next.
+        """Whether to save and stop now; every process gets the same answer. A collective. `phase` is what comes next.
 
         Once it was True it stays True.
         """
+        assert self.agree is not None, "nobody to agree with"
         self.reached_safe_point = True
         self.enter(phase)
-        if self.agree is None:
-            from tango_hpc.parallel.collectives import any_rank
-
-            self.agree = any_rank
         if not self._stopping:
-            asked = self._received is not None or (self.rank == 0 and self.directory.stop_file.exists())
+            asked = self._received is not None or (self._reads_file and self.directory.stop_file.exists())
             self._stopping = self.agree(asked)
         return self._stopping
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
+    def receive(self, number: int, frame: FrameType | None = None) -> None:
+        """Stop at the next safe point: the handler of `STOP_SIGNALS`."""
         self._received = signal.Signals(number).name

@@ -26,6 +26,7 @@ from tango_hpc.run.directory import RunDirectory
 
 Place = Literal["alone", "allocation", "rank"]
 
+RANKS_OF_TASK = "TANGO_RANKS_OF_TASK"
 RENDEZVOUS_TIMEOUT_SECONDS = 300.0
 # Below Linux's range for outgoing connections (32768 and up), so that no client socket takes the port meanwhile.
 PORTS = range(20_000, 32_000)
@@ -52,21 +53,30 @@ def place(env: Mapping[str, str], world_size: int) -> Place:
     return "rank"
 
 
-def own_rank(env: Mapping[str, str] = os.environ) -> int:
-    """The number of this rank, as a launcher or srun gives it. Raises UserError where neither started this process."""
+def own_ranks(env: Mapping[str, str] = os.environ) -> range:
+    """The ranks of this task, as a launcher or srun gives them: one, unless `RANKS_OF_TASK` says how many from RANK on.
+
+    Raises UserError where neither started this process.
+    """
     if "RANK" in env and "MASTER_PORT" in env:
-        return int(env["RANK"])
+        first = int(env["RANK"])
+        return range(first, first + int(env.get(RANKS_OF_TASK, "1")))
     if "SLURM_PROCID" not in env:
         raise UserError("this process is no rank: neither RANK and MASTER_PORT nor SLURM_PROCID is set")
-    return int(env["SLURM_PROCID"])
+    return range(int(env["SLURM_PROCID"]), int(env["SLURM_PROCID"]) + 1)
+
+
+def rank_variables(rank: int, env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """RANK and LOCAL_RANK of a rank of this task."""
+    return {"RANK": str(rank), "LOCAL_RANK": str(int(env["LOCAL_RANK"]) + rank - int(env["RANK"]))}
 
 
 def prepare_rank(directory: RunDirectory, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The torchrun-style variables of this rank, none where a launcher has set them. Rank 0 publishes where it listens.
+    """The torchrun-style variables of this task, none where a launcher has set them. Rank 0 publishes where it listens.
 
     Raises UserError where rank 0 has no address for its peers, or publishes none.
     """
-    rank = own_rank(env)
+    rank = own_ranks(env)[0]
     if "RANK" in env and "MASTER_PORT" in env:
         return {}
     file = rendezvous_file(directory, env)

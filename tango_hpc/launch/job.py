@@ -30,6 +30,7 @@ from tango_hpc.launch.supervisor import Supervisor
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_summary, update_summary
 from tango_hpc.stages.preflight import check_inputs
+from tango_hpc.stages.processes import process_roles
 
 NEVER_RETRY = (0, UserError.exit_code, CheckFailed.exit_code)
 
@@ -64,6 +65,7 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
             supervisor = Supervisor(
                 directory,
                 config,
+                process_roles(config, stage),
                 _starter(directory, stage, config),
                 console,
                 deadline=deadline(job),

@@ -9,19 +9,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from tango_hpc.config.schema import Config
 from tango_hpc.control.guard import SUPERVISED
-from tango_hpc.control.heartbeat import read_beat
-from tango_hpc.control.outcome import Outcome
+from tango_hpc.control.outcome import Outcome, describe_death
 from tango_hpc.errors import UserError
-from tango_hpc.launch.environment import free_port, python_path
+from tango_hpc.launch.environment import RANKS_OF_TASK, free_port, python_path
 from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.worker import Worker
 
-# Words before the run directory and the stage. TANGO_RANK_COMMAND replaces it, to run the ranks in a container.
+# Words of a task before the run directory and the stage. TANGO_RANK_COMMAND replaces it, to run in a container.
 RANK_COMMAND = (sys.executable, "-P", "-m", "tango_hpc.rank")
 CODE_ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,12 +44,12 @@ class Starter(Protocol):
 
 
 def rank_command() -> tuple[str, ...]:
-    """The program of a rank: this Python, unless the environment names another."""
+    """The program of a task: this Python, unless the environment names another."""
     return tuple(shlex.split(os.environ.get("TANGO_RANK_COMMAND", ""))) or RANK_COMMAND
 
 
 def rank_environment(config: Config) -> dict[str, str]:
-    """What every rank gets beside its place: this very code, thread counts, no reaching out to a model hub."""
+    """What every task gets beside its place: this very code, thread counts, no reaching out to a model hub."""
     threads = str(config.launch.threads_per_rank)
     return {
         "PYTHONPATH": python_path(CODE_ROOT),
@@ -57,25 +58,15 @@ def rank_environment(config: Config) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
+        # Asking the driver whether there is a GPU must not touch it: the processes of a task are forked afterwards.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
 
 
-def death(directory: RunDirectory, rank: int, returncode: int) -> Outcome:
-    """A rank that ended with `returncode` (negative: a signal), as far as that alone tells."""
-    if returncode < 0:
-        error = f"killed by {signal.Signals(-returncode).name}"
-        if returncode == -signal.SIGKILL:
-            error += " (out of memory? see dmesg, or seff and sacct on a cluster)"
-    else:
-        error = f"exit code {returncode}"
-    beat = read_beat(directory, rank)
-    return Outcome(rank, error, host=beat.host, phase=beat.phase)
-
-
 class LocalStarter:
-    """`launch.tasks_per_node` processes on this machine, each leading a process group of its own.
+    """One task on this machine, which is all `launch.tasks_per_node` ranks; it leads a process group of its own.
 
-    Their own groups keep a Ctrl-C in the terminal from reaching them, and let `kill` reach their helpers.
+    That keeps a Ctrl-C in the terminal from reaching it, and lets `kill` reach all of its processes and their helpers.
     """
 
     def __init__(
@@ -89,58 +80,47 @@ class LocalStarter:
         self._directory = directory
         self._config = config
         self._command = [*(command or rank_command()), str(directory.path), stage]
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._deaths: dict[int, Outcome] = {}
+        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         size = self._config.launch.tasks_per_node
-        port = free_port()
-        for rank in range(size):
-            place = {
-                "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "NODE_RANK": 0,
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, SUPERVISED: os.getpid(),
-            }  # fmt: skip
-            env = os.environ | rank_environment(self._config) | {key: str(value) for key, value in place.items()}
-            with self._directory.rank_log(rank).open("ab") as log:
-                self._processes.append(
-                    subprocess.Popen(
-                        self._command,
-                        env=env,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        process_group=0,
-                    )
-                )
+        place = {
+            "RANK": 0, RANKS_OF_TASK: size, "WORLD_SIZE": size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": size,
+            "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), SUPERVISED: os.getpid(),
+        }  # fmt: skip
+        with self._directory.log_file(Worker(0)).open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                env=os.environ | rank_environment(self._config) | {key: str(value) for key, value in place.items()},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
 
     def running(self) -> bool:
-        self._collect()
-        return any(process.returncode is None for process in self._processes)
+        assert self._process is not None
+        return self._process.poll() is None
 
     def deaths(self) -> list[Outcome]:
-        self._collect()
-        return list(self._deaths.values())
+        assert self._process is not None
+        code = self._process.poll()
+        if code in (None, 0):
+            return []
+        return [Outcome(None, error=f"the process that had started the ranks is gone: {describe_death(code)}")]
 
     def kill(self) -> None:
-        for process in self._processes:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        for process in self._processes:
-            process.wait()
-
-    def _collect(self) -> None:
-        for rank, process in enumerate(self._processes):
-            code = process.poll()
-            if code not in (None, 0) and rank not in self._deaths:
-                self._deaths[rank] = death(self._directory, rank, code)
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):  # all of the group have ended
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
 
 _SRUN_ERROR = re.compile(r"^srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,\-\[\]]+): (?P<what>.+)$", re.MULTILINE)
 
 
-def deaths_in_srun_output(directory: RunDirectory, text: str) -> list[Outcome]:
+def deaths_in_srun_output(text: str) -> list[Outcome]:
     """The ranks that srun reports as killed or failed, in the order in which it noticed."""
     deaths: list[Outcome] = []
     for match in _SRUN_ERROR.finditer(text):
@@ -148,7 +128,7 @@ def deaths_in_srun_output(directory: RunDirectory, text: str) -> list[Outcome]:
         what = match["what"]
         if what == "Killed":
             what = "killed by SIGKILL (out of memory? see seff or sacct)"
-        deaths.append(Outcome(rank, what, host=match["host"], phase=read_beat(directory, rank).phase))
+        deaths.append(Outcome(rank, error=what, host=match["host"]))
     return deaths
 
 
@@ -232,10 +212,10 @@ class SrunStarter:
         with self._messages.open("rb") as file:
             file.seek(self._messages_start)
             text = file.read().decode(errors="replace")
-        found = deaths_in_srun_output(self._directory, text)
+        found = deaths_in_srun_output(text)
         code = self._process.poll()
         if not found and code not in (None, 0):
-            found = [Outcome(None, f"srun ended with exit code {code}", traceback=text[-4000:])]
+            found = [Outcome(None, error=f"srun ended with exit code {code}", traceback=text[-4000:])]
         return found
 
     def kill(self) -> None:

@@ -4,8 +4,8 @@ Codes: 0 done; 85 saved and resumable; 78 or 2 wrong input, trying again cannot 
 one machine and, around srun, a Slurm job.
 
 A stop's way (Ctrl-C, SIGTERM, SIGUSR2, a near time limit; `tango stop` joins at the file), => for a message:
-signal => `Supervisor._receive` -> `request_stop` => control/stop: `StopSignal.check` on rank 0 -> `any_rank` => all
-ranks: `Tango.safe_point` -> `save` -> `Checkpoints.save`; `StoppedEarly` -> `run_guarded` => outcomes/:
+signal => `Supervisor._receive` -> `request_stop` => control/stop: `StopSignal.check` on rank 0 -> `Exchange.any` =>
+all processes: `Tango._safe_point` -> `save` -> `Checkpoints.save`; `StoppedEarly` -> `run_guarded` => outcomes/:
 `Supervisor.run` -> `run_attempt` -> `scontrol requeue`.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -28,6 +28,7 @@ from tango_hpc.control.watchdog import Watchdog
 from tango_hpc.launch.starters import Starter
 from tango_hpc.report.progress import ProgressView
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.worker import Worker
 
 CLOCK = 0  # stands among the signals for the deadline
 REQUESTS: dict[int, StopRequest] = {
@@ -49,10 +50,14 @@ VISIBLE_SECONDS = 60.0
 
 @dataclass
 class Supervisor:
-    """One attempt of one stage. `deadline` is the Unix time at which the machine takes the ranks away, if known."""
+    """One attempt of one stage, whose ranks have one process for each of `roles`.
+
+    `deadline` is the Unix time at which the machine takes the ranks away, if known.
+    """
 
     directory: RunDirectory
     config: Config
+    roles: Sequence[str]
     starter: Starter
     console: Console
     deadline: float | None = None
@@ -76,12 +81,12 @@ class Supervisor:
         if self._ended_while_loading:
             return STOPPED
         outcomes, visible_by = read_outcomes(self.directory), time.monotonic() + VISIBLE_SECONDS
-        while len(outcomes) < self.config.world_size and not (self.failures or self.starter.deaths()):
+        while not self._all_ended(outcomes) and not (self.failures or self.starter.deaths()):
             if time.monotonic() > visible_by:
                 break
             time.sleep(POLL_SECONDS)
             outcomes = read_outcomes(self.directory)
-        if not self.failures and len(outcomes) == self.config.world_size:
+        if not self.failures and self._all_ended(outcomes):
             codes = {outcome.code for outcome in outcomes.values()}
             if codes == {0}:
                 return 0
@@ -94,11 +99,19 @@ class Supervisor:
             self.failures = find_cause(self.directory, self.starter.deaths())
         if not self.failures:
             told = f"{self.request.why}: " if self.request else ""
-            self.failures = [Outcome(None, f"{told}the ranks were ended before their next safe point")]
+            self.failures = [Outcome(None, error=f"{told}the ranks were ended before their next safe point")]
         self._tell(self.failures[0].text())
         for other in self.failures[1:]:
             self._tell(other.title())
         return self.failures[0].code
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Every process of the attempt."""
+        return [Worker(rank, role) for rank in range(self.config.world_size) for role in self.roles]
+
+    def _all_ended(self, outcomes: Mapping[Worker, Outcome]) -> bool:
+        return all(worker in outcomes for worker in self.workers)
 
     @property
     def reason(self) -> str:
@@ -114,7 +127,7 @@ class Supervisor:
 
     def _watch(self, view: ProgressView) -> None:
         launch = self.config.launch
-        watchdog = Watchdog(self.directory, self.config.world_size, launch.hang_timeout_seconds)
+        watchdog = Watchdog(self.directory, self.workers, launch.hang_timeout_seconds)
         stop_by: float | None = None  # when ranks that were told to stop are killed, in monotonic time
         gone_by: float | None = None  # when ranks that have said their last word but do not end are killed
         next_look = 0.0
@@ -132,11 +145,14 @@ class Supervisor:
                     return
             outcomes = read_outcomes(self.directory)
             # What happens after a rank's last word is teardown, not training.
-            died = any(death.rank is None or death.rank not in outcomes for death in self.starter.deaths())
+            died = not self._all_ended(outcomes) and any(
+                death.rank is None or any(w.rank == death.rank and w not in outcomes for w in self.workers)
+                for death in self.starter.deaths()
+            )
             if died or any(outcome.failed for outcome in outcomes.values()):
                 self._await_last_words()
                 return
-            if len(outcomes) == self.config.world_size:
+            if self._all_ended(outcomes):
                 gone_by = gone_by or time.monotonic() + TEARDOWN_SECONDS
                 if time.monotonic() > gone_by:
                     self._tell(f"all ranks are done, but did not exit within {TEARDOWN_SECONDS:.0f} s: ended")
@@ -154,11 +170,11 @@ class Supervisor:
                     limit = f"at most {launch.grace_seconds:.0f} s"
                     self._tell(f"{self.request.why}: saving at the next safe point ({limit})")
             if self._signals.count(signal.SIGINT) > 1:
-                self.failures = [Outcome(None, "second Ctrl-C: ended without saving")]
+                self.failures = [Outcome(None, error="second Ctrl-C: ended without saving")]
                 return
             if stop_by is not None and time.monotonic() > stop_by:
                 limit = f"launch.grace_seconds={launch.grace_seconds:.0f}"
-                self.failures = [Outcome(None, f"no safe point within {limit}: ended without saving")]
+                self.failures = [Outcome(None, error=f"no safe point within {limit}: ended without saving")]
                 return
 
     def _await_last_words(self) -> None:

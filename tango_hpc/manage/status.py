@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, known_jobs, lock_holder, submitted_jobs
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_summary
+from tango_hpc.run.worker import Worker
 
 WAITING_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD")
 FOLLOW_SECONDS = 1.0
@@ -192,7 +193,7 @@ def show_status(path: Path, console: Console, *, as_json: bool) -> None:
 def show_logs(path: Path, console: Console, *, rank: int | None, lines: int, follow: bool) -> None:
     """Print why a run failed, if it did, then the last lines of its logs; `follow` goes on until it is over.
 
-    Without `rank`: the supervisor's log and that of rank 0. Of a folder of runs, one run after the other; when
+    Without `rank`: the supervisor's log and those of rank 0. Of a folder of runs, one run after the other; when
     followed, new lines come under the name of their run. Raises UserError where there is no run.
     """
     directories = find_runs(path)
@@ -291,13 +292,17 @@ def describe(attempt: Attempt) -> str:
 
 
 def _log_files(directory: RunDirectory, rank: int | None) -> Iterator[Path]:
+    of_rank = sorted(directory.logs.glob(f"{Worker(rank or 0).stem}*.log"))
     if rank is not None:
-        if not directory.rank_log(rank).exists():
+        if not of_rank:
             raise UserError(f"rank {rank} has left no log in {directory.logs}")
-        return iter([directory.rank_log(rank)])
+        return _with_content(of_rank)
     supervisor = [entry["log"] for entry in submitted_jobs(directory)[-1:]]
     supervisor += [attempt.log for attempt in AttemptLog(directory).read()[-1:] if attempt.log is not None]
-    files = [*map(Path, dict.fromkeys(supervisor)), directory.srun_log, directory.rank_log(0)]
+    return _with_content([*map(Path, dict.fromkeys(supervisor)), directory.srun_log, *of_rank])
+
+
+def _with_content(files: Iterable[Path]) -> Iterator[Path]:
     return (file for file in files if file.exists() and file.stat().st_size > 0)
 
 

@@ -24,11 +24,22 @@ class RankInfo:
     device: torch.device
 
 
-def init_distributed(timeout_seconds: float = 1800) -> RankInfo:
-    """Join the process group that RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT describe.
+def open_store(timeout_seconds: float, *, hosts: bool) -> dist.Store:
+    """The store at MASTER_ADDR and MASTER_PORT, in which processes find each other; one of them `hosts` it."""
+    return dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=hosts,
+        timeout=timedelta(seconds=timeout_seconds),
+        wait_for_workers=False,
+    )
 
-    On a GPU, tensors travel over NCCL and objects over Gloo; on a CPU, all over Gloo. A collective that a peer
-    does not join within `timeout_seconds` ends the process.
+
+def init_distributed(timeout_seconds: float = 1800, store: dist.Store | None = None) -> RankInfo:
+    """Join the process group that RANK, WORLD_SIZE and LOCAL_RANK describe.
+
+    Its processes meet in `store`, or at MASTER_ADDR and MASTER_PORT. On a GPU, tensors travel over NCCL and objects
+    over Gloo; on a CPU, all over Gloo. A collective that a peer does not join within `timeout_seconds` ends the process.
     """
     needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in needed if name not in os.environ]
@@ -38,17 +49,25 @@ def init_distributed(timeout_seconds: float = 1800) -> RankInfo:
     device = torch.device("cpu")
     backend = "gloo"
     if torch.cuda.is_available():
-        if local_rank >= torch.cuda.device_count():
+        num_gpus = torch.cuda.device_count()
+        if sees_one_gpu(num_gpus):
+            os.environ["LOCAL_RANK"] = "0"  # vLLM counts GPUs by it
+        elif local_rank >= num_gpus:
             raise UserError(
-                f"rank {rank} is the {local_rank + 1}th on its node, which shows {torch.cuda.device_count()} GPUs; "
-                "start one task per GPU"
+                f"rank {rank} is the {local_rank + 1}th on its node, which shows {num_gpus} GPUs; start one task per GPU"
             )
-        device = torch.device("cuda", local_rank)
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_seconds))
+    timeout = timedelta(seconds=timeout_seconds)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     return RankInfo(rank, world_size, local_rank, -(-world_size // ranks_per_node), device)
+
+
+def sees_one_gpu(num_gpus: int) -> bool:
+    """Whether Slurm shows this rank its own GPU alone, as it does with `--gpus-per-task=1`."""
+    return num_gpus == 1 and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
 
 
 def this_device() -> torch.device:

@@ -137,11 +137,6 @@ class _Role:
     def update_workspace(self, stage: int) -> int:
         return self.stages[stage].update_workspace(self.batch.micro_batch_tokens, self.in_flight(stage))
 
-    def activations(self, rank: int) -> int:
-        """What the forward passes of a rank keep for the backward pass."""
-        trainer = self.stage_of(rank)
-        return trainer.activations(self.batch.micro_batch_tokens, self.in_flight(trainer.stage))
-
     def stage_of(self, rank: int) -> Trainer:
         """The trainer of a rank: tensor ranks count fastest, then data, then pipeline."""
         first = self.stages[0]
@@ -190,15 +185,11 @@ def _node_phases(config: Config, roles: Mapping[str, _Role]) -> list[Phase]:
     per_node = config.launch.tasks_per_node
     nodes = [range(node * per_node, (node + 1) * per_node) for node in range(config.launch.nodes)]
     on_cpu = config.launch.device == "cpu"
-    shared = {"imported packages": CPU_SHARED_BYTES} if on_cpu else {}
+    num_tasks = 1 if config.launch.nodes == 1 else per_node  # under Slurm every rank is a task, which imports by itself
+    shared = {"imported packages": num_tasks * CPU_SHARED_BYTES} if on_cpu else {}
     resident = [_sum([shared, *(_rank_resident(config, roles, rank) for rank in ranks)]) for ranks in nodes]
     fullest = max(range(len(nodes)), key=lambda node: sum(resident[node].values()))
     base, ranks = resident[fullest], nodes[fullest]
-    # The C library keeps freed activations for the next step, in each role's process; large blocks are taken anew
-    # beside them.
-    trained = [role for role in roles.values() if role.stages and on_cpu]
-    heaps = {role.name: sum(role.activations(rank) for rank in ranks) for role in trained}
-    freed = {"freed activations": sum(heaps.values())}
     phases = [] if on_cpu else [Phase("training", "both" if len(roles) > 1 else next(iter(roles)), base)]
     for role in roles.values():
         name = "rollout" if role.name == "generator" else "verify"
@@ -206,20 +197,19 @@ def _node_phases(config: Config, roles: Mapping[str, _Role]) -> list[Phase]:
             rollout = role.settings.rollout
             tokens = min(rollout.max_batched_tokens, role.batch.rollout_tokens_per_engine)
             extra = role.engine.workspace(tokens, min(rollout.max_num_seqs, role.batch.rollouts_per_engine))
-            phases.append(Phase(name, role.name, base | freed | {"engine activations": len(ranks) * extra}))
+            phases.append(Phase(name, role.name, base | {"engine activations": len(ranks) * extra}))
         if not role.stages:
             continue
         trainers = [role.stage_of(rank) for rank in ranks]
         if on_cpu:
             slack, tokens = 1 + CPU_HEAP_SLACK, role.batch.micro_batch_tokens
-            at_work = base | {"freed activations": sum(heaps.values()) - heaps[role.name]}
             if trainers[0].with_reference or config.train.updates_per_batch > 1:
                 forward = sum(int(trainer.logprob_workspace(tokens) * slack) for trainer in trainers)
-                phases.append(Phase("logprobs", role.name, at_work | {"activations": forward}))
+                phases.append(Phase("logprobs", role.name, base | {"activations": forward}))
             update = sum(int(role.update_workspace(trainer.stage) * slack) for trainer in trainers)
-            phases.append(Phase("train", role.name, at_work | {"activations, logits": update}))
-            phases.append(Phase("reshard", role.name, base | freed | {"buckets": len(ranks) * role.sync_bytes}))
-        phases.append(Phase("saving", role.name, base | freed | {"a piece of the checkpoint": len(ranks) * SAVE_BYTES}))
+            phases.append(Phase("train", role.name, base | {"activations, logits": update}))
+            phases.append(Phase("reshard", role.name, base | {"buckets": len(ranks) * role.sync_bytes}))
+        phases.append(Phase("saving", role.name, base | {"a piece of the checkpoint": len(ranks) * SAVE_BYTES}))
     return phases
 
 

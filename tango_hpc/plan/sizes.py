@@ -20,9 +20,9 @@ from tango_hpc.rollout.sizes import GIB
 SAVE_BYTES = 2 * 4 * PIECE  # a piece of a checkpoint in fp32, and its bytes on the way out
 
 # Host memory before any weight. On a CPU: what the processes of a machine share, because they are forked from one that
-# has imported torch, Megatron-core, transformers and vLLM; what each adds until it has its groups; what an engine's own
-# tables add to its process. The first and the last were measured on ranks of one process (`ps`, resident set), where
-# vLLM's import counted with the engine; the second is an estimate.
+# has imported torch, Megatron-core, transformers and vLLM; what each adds by itself; what an engine's own tables add.
+# With these the plan lies 1% above what half a billion parameters take (docs/reproduce.md, section 8); the processes of
+# a tiny model stay 0.2 GiB below.
 CPU_SHARED_BYTES = int(0.45 * GIB)
 CPU_PROCESS_BYTES = int(0.20 * GIB)
 CPU_ENGINE_BYTES = int(0.28 * GIB)

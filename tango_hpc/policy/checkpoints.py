@@ -6,7 +6,7 @@ RUN/checkpoints/STAGE/
     state.json             counters, sampler, moving averages, and what an unfinished step had computed so far
   step_000012+rollout/     the same weights, and the rollouts of step 13
 
-A checkpoint is written under a name that begins with a dot and renamed when every rank has written its part, so a
+A checkpoint is written under a name that begins with a dot and renamed when every process has written its part, so a
 full disk, a kill or a crash while saving leaves the last complete one as it was.
 """
 
@@ -17,28 +17,32 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch.distributed as dist
+from typing import Any, Protocol
 
 from tango_hpc.errors import CheckFailed
-from tango_hpc.parallel.collectives import all_gather_objects
-from tango_hpc.policy.policy import Policy
+from tango_hpc.parallel.exchange import Exchange, PeerFailedError
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.steps import StepName, steps_in
 
 
-class Checkpoints:
-    """The checkpoints of one stage. Its methods are collective; rank 0 does the housekeeping."""
+class Saved(Protocol):
+    """What a checkpoint holds a folder of: a `Policy`, or a `Role` with one."""
 
-    def __init__(self, directory: RunDirectory, stage: str, keep: int) -> None:
+    def save(self, folder: Path) -> None: ...
+    def load(self, folder: Path) -> None: ...
+
+
+class Checkpoints:
+    """The checkpoints of one stage. Its methods are collective over all processes; the first does the housekeeping."""
+
+    def __init__(self, directory: RunDirectory, stage: str, keep: int, exchange: Exchange) -> None:
         self._folder = directory.checkpoints / stage
-        self._keep = keep
-        if dist.get_rank() == 0:
+        self._keep, self._exchange = keep, exchange
+        if exchange.is_first:
             self._folder.mkdir(parents=True, exist_ok=True)
             for leftover in self._folder.glob(".step_*"):
                 shutil.rmtree(leftover)
-        dist.barrier()
+        exchange.barrier()
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint."""
@@ -49,7 +53,7 @@ class Checkpoints:
         """After how many optimizer steps the newest complete checkpoint was written; 0 where there is none."""
         return next((name.step for name, _ in reversed(steps_in(self._folder))), 0)
 
-    def save(self, step: int, phase: str, policies: Mapping[str, Policy], state: Mapping[str, Any]) -> Path:
+    def save(self, step: int, phase: str, parts: Mapping[str, Saved], state: Mapping[str, Any]) -> Path:
         """Write a checkpoint after `step` optimizer steps, in `phase` of the next one ("" between steps)."""
         final = self._folder / str(StepName(step, phase))
         if final.exists():
@@ -57,35 +61,36 @@ class Checkpoints:
         partial = final.with_name(f".{final.name}")
 
         def write() -> None:
-            if dist.get_rank() == 0:
+            if self._exchange.is_first:
                 partial.mkdir(exist_ok=True)
                 (partial / "state.json").write_text(json.dumps(state))
 
         self._together(write, final)
-        for name, policy in policies.items():
-            self._together(lambda name=name, policy=policy: policy.save(partial / name), final)  # type: ignore[misc]
-        if dist.get_rank() == 0:
+        for name, part in parts.items():
+            self._together(lambda name=name, part=part: part.save(partial / name), final)  # type: ignore[misc]
+        if self._exchange.is_first:
             _flush(partial)
             partial.rename(final)
             for _, old in steps_in(self._folder)[: -self._keep]:
                 shutil.rmtree(old)
-        dist.barrier()
+        self._exchange.barrier()
         return final
 
-    def load(self, path: Path, policies: Mapping[str, Policy]) -> dict[str, Any]:
-        """Bring the policies to where `path` was written; its state."""
-        for name, policy in policies.items():
-            policy.load(path / name)
+    def load(self, path: Path, parts: Mapping[str, Saved]) -> dict[str, Any]:
+        """Bring the parts to where `path` was written; its state."""
+        for name, part in parts.items():
+            part.load(path / name)
         return json.loads((path / "state.json").read_text())
 
     def _together(self, write: Callable[[], None], final: Path) -> None:
-        """Run `write` on every rank; if it fails anywhere, all ranks fail with the first one's reason."""
-        problem: str | None = None
+        """Run `write` in every process; if it fails anywhere, all fail with the reason of the first that has one of its own."""
+        problem: tuple[bool, str] | None = None
         try:
             write()
         except (OSError, RuntimeError) as error:
-            problem = f"{type(error).__name__}: {error}"
-        problems = [text for text in all_gather_objects(problem) if text is not None]
+            problem = (isinstance(error, PeerFailedError), f"{type(error).__name__}: {error}")
+        found = [entry for entry in self._exchange.all_gather(problem) if entry is not None]
+        problems = [text for _, text in sorted(found, key=lambda entry: entry[0])]
         if not problems:
             return
         free_gb = shutil.disk_usage(self._folder).free / 2**30

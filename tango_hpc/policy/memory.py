@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterator
 
 import torch
@@ -25,18 +26,22 @@ class DeviceMemory:
         self._host: dict[int, Tensor] = {}
         self._away: dict[int, int] = {}
 
-    def offload(self, keep_weights: bool = False) -> None:
-        """Free the GPU of everything that is on it, or of all but the weights."""
+    def offload(self, keep_weights: bool = False, *, weights_changed: bool = True) -> None:
+        """Free the GPU of everything that is on it, or of all but the weights.
+
+        Weights that have not changed since they were brought back need no second copy to the host.
+        """
         weights, state, gradients = self._storages()
         if not weights:
             return
         torch.cuda.synchronize()
         kept = {storage._cdata for storage in [*weights, *state]}
+        unchanged = set() if weights_changed else {storage._cdata for storage in weights} & self._host.keys()
         for storage in [*([] if keep_weights else weights), *state, *gradients]:
             key = storage._cdata
             if key in self._away:
                 continue
-            if key in kept:
+            if key in kept - unchanged:
                 if key not in self._host:
                     self._host[key] = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
                 self._host[key].copy_(_bytes_of(storage))
@@ -81,6 +86,14 @@ class DeviceMemory:
                     seen.add(storage._cdata)
                     storages.append(storage)
         return found
+
+
+def give_back_freed_memory(device: torch.device) -> None:
+    """Leave what has been freed to other processes: allocators keep it for themselves unless told."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    else:
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:

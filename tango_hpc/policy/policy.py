@@ -228,9 +228,9 @@ class Policy:
             self.model, self.groups.data, self.named_shards(), self.reference, self.optimizer
         )
 
-    def offload(self, *, keep_weights: bool = False) -> None:
+    def offload(self, *, keep_weights: bool = False, weights_changed: bool = True) -> None:
         """Move optimizer state, and weights, from the GPU to the host; drop gradients. Nothing to do on a CPU."""
-        self._memory.offload(keep_weights)
+        self._memory.offload(keep_weights, weights_changed=weights_changed)
 
     def onload(self, *, weights_only: bool = False) -> None:
         """Undo `offload`, if need be; `weights_only` is enough for log-probabilities and weight syncs."""

@@ -40,11 +40,19 @@ class TrainerShards(Protocol):
 
 @dataclass(frozen=True)
 class SyncStats:
-    """One sync, over all ranks; bytes in the engine's precision."""
+    """Syncs, over all ranks; bytes in the engine's precision."""
 
-    bytes_sent: int
-    bytes_local: int
-    bytes_minimum: int
+    bytes_sent: int = 0
+    bytes_local: int = 0
+    bytes_minimum: int = 0
+
+    def __add__(self, other: SyncStats) -> SyncStats:
+        """Both together."""
+        return SyncStats(
+            self.bytes_sent + other.bytes_sent,
+            self.bytes_local + other.bytes_local,
+            self.bytes_minimum + other.bytes_minimum,
+        )
 
 
 class WeightSync:
@@ -102,7 +110,7 @@ class WeightSync:
         """Install the policy's present weights, drop the engine's cached prefixes, verify as configured."""
         sent = self.transfer.run(self.policy.named_shards(), self.weights)
         assert sent == self.totals[dist.get_rank()].sent_bytes, "more or less was sent than planned"
-        if not self.num_syncs:
+        if not self.num_syncs or self.engine.forgets_when_asleep:
             self._zero_padding()
         self.engine.reset_prefix_cache()
         self.num_syncs += 1

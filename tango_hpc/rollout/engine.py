@@ -1,14 +1,16 @@
 """A vLLM engine in this process: one shard of it per rank, no server, no Ray.
 
 With a tensor size below the world size the remaining ranks are data parallel: rank r belongs to rollout group
-r // tensor and holds shard r % tensor. vLLM keeps one set of process groups per process, so all engines of a run
-share one tensor size.
+r // tensor and holds shard r % tensor. A process has one engine: vLLM's sleep mode, its process groups, its rotary
+caches and its CUDA graphs are one per process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import importlib
 import os
 import shutil
 import socket
@@ -24,15 +26,20 @@ import torch._dynamo
 import torch.distributed as dist
 
 from tango_hpc.config.values import MIN_TEMPERATURE
+from tango_hpc.parallel.ranks import sees_one_gpu
 from tango_hpc.rollout.spread import spread_requests
 from tango_hpc.types import Generation, GenerationRequest, SamplingSettings
+
+# Where an engine that gets its weights by `WeightSync` loses them when it sleeps.
+FORGETFUL_DEVICES: tuple[str, ...] = ("cuda",)
 
 
 class RolloutEngine:
     """Completes prompts given as token ids, the same on every rank: global requests in, global generations out.
 
-    `load_weights=False` starts from arbitrary weights, for an engine that gets its weights by `WeightSync`.
-    Creating an engine is collective and re-seeds torch's global generators (vLLM does so).
+    `load_weights=False` starts from arbitrary weights, for an engine that gets its weights by `WeightSync`; on a GPU it
+    forgets them whenever it sleeps. `gpu_share` of the GPU must be free when it starts, or vLLM refuses. Creating an engine is collective and re-seeds torch's global generators (vLLM does
+    so).
     """
 
     def __init__(
@@ -46,8 +53,8 @@ class RolloutEngine:
         max_batched_tokens: int,
         device: Literal["cpu", "cuda"],
         load_weights: bool,
-        kv_cache_gb: float | None = None,
-        gpu_memory_utilization: float = 0.6,
+        kv_cache_bytes: int,
+        gpu_share: float = 0.0,
         enforce_eager: bool = False,
         seed: int = 0,
     ) -> None:
@@ -58,14 +65,15 @@ class RolloutEngine:
         self.num_groups, self.group = self.world_size // tensor, self.rank // tensor
         self.model_dir, self.device = Path(model_dir), torch.device(device)
         self.dtype: torch.dtype = getattr(torch, dtype)
+        self._awake: tuple[str, ...] = ("weights", "kv_cache")
+        self.forgets_when_asleep = device in FORGETFUL_DEVICES and not load_weights
         arguments: dict[str, Any] = {}
         ident = _host_ident()
+        import_vllm()
         # vLLM's tensor groups meet in sockets, which it would leave in the temporary folder for good.
-        sockets = _set_up_vllm()
+        sockets = _socket_folder()
         sockets.mkdir(mode=0o700)
         if device == "cpu":
-            if kv_cache_gb is None:
-                raise ValueError("kv_cache_gb must be given on a CPU, e.g. 0.5")
             # vLLM compiles some helpers when it first samples: 13 s, and a C++ compiler, for nothing measurable here.
             torch._dynamo.config.disable = True
             from tango_hpc.rollout.cpu_worker import GROUP_IDENT
@@ -81,10 +89,10 @@ class RolloutEngine:
             arguments = {
                 "enable_sleep_mode": True,
                 "enforce_eager": enforce_eager,
-                "gpu_memory_utilization": gpu_memory_utilization,
+                "gpu_memory_utilization": gpu_share,
+                # Its handles to the memory of other GPUs need them all visible.
+                "disable_custom_all_reduce": sees_one_gpu(torch.cuda.device_count()),
             }
-        if kv_cache_gb is not None:
-            arguments["kv_cache_memory_bytes"] = int(kv_cache_gb * 2**30)
         from vllm import LLM
 
         # vLLM collects garbage six times per engine, half a second each over all that is imported. It freezes the
@@ -105,6 +113,7 @@ class RolloutEngine:
             max_num_batched_tokens=max_batched_tokens,
             enable_prefix_caching=True,
             logprobs_mode="processed_logprobs",
+            kv_cache_memory_bytes=kv_cache_bytes,  # vLLM would measure a GPU that other processes use as well
             **arguments,
         )
         # All have connected to sockets and shared memory; without names, nothing is left behind by a rank that dies.
@@ -112,14 +121,10 @@ class RolloutEngine:
         shutil.rmtree(sockets)
         for segment in Path("/dev/shm").glob(f"{ident}-*"):
             segment.unlink(missing_ok=True)
-        # Set to run when the client is collected: it would end this process's default process group.
-        self.llm.llm_engine.engine_core._finalizer.detach()
-        if device == "cuda":
-            from tango_hpc.rollout.gpu_memory import OwnMemoryBackend
-
-            memory = OwnMemoryBackend()
-            memory.claim()
-            self._worker._sleep_mode_backend = memory
+        # Since 0.31 set to run when the client is collected: it would end this process's default process group.
+        finalizer = getattr(self.llm.llm_engine.engine_core, "_finalizer", None)
+        if finalizer is not None:
+            finalizer.detach()
 
     @property
     def model(self) -> torch.nn.Module:
@@ -136,6 +141,7 @@ class RolloutEngine:
         Starts with an empty prefix cache: the result depends on the weights and the arguments alone, not on what
         was generated before, in this process or in the one that it resumes.
         """
+        assert "kv_cache" in self._awake, "generate() while asleep"  # vLLM would do it, on memory that is not there
         self.reset_prefix_cache()
         groups = spread_requests(requests, self.num_groups, sampling.max_tokens)
         mine = groups[self.group]
@@ -189,14 +195,23 @@ class RolloutEngine:
         self.reset_prefix_cache()
 
     def sleep(self) -> None:
-        """Free the GPU: weights go to host memory, the KV cache is dropped. On a CPU there is nothing to free."""
+        """Free the GPU: the KV cache is dropped, weights are dropped or go to host memory. On a CPU it does nothing."""
         if self.device.type == "cuda":
-            self.llm.sleep(level=1)
+            self.wake()  # up to vLLM 0.30 an engine that is half awake does not go to sleep
+            self.llm.sleep(level=2 if self.forgets_when_asleep else 1)
+            self._awake = ()
 
     def wake(self, *, weights_only: bool = False) -> None:
-        """Undo `sleep`. `weights_only`: not the KV cache, which a weight sync does not need."""
+        """Undo `sleep`. `weights_only`: not the KV cache, which a weight sync does not need.
+
+        What the engine forgets when asleep comes back as memory with anything in it.
+        """
         if self.device.type == "cuda":
-            self.llm.wake_up(["weights"] if weights_only else None)
+            parts = ("weights",) if weights_only else ("weights", "kv_cache")
+            asleep = [part for part in parts if part not in self._awake]
+            if asleep:
+                self.llm.wake_up(asleep)
+            self._awake = (*self._awake, *asleep)
 
     def close(self) -> None:
         """Give the engine's memory back; it cannot be used afterwards."""
@@ -206,16 +221,40 @@ class RolloutEngine:
         gc.collect()
 
 
-@functools.cache
-def _set_up_vllm() -> Path:
-    """The environment that vLLM reads, before it is first imported; the folder for its sockets. What a user has set stays."""
-    sockets = Path(tempfile.gettempdir()) / f"tango-{uuid.uuid4().hex[:12]}"
+def import_vllm() -> None:
+    """Import vLLM, with the environment that it reads. What a user has set stays."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    _find_cache()
+    importlib.import_module("vllm.entrypoints.llm")
+
+
+@functools.cache
+def _socket_folder() -> Path:
+    """Where the sockets of this process's engine are; vLLM reads this once."""
+    sockets = Path(tempfile.gettempdir()) / f"tango-{uuid.uuid4().hex[:12]}"
     os.environ["VLLM_RPC_BASE_PATH"] = str(sockets)
     return sockets
+
+
+def _find_cache() -> None:
+    """Give vLLM another cache where it cannot write its own, as in a home directory that compute nodes only read.
+
+    Without one, every engine starts a process that imports all of vLLM (10 CPU seconds) to look at its model's class.
+    """
+    if "VLLM_CACHE_ROOT" in os.environ:
+        return
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "vllm"
+    with contextlib.suppress(OSError):
+        usual.mkdir(parents=True, exist_ok=True)
+    if os.access(usual, os.W_OK):
+        return
+    own = Path(tempfile.gettempdir()) / f"vllm-{os.getuid()}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    if own.stat().st_uid == os.getuid():  # else somebody else's, who could put anything there
+        os.environ["VLLM_CACHE_ROOT"] = str(own)
 
 
 def _host_ident() -> str:

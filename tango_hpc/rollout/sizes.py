@@ -83,6 +83,13 @@ def cache_bytes(config: Config, role_name: str, gpu_bytes: int) -> int:
     return int(rollout.gpu_memory_utilization * gpu_bytes) - resident_gpu_bytes(config) - engine.weights - workspace
 
 
+def engine_bytes(config: Config, role_name: str, gpu_bytes: int) -> int:
+    """What a role's engine takes on one rank when it is awake: weights, activations, KV cache."""
+    engine, rollout = role_engine(config, role_name), config.roles[role_name].rollout
+    workspace = engine.workspace(rollout.max_batched_tokens, rollout.max_num_seqs)
+    return engine.weights + workspace + cache_bytes(config, role_name, gpu_bytes)
+
+
 def cache_problem(config: Config, role_name: str, gpu_bytes: int) -> str | None:
     """Why an engine cannot work with such a cache, and what to change; None if it can."""
     role, engine = config.roles[role_name], role_engine(config, role_name)

@@ -79,7 +79,7 @@ class EngineWeights:
             parts = []
             for start in range(0, columns[0], _READ_ROWS):
                 rows = torch.arange(min(_READ_ROWS, columns[0] - start))
-                identity = torch.zeros(len(rows), columns[0], dtype=live.dtype)
+                identity = torch.zeros(len(rows), columns[0], dtype=self._checkpoint_tensor(name).dtype)
                 identity[rows, rows + start] = 1
                 parts.append(module.quant_method.apply(module, identity, None))
             yield torch.cat(parts).t()

@@ -8,14 +8,14 @@ RUN/
   tensorboard/        the same numbers, one folder per stage
   rollouts/           Parquet dumps of responses                              (run/dumps.py)
   checkpoints/        everything needed to continue
-  logs/               output of the ranks and of the supervisor
+  logs/               output of every process of every rank, and of the supervisor
   progress.json       what the run is doing now                               (run/progress.py)
   summary.json        results                                                 (run/summary.py)
   report.html         plots                                                   (report/run_page.py)
   control/lock, attempts.jsonl, jobs.json   who runs here, and who did        (launch/attempts.py)
   control/stop        while it exists, the run saves and ends                 (control/stop.py)
-  heartbeat/          one file per rank: what it does                         (control/heartbeat.py)
-  outcomes/           one file per rank that has ended: how                   (control/outcome.py)
+  heartbeat/          one file per process of a rank: what it does            (control/heartbeat.py)
+  outcomes/           one file per process that has ended: how                (control/outcome.py)
   snapshot/           the code that a job runs, copied at submission          (launch/snapshot.py)
 """
 
@@ -26,6 +26,7 @@ from pathlib import Path
 
 from tango_hpc.errors import UserError
 from tango_hpc.run.steps import StepName
+from tango_hpc.run.worker import Worker
 
 
 class RunDirectory:
@@ -68,21 +69,21 @@ class RunDirectory:
             raise UserError(f"{directory.path} is not a run directory: it {what}. Give the run.dir of a run.")
         return directory
 
-    def rank_log(self, rank: int) -> Path:
-        """Output of `rank`."""
-        return self.logs / f"rank_{rank:05d}.log"
+    def log_file(self, worker: Worker) -> Path:
+        """Output of `worker`; that of a rank as a whole ends when its processes have logs of their own."""
+        return self.logs / f"{worker.stem}.log"
 
-    def heartbeat_file(self, rank: int) -> Path:
-        """When `rank` last advanced, and where it was."""
-        return self.heartbeats / f"rank_{rank:05d}.json"
+    def heartbeat_file(self, worker: Worker) -> Path:
+        """When `worker` last advanced, and where it was."""
+        return self.heartbeats / f"{worker.stem}.json"
 
-    def outcome_file(self, rank: int) -> Path:
-        """How `rank` ended, written by itself; absent where it was killed."""
-        return self.outcomes / f"rank_{rank:05d}.json"
+    def outcome_file(self, worker: Worker) -> Path:
+        """How `worker` ended; absent where nobody was left to write it."""
+        return self.outcomes / f"{worker.stem}.json"
 
-    def crash_file(self, rank: int) -> Path:
-        """Where Python writes the stacks of `rank` when it crashes; empty while it runs."""
-        return self.outcomes / f"rank_{rank:05d}.crash"
+    def crash_file(self, worker: Worker) -> Path:
+        """Where Python writes the stacks of `worker` when it crashes; empty while it runs."""
+        return self.outcomes / f"{worker.stem}.crash"
 
     def rollout_file(self, role: str, step: int) -> Path:
         """Dump of the rollouts of `role` at optimizer step `step`."""

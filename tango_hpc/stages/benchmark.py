@@ -14,8 +14,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from tango_hpc import benchmarks
 from tango_hpc.benchmarks import processbench
 from tango_hpc.benchmarks.records import GREEDY, Answer, write_answers
@@ -26,6 +24,7 @@ from tango_hpc.data.prepare.metadata import read_metadata
 from tango_hpc.data.tables import evenly_spaced, read_rows
 from tango_hpc.errors import StoppedEarly
 from tango_hpc.grading.pool import GradingPool, Verdict
+from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.protocol.solution import Solution, Step
 from tango_hpc.protocol.verification import Verification
 from tango_hpc.report.evaluation import write_results
@@ -34,7 +33,7 @@ from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_column
 from tango_hpc.stages.journal import Journal
 from tango_hpc.stages.responses import NOT_ASKED, ReadSolution, ReadVerification, Response
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
-from tango_hpc.stages.sharing import on_all_ranks
+from tango_hpc.stages.sharing import in_shares
 from tango_hpc.tasks import Task, get_task
 from tango_hpc.tasks.evaluated import BenchmarkTask
 
@@ -43,16 +42,16 @@ AS_THEY_ARE = "model"
 _COMPARED_ANSWERS = 16
 
 
-def evaluate(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
+def evaluate(config: Config, directory: RunDirectory, stop: StopSignal, exchange: Exchange) -> None:
     """Evaluate what the config's `eval` section names. Raises `StoppedEarly` between sets when told to stop."""
-    BenchmarkRun(config, directory, stop).evaluate()
+    BenchmarkRun(config, directory, stop, exchange).evaluate()
 
 
 class BenchmarkRun:
     """The roles that are asked, and where their answers go."""
 
-    def __init__(self, config: Config, directory: RunDirectory, stop: StopSignal) -> None:
-        self.config, self.settings, self.stop = config, config.eval, stop
+    def __init__(self, config: Config, directory: RunDirectory, stop: StopSignal, exchange: Exchange) -> None:
+        self.config, self.settings, self.stop, self.exchange = config, config.eval, stop, exchange
         self.directory = directory
         self.folder = directory.path / "eval"
         self.checkpoints = evaluated_checkpoints(config)
@@ -60,15 +59,17 @@ class BenchmarkRun:
         frozen = _for_evaluation(config)
         self.roles: dict[str, Role] = {}
         for name in evaluated_roles(config):
-            stop.enter(f"loading the {name}")
-            self.roles[name] = (Generator if name == "generator" else Verifier)(name, frozen)
+            stop.enter(f"loading the {exchange.role}")
+            self.roles[name] = (Generator if name == "generator" else Verifier)(name, frozen, exchange)
 
     def evaluate(self) -> None:
         """All sets of all models; results are written as they come."""
         labels = {AS_THEY_ARE: None} if not self.checkpoints else {path.name: path for path in self.checkpoints}
         units = [(label, name) for label in labels for name in self.settings.benchmarks]
         todo = [(label, name) for label, name in units if not self._file(label, name).is_file()]
-        journal = Journal(self.directory, STAGE, self.stop, len(units), len(units) - len(todo))
+        journal = Journal(
+            self.directory, STAGE, self.stop, len(units), len(units) - len(todo), writes=self.exchange.is_first
+        )
         loaded = AS_THEY_ARE
         for label, name in todo:
             if self.stop.check(f"{name} of {label}"):
@@ -84,11 +85,11 @@ class BenchmarkRun:
                 loaded = label
             journal.phase(f"{name} of {label}")
             answers = self._ask(name)
-            if dist.get_rank() == 0:
+            if self.exchange.is_first:
                 write_answers(self._file(label, name), answers)
                 write_results(self.folder, list(labels), self.settings.benchmarks)
-            dist.barrier()
-        if dist.get_rank() == 0:
+            self.exchange.barrier()
+        if self.exchange.is_first:
             journal.results(write_results(self.folder, list(labels), self.settings.benchmarks))
         journal.ended("done")
         self.pool.close()
@@ -118,7 +119,12 @@ class BenchmarkRun:
             asked = generator.ask(task, rows, seeds, greedy=sample == GREEDY)
             solutions += asked
             answers += [_answer(solution, sample) for solution in asked]
-        _cluster(task, {row["id"]: row for row in rows}, [answer for answer in answers if answer.sample != GREEDY])
+        _cluster(
+            self.exchange,
+            task,
+            {row["id"]: row for row in rows},
+            [answer for answer in answers if answer.sample != GREEDY],
+        )
         if "verifier" in self.roles and self.settings.use_verifier:
             self._verify(solutions, answers)
         for solution, answer in zip(solutions, answers, strict=True):
@@ -195,7 +201,7 @@ def _given_solution(row: dict[str, Any]) -> ReadSolution:
     return ReadSolution(row, row["question"], Response([], NOT_ASKED, text), solution, None, [], Verdict(False))
 
 
-def _cluster(task: Task, by_id: Mapping[str, dict[str, Any]], samples: Sequence[Answer]) -> None:
+def _cluster(exchange: Exchange, task: Task, by_id: Mapping[str, dict[str, Any]], samples: Sequence[Answer]) -> None:
     """Number the different answers to each question; two are one if the second is right where the first is gold.
 
     The first `_COMPARED_ANSWERS` spellings of a question are compared with each other, later ones stand alone: a
@@ -213,7 +219,7 @@ def _cluster(task: Task, by_id: Mapping[str, dict[str, Any]], samples: Sequence[
     ]
     graded = [({**by_id[q], "answer": spellings[q][first]}, spellings[q][second]) for q, first, second in pairs]
     number = {question: list(range(len(known))) for question, known in spellings.items()}
-    for (question, first, second), verdict in zip(pairs, on_all_ranks(task.grade_all, graded), strict=True):
+    for (question, first, second), verdict in zip(pairs, in_shares(exchange, task.grade_all, graded), strict=True):
         if verdict.correct and number[question][second] == second:
             number[question][second] = number[question][first]
     for sample in samples:

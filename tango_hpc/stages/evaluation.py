@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tango_hpc.errors import CheckFailed
 from tango_hpc.stages.responses import ReadSolution
-from tango_hpc.stages.role import Generator, Through, Verifier, straight
+from tango_hpc.stages.role import Generator, Role, Through, Verifier
 from tango_hpc.stages.steps import judging_metrics
 from tango_hpc.tasks import Task
 from tango_hpc.types import Generation
@@ -23,9 +23,15 @@ class HeldOut:
     """
 
     def __init__(
-        self, task: Task, questions: Sequence[dict[str, Any]], generator: Generator, verifier: Verifier | None
+        self,
+        task: Task,
+        questions: Sequence[dict[str, Any]],
+        generator: Generator,
+        verifier: Verifier | None,
+        through_of: Callable[[Role], Through],
     ) -> None:
-        self._task, self._generator, self._verifier = task, generator, verifier
+        """Each role generates through `through_of(role)`."""
+        self._task, self._generator, self._verifier, self._through_of = task, generator, verifier, through_of
         self._questions_K = [row for row in questions if generator.fits(generator.prompt(task.statement(row)))]
         self.num_questions, self.num_too_long = len(questions), len(questions) - len(self._questions_K)
         if not self._questions_K:
@@ -41,7 +47,7 @@ class HeldOut:
         The verifier samples, as it does when it judges in training, with the same seeds every time (the scores:
         `JudgementCounts`). Questions that do not fit the generator's context count as wrong. Collective.
         """
-        solutions_K = self._ask()
+        solutions_K = self._ask(self._through_of(self._generator))
         values: dict[str, float | None] = {
             "generator/accuracy": sum(answered.correct for answered in solutions_K) / self.num_questions,
             "generator/response_tokens": statistics.fmean(answered.response.num_tokens for answered in solutions_K),
@@ -52,7 +58,8 @@ class HeldOut:
         if self._verifier is None:
             return values
         self._to_judge_K = self._to_judge_K or solutions_K
-        judged_K = self._verifier.judge(self._to_judge_K, range(len(self._to_judge_K)))
+        through = self._through_of(self._verifier)
+        judged_K = self._verifier.judge(self._to_judge_K, range(len(self._to_judge_K)), through=through)
         return values | judging_metrics(self._task, judged_K)
 
     def state_dict(self) -> list[list[Any]]:
@@ -66,6 +73,6 @@ class HeldOut:
             saved_K = [Generation(token_ids, [], reason) for token_ids, reason in state]
             self._to_judge_K = self._ask(lambda _generate: saved_K)
 
-    def _ask(self, through: Through = straight) -> list[ReadSolution]:
+    def _ask(self, through: Through) -> list[ReadSolution]:
         seeds_K = [0] * len(self._questions_K)
         return self._generator.ask(self._task, self._questions_K, seeds_K, greedy=True, through=through)

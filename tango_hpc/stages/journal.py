@@ -1,12 +1,10 @@
-"""What rank 0 writes down about a stage, for all stages alike; on the other ranks every call does nothing."""
+"""What one process writes down about a stage, for all stages alike; in the others every call does nothing but beat."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-
-import torch.distributed as dist
 
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.run.directory import RunDirectory
@@ -19,19 +17,26 @@ class Journal:
     """Metrics, progress, heartbeat phase and summary of one attempt at a stage."""
 
     def __init__(
-        self, directory: RunDirectory, stage: str, stop: StopSignal, total_steps: int, resumed_step: int
+        self,
+        directory: RunDirectory,
+        stage: str,
+        stop: StopSignal,
+        total_steps: int,
+        resumed_step: int,
+        *,
+        writes: bool,
     ) -> None:
         self._directory, self._stage, self._stop = directory, stage, stop
         self._started = time.monotonic()
         self._step = resumed_step
-        self._writes = dist.get_rank() == 0
+        self._writes = writes
         if self._writes:
             self._metrics = MetricsWriter(directory, stage, resumed_step=resumed_step)
             self._progress = ProgressReporter(directory, stage, total_steps, resumed_step)
             update_summary(directory, stage, "running", begins=True, steps=resumed_step)
 
     def phase(self, name: str, *, role: str | None = None) -> None:
-        """Say what happens from now on, to the watchdog (every rank) and to whoever looks at the run."""
+        """Say what happens from now on, to the watchdog (every process) and to whoever looks at the run."""
         self._stop.enter(name)
         if self._writes:
             self._progress.phase(name, step=self._step, role=role)

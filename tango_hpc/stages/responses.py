@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tango_hpc.grading.pool import Verdict
+from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.protocol.alignment import step_end_tokens
 from tango_hpc.protocol.solution import Solution, parse_solution
 from tango_hpc.protocol.verification import FormatRule, Verification, read_verification
-from tango_hpc.stages.sharing import on_all_ranks
+from tango_hpc.stages.sharing import in_shares
 from tango_hpc.tasks import Task
 from tango_hpc.types import Generation
 
@@ -67,12 +68,12 @@ class ReadVerification:
 
 def read_solutions(
     task: Task, questions_N: Sequence[dict[str, Any]], statements_N: Sequence[str], responses_N: Sequence[Response],
-    tokenizer: Any,
+    tokenizer: Any, exchange: Exchange,
 ) -> list[ReadSolution]:  # fmt: skip
-    """Parse, align and grade each response. Collective: the ranks share the grading."""
+    """Parse, align and grade each response. Collective: the processes share the grading."""
     solutions_N = [parse_solution(response.text) for response in responses_N]
     answers_N = [task.answer(response.text) for response in responses_N]
-    verdicts_N = on_all_ranks(task.grade_all, list(zip(questions_N, answers_N, strict=True)))
+    verdicts_N = in_shares(exchange, task.grade_all, list(zip(questions_N, answers_N, strict=True)))
     ends_N = [
         step_end_tokens(response.generation.token_ids, tokenizer, solution.step_end_chars)
         for response, solution in zip(responses_N, solutions_N, strict=True)

@@ -1,4 +1,4 @@
-"""The roles: each of the two models with its trainer, its engine, and the path of weights between them."""
+"""The roles, as every process of a run sees them: what is asked of them, and where the answers come from."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from tango_hpc.config import Config
-from tango_hpc.config.roles import RoleConfig
-from tango_hpc.policy.policy import Policy
+from tango_hpc.parallel.exchange import Exchange
+from tango_hpc.policy.loss import LossSettings, UpdateStats
 from tango_hpc.protocol.alignment import response_text
 from tango_hpc.protocol.prompts import generator_prompt_ids, read_prompt, stop_token_ids, verifier_prompt_ids
 from tango_hpc.protocol.tokenizer import load_tokenizer
-from tango_hpc.reshard.sync import SyncStats, WeightSync
-from tango_hpc.rollout.engine import RolloutEngine
+from tango_hpc.reshard.sync import SyncStats
+from tango_hpc.rollout import engine
 from tango_hpc.stages.responses import (
     NOT_ASKED,
     ReadSolution,
@@ -24,8 +24,9 @@ from tango_hpc.stages.responses import (
     read_solutions,
     read_verifications,
 )
+from tango_hpc.stages.role_worker import RoleWorker
 from tango_hpc.tasks import Task
-from tango_hpc.types import Generation, GenerationRequest, SamplingSettings
+from tango_hpc.types import Generation, GenerationRequest, SamplingSettings, TrainSequence
 
 # Takes the generating and gives its result, or what it gave before an interruption.
 Through = Callable[[Callable[[], list[Generation]]], list[Generation]]
@@ -37,31 +38,36 @@ def straight(generate: Callable[[], list[Generation]]) -> list[Generation]:
 
 
 class Role:
-    """A model that is asked, and trained where its settings say so.
+    """A model that is asked, and trained where its settings say so; the same object in every process.
 
-    `policy` is None for a role that is not trained: its engine then holds the weights of `model.path`.
+    What it does is done in the processes of the role (`RoleWorker`) and handed to the others: every method but `fits`
+    is collective over all processes. `stale`: its engine lacks the trainer's present weights, and gets them before it
+    generates; so it is at first, after an update, and on a GPU whenever it has slept.
     """
 
-    def __init__(self, name: str, config: Config, total_steps: int = 0) -> None:
-        self.name, self.config = name, config
+    def __init__(self, name: str, config: Config, exchange: Exchange, total_steps: int = 0) -> None:
+        self.name, self.config, self.exchange = name, config, exchange
         self.settings = config.roles[name]
         self.tokenizer = load_tokenizer(self.settings.model.path, self.settings.chat_template)
         self.prompt_text = read_prompt(
             name, self.settings.prompt, self.settings.chat_template_arguments, self.tokenizer
         )
-        self.policy: Policy | None = None
-        if self.settings.trainable:
-            self.policy = Policy(
-                self.settings,
-                config.launch.dtype,
-                optimizer=self.settings.optimizer,
-                total_steps=total_steps,
-                with_reference=config.algorithm.kl_coef > 0,
-            )
-            self.policy.offload()
-        self.engine = make_engine(self.settings, config, load_weights=self.policy is None)
-        self.engine.sleep()
-        self._sync = WeightSync(self.policy, self.engine, config.reshard) if self.policy is not None else None
+        self._worker: RoleWorker | None = None
+        self.stale = self.settings.trainable
+        self._forgets = self.settings.trainable and config.launch.device in engine.FORGETFUL_DEVICES
+
+        def load() -> None:
+            self._worker = RoleWorker(name, config, total_steps)
+
+        if config.launch.device == "cuda":  # which the roles share: one after the other
+            exchange.run(name, load)
+        elif exchange.role == name:
+            load()
+
+    @property
+    def _here(self) -> RoleWorker:
+        assert self._worker is not None, f"this is no process of the {self.name}"
+        return self._worker
 
     def fits(self, prompt: Sequence[int]) -> bool:
         """Whether the role's context has room for a prompt."""
@@ -70,7 +76,7 @@ class Role:
     def respond(
         self, prompts_N: Sequence[list[int]], seeds_N: Sequence[int], *, greedy: bool, through: Through
     ) -> list[Response]:
-        """What the role writes to each prompt that fits its context. Collective."""
+        """What the role writes to each prompt that fits its context."""
         fitting = [(prompt, seed) for prompt, seed in zip(prompts_N, seeds_N, strict=True) if self.fits(prompt)]
         generations = iter(through(lambda: self._generate(fitting, greedy)))
         responses_N = []
@@ -89,40 +95,41 @@ class Role:
             max_tokens=self.settings.max_response_tokens,
             stop_token_ids=stop_token_ids(self.tokenizer),
         )
-        self.engine.wake()
-        generations = self.engine.generate([GenerationRequest(*prompt) for prompt in prompts], sampling)
-        self.engine.sleep()
+        if self.stale:
+            self.sync_weights()
+        requests = [GenerationRequest(*prompt) for prompt in prompts]
+        generations = self.exchange.run(self.name, lambda: self._here.generate(requests, sampling))
+        self.stale = self._forgets
         return generations
 
     def sync_weights(self) -> SyncStats:
-        """Bring the trainer's weights into the engine. Collective."""
-        assert self.policy is not None and self._sync is not None, f"the {self.name} has no trainer"
-        self.policy.onload(weights_only=True)
-        self.policy.offload(keep_weights=True)
-        self.engine.wake(weights_only=True)
-        stats = self._sync.sync()
-        self.engine.sleep()
-        self.policy.offload()
+        """Bring the trainer's weights into the engine, which must generate next."""
+        stats = self.exchange.run(self.name, lambda: self._here.sync())
+        self.stale = False
         return stats
 
     def take_weights(self, saved: Path) -> None:
-        """Bring the weights of a training checkpoint's folder of this role, of any layout, into the engine. Collective."""
-        if self.policy is None:
-            self.policy = Policy(self.settings, self.config.launch.dtype)
-            self._sync = WeightSync(self.policy, self.engine, self.config.reshard)
-        self.policy.onload(weights_only=True)
-        self.policy.load(saved)
-        self.sync_weights()
+        """Bring the weights of a training checkpoint's folder of this role, of any layout, into the engine."""
+        self.exchange.run(self.name, lambda: self._here.take_weights(saved))
 
-    def weight_differences(self) -> str:
-        """Which tensors of the engine are not the trainer's, in words. Collective, with the policy on its device."""
-        assert self._sync is not None, f"the {self.name} has no trainer"
-        self.engine.wake(weights_only=True)
-        differing = self._sync.find_mismatches()
-        self.engine.sleep()
-        if differing:
-            return "these tensors of the engine are not the trainer's:\n" + "\n".join(differing)
-        return "all weights of the engine are the trainer's: they compute differently (precision, kernels)"
+    def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> None:
+        """Compute what `num_updates` updates need to know from before the first one; `update` must follow."""
+        self.exchange.run(self.name, lambda: self._here.prepare(sequences, loss, num_updates))
+
+    def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> list[UpdateStats]:
+        """`num_updates` optimizer steps on one batch. Raises `CheckFailed` where trainer and engine disagree."""
+        updates = self.exchange.run(self.name, lambda: self._here.update(sequences, loss, num_updates))
+        self.stale = True
+        return updates
+
+    def save(self, folder: Path) -> None:
+        """Write the trainer's state."""
+        self.exchange.run(self.name, lambda: self._here.save(folder))
+
+    def load(self, folder: Path) -> None:
+        """Continue from what `save` wrote."""
+        self.exchange.run(self.name, lambda: self._here.load(folder))
+        self.stale = True
 
 
 class Generator(Role):
@@ -141,11 +148,11 @@ class Generator(Role):
         greedy: bool = False,
         through: Through = straight,
     ) -> list[ReadSolution]:
-        """A solution of each question, read and graded. Collective."""
+        """A solution of each question, read and graded."""
         statements_N = [task.statement(question) for question in questions_N]
         prompts_N = [self.prompt(statement) for statement in statements_N]
         responses_N = self.respond(prompts_N, seeds_N, greedy=greedy, through=through)
-        return read_solutions(task, questions_N, statements_N, responses_N, self.tokenizer)
+        return read_solutions(task, questions_N, statements_N, responses_N, self.tokenizer, self.exchange)
 
 
 class Verifier(Role):
@@ -159,7 +166,7 @@ class Verifier(Role):
         greedy: bool = False,
         through: Through = straight,
     ) -> list[ReadVerification]:
-        """A verification of each solution, read. Collective."""
+        """A verification of each solution, read."""
         prompts_N = [
             verifier_prompt_ids(
                 judged.statement,
@@ -172,24 +179,6 @@ class Verifier(Role):
         ]
         responses_N = self.respond(prompts_N, seeds_N, greedy=greedy, through=through)
         return read_verifications(solutions_N, responses_N, self.config.algorithm.verifier_format)
-
-
-def make_engine(settings: RoleConfig, config: Config, *, load_weights: bool) -> RolloutEngine:
-    """A role's engine. Collective."""
-    rollout = settings.rollout
-    return RolloutEngine(
-        settings.model.path,
-        tensor=rollout.tensor,
-        dtype=config.launch.dtype,
-        max_model_len=settings.max_prompt_tokens + settings.max_response_tokens,
-        max_num_seqs=rollout.max_num_seqs,
-        max_batched_tokens=rollout.max_batched_tokens,
-        device=config.launch.device,
-        load_weights=load_weights,
-        kv_cache_gb=rollout.kv_cache_gb,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-        enforce_eager=rollout.enforce_eager,
-    )
 
 
 def request_seeds(seed: int, step: int, phase: str, count: int) -> list[int]:

@@ -14,6 +14,7 @@ from tango_hpc.control.stop import StopSignal
 from tango_hpc.data.sampler import QuestionSampler
 from tango_hpc.data.tables import SFT_COLUMNS, evenly_spaced, read_rows
 from tango_hpc.errors import CheckFailed, StoppedEarly
+from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.policy.checkpoints import Checkpoints
 from tango_hpc.policy.policy import Policy
 from tango_hpc.protocol.prompts import Prompt, generator_prompt_ids, read_prompt, response_ids, verifier_prompt_ids
@@ -27,15 +28,15 @@ from tango_hpc.types import TrainSequence
 STAGE = "sft"
 
 
-def fine_tune(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
+def fine_tune(config: Config, directory: RunDirectory, stop: StopSignal, exchange: Exchange) -> None:
     """Fine-tune every role that `config.sft` names and write it as a Hugging Face folder."""
     both = {"generator": config.sft.generator, "verifier": config.sft.verifier}
     named = {role: settings for role, settings in both.items() if settings is not None}
     total_steps = sum(settings.steps for settings in named.values())
-    checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep)
+    checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep, exchange)
     latest = checkpoints.latest()
     resumed_step = checkpoints.latest_step
-    journal = Journal(directory, STAGE, stop, total_steps, resumed_step)
+    journal = Journal(directory, STAGE, stop, total_steps, resumed_step, writes=exchange.is_first)
     first_step = 0
     for role, settings in named.items():
         last_step = first_step + settings.steps

@@ -1,25 +1,25 @@
-"""Work on a list that every rank holds, done once: each rank takes a share, all get all results."""
+"""Work on a list that every process holds, done once: each takes a share, all get all results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import torch.distributed as dist
-
-from tango_hpc.parallel.collectives import all_gather_objects
+from tango_hpc.parallel.exchange import Exchange
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def on_all_ranks(function: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item]) -> list[Result]:
-    """`function(items)`, each rank calling it on every world-size-th item. Collective, same items on all ranks.
+def in_shares(
+    exchange: Exchange, function: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item]
+) -> list[Result]:
+    """`function(items)`, each process calling it on every so manieth item. Collective, same items in all processes.
 
-    For grading: every answer is graded by one rank only, so that ranks cannot disagree on one that hits a limit.
+    For grading: every answer is graded once only, so that processes cannot disagree on one that hits a limit.
     """
-    world_size, rank = dist.get_world_size(), dist.get_rank()
-    if world_size == 1:
+    size, number = exchange.size, exchange.number
+    if size == 1:
         return function(items)
-    shares = all_gather_objects(function(items[rank::world_size]))
-    return [shares[index % world_size][index // world_size] for index in range(len(items))]
+    shares = exchange.all_gather(function(items[number::size]))
+    return [shares[index % size][index // size] for index in range(len(items))]

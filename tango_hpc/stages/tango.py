@@ -1,4 +1,4 @@
-"""Algorithm 1: generator and verifier trained in turn. Every rank runs this, in the same order.
+"""Algorithm 1: generator and verifier trained in turn. Every process of either role runs this, in the same order.
 
 What differs from the paper: a step's rollouts, verifications and the update itself can each be followed by a stop
 (`_safe_point`), from which the run goes on bit for bit; the log-probability gap between engine and trainer is measured
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -18,54 +19,58 @@ from tango_hpc.data.sampler import QuestionSampler
 from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows
 from tango_hpc.equations import ClassWeightEma, alpha_schedule
 from tango_hpc.errors import CheckFailed, StoppedEarly
+from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.policy.checkpoints import Checkpoints
 from tango_hpc.policy.loss import LossSettings
+from tango_hpc.reshard.sync import SyncStats
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import write_rollouts
 from tango_hpc.stages.evaluation import HeldOut
 from tango_hpc.stages.journal import Clock, Journal
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
 from tango_hpc.stages.schedule import role_schedule
-from tango_hpc.stages.sharing import on_all_ranks
+from tango_hpc.stages.sharing import in_shares
 from tango_hpc.stages.steps import GeneratorBatch, VerifierBatch
-from tango_hpc.stages.update import explaining_gaps, update_metrics
+from tango_hpc.stages.update import update_metrics
 from tango_hpc.stages.verifier_scores import JudgementCounts, UsefulnessWatch
 from tango_hpc.tasks import get_task
 from tango_hpc.types import Generation
 
 STAGE = "train"
+PHASES = {"rollout": "generator", "verify": "verifier"}  # in which who generates
 
 
-def train(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
+def train(config: Config, directory: RunDirectory, stop: StopSignal, exchange: Exchange) -> None:
     """Train by Algorithm 1 until the schedule is done. Raises `StoppedEarly` when told to stop, having saved."""
-    Tango(config, directory, stop).train()
+    Tango(config, directory, stop, exchange).train()
 
 
 class Tango:
     """The state of a run: both roles, and the counters that a checkpoint holds."""
 
-    def __init__(self, config: Config, directory: RunDirectory, stop: StopSignal) -> None:
-        self.config, self.directory, self.stop = config, directory, stop
+    def __init__(self, config: Config, directory: RunDirectory, stop: StopSignal, exchange: Exchange) -> None:
+        self.config, self.directory, self.stop, self.exchange = config, directory, stop, exchange
         self.schedule = role_schedule(config)
         self.task = get_task(config.task.name)
         num_updates = {name: steps * config.train.updates_per_batch for name, steps in Counter(self.schedule).items()}
-        stop.enter("loading the generator")
-        self.generator = Generator("generator", config, num_updates.get("generator", 0))
+        stop.enter(f"loading the {exchange.role}")
+        self.generator = Generator("generator", config, exchange, num_updates.get("generator", 0))
         self.verifier: Verifier | None = None
         if config.verifier is not None:
-            stop.enter("loading the verifier")
-            self.verifier = Verifier("verifier", config, num_updates.get("verifier", 0))
+            self.verifier = Verifier("verifier", config, exchange, num_updates.get("verifier", 0))
         self.roles: dict[str, Role] = {role.name: role for role in (self.generator, self.verifier) if role is not None}
-        self.policies = {name: role.policy for name, role in self.roles.items() if role.policy is not None}
+        self.trained = {name: role for name, role in self.roles.items() if role.settings.trainable}
         eval_questions = read_rows(config.data.eval, QUESTION_COLUMNS, limit=config.data.eval_questions)
-        self.held_out = HeldOut(self.task, eval_questions, self.generator, self.verifier)
+        self.held_out = HeldOut(self.task, eval_questions, self.generator, self.verifier, self._in_evaluation)
         self.questions, self.num_too_long = self._that_fit(read_rows(config.data.train, QUESTION_COLUMNS))
         self.sampler = QuestionSampler(len(self.questions), config.seed)
         self.class_weights = ClassWeightEma(config.algorithm.class_ema_decay, config.algorithm.class_weights)
         self.usefulness = UsefulnessWatch()
-        self.checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep)
+        self.checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep, exchange)
         self.step = 0  # optimizer steps done, over both roles
         self.pending: dict[str, Any] = {}  # what the step under way has computed so far
+        # The weight syncs since the last row of metrics, and who owes one to the next row.
+        self.synced, self.owing = SyncStats(), set(self.trained)
         self.generated_tokens, self.step_seconds = 0, 0.0
         self.clock = Clock()
 
@@ -74,28 +79,23 @@ class Tango:
     def train(self) -> None:
         """From the last checkpoint, or from the start, to the end of the schedule."""
         self._restore()
-        self.journal = Journal(self.directory, STAGE, self.stop, len(self.schedule), self.step)
+        writes = self.exchange.is_first
+        self.journal = Journal(self.directory, STAGE, self.stop, len(self.schedule), self.step, writes=writes)
         self._tell_what_is_not_asked()
-        for name in self.policies:
-            self.journal.phase("weights to the engine", role=name)
-            self.roles[name].sync_weights()
         if self.step == 0 and not self.pending:
             self.evaluate("before")
         while self.step < len(self.schedule):
             role = self.roles[self.schedule[self.step]]
-            policy, num_updates, loss = self.policies[role.name], self.config.train.updates_per_batch, self._loss(role)
+            num_updates, loss = self.config.train.updates_per_batch, self._loss(role)
             batch = self.verifier_batch(role) if isinstance(role, Verifier) else self.generator_batch()
             metrics, sequences_N = batch.metrics(self.task), batch.sequences()
             self.journal.phase("train", role=role.name)
-            policy.onload()
             with self.clock("logprobs"):
-                policy.prepare(sequences_N, loss, num_updates)
-            with self.clock("train"), explaining_gaps(role):
-                updates = [policy.update(sequences_N, loss) for _ in range(num_updates)]
-            self.journal.phase("reshard", role=role.name)
-            with self.clock("reshard"):
-                sync = role.sync_weights()
-            self._finish_step(role.name, batch, metrics | update_metrics(updates, sync))
+                role.prepare(sequences_N, loss, num_updates)
+            with self.clock("train"):
+                updates = role.update(sequences_N, loss, num_updates)
+            self.owing.add(role.name)
+            self._finish_step(role.name, batch, metrics | update_metrics(updates, self.synced))
         self.save()
         self.journal.ended("done", self.tokens_per_second)
 
@@ -190,13 +190,47 @@ class Tango:
     def _generated_in(self, phase: str, generate: Callable[[], list[Generation]]) -> list[Generation]:
         """What `generate` gives in `phase`, or gave before the interruption; then a safe point."""
         if phase not in self.pending:
+            asked = self.roles[PHASES[phase]]
+            self._sync(asked)
             self.journal.phase(phase, role=self.schedule[self.step])
             with self.clock(phase):
                 generations = generate()
+            self._note_what_is_owed(asked)
             self.pending[phase] = [(made.token_ids, made.logprobs, made.finish_reason) for made in generations]
             self.pending["seconds"] = self.clock.so_far()
             self._safe_point(phase)
         return [Generation(*saved) for saved in self.pending[phase]]
+
+    def _in_evaluation(self, role: Role) -> Callable[[Callable[[], list[Generation]]], list[Generation]]:
+        """How a role is asked in an evaluation, which no interruption cuts in two."""
+
+        def generated(generate: Callable[[], list[Generation]]) -> list[Generation]:
+            self._sync(role)
+            self.journal.phase("evaluation")
+            generations = generate()
+            self._note_what_is_owed(role)
+            return generations
+
+        return generated
+
+    def _sync(self, role: Role) -> None:
+        """Bring the trainer's weights into the engine if they are not there.
+
+        What an uninterrupted run would do as well counts in the metrics; a restart's own syncs do not.
+        """
+        if not role.stale:
+            return
+        self.journal.phase("reshard", role=role.name)
+        with self.clock("reshard"):
+            stats = role.sync_weights()
+        if role.name in self.owing:
+            self.owing.remove(role.name)
+            self.synced += stats
+
+    def _note_what_is_owed(self, role: Role) -> None:
+        """On a GPU an engine has slept after it has generated, and forgotten its weights."""
+        if role.stale:
+            self.owing.add(role.name)
 
     def _safe_point(self, phase: str = "") -> None:
         """Save and leave if the run was told to stop. Nothing is lost and nothing is computed twice."""
@@ -215,17 +249,17 @@ class Tango:
         row["seconds/total"] = sum(seconds.values())
         self.generated_tokens += row["tokens/generated"]
         self.step_seconds += row["seconds/total"]
-        self.pending, self.clock = {}, Clock()
+        self.pending, self.clock, self.synced = {}, Clock(), SyncStats()
         last = self.step == len(self.schedule)
         num_done = self.schedule[: self.step].count(role)
         dump_every = self.config.train.dump_every
-        if dump_every and (num_done % dump_every == 0 or num_done == 1 or last) and self.stop.rank == 0:
+        if dump_every and (num_done % dump_every == 0 or num_done == 1 or last) and self.exchange.is_first:
             write_rollouts(self.directory.rollout_file(role, self.step), batch.dump_rows())
         self.journal.step_done(row)
         self._watch_usefulness(batch.verdict_counts())
         eval_every, save_every = self.config.train.eval_every, self.config.checkpoint.every_steps
         warmed_up = self.step == self.config.train.verifier_warmup_steps
-        leading = "generator" if "generator" in self.policies else "verifier"
+        leading = "generator" if "generator" in self.trained else "verifier"
         if last or (eval_every and (warmed_up or (role == leading and num_done % eval_every == 0))):
             self.evaluate("after")
         if not last:
@@ -253,29 +287,34 @@ class Tango:
             "usefulness": self.usefulness.state_dict(),
             "evaluation": self.held_out.state_dict(),
             "pending": self.pending,
+            "synced": asdict(self.synced),
+            "owing": sorted(self.owing),
             "generated_tokens": self.generated_tokens,
             "step_seconds": self.step_seconds,
         }
-        self.checkpoints.save(self.step, phase, self.policies, state)
+        self.checkpoints.save(self.step, phase, self.trained, state)
 
     def _restore(self) -> None:
         path = self.checkpoints.latest()
         if path is None:
             return
         self.stop.enter("loading the checkpoint")
-        state = self.checkpoints.load(path, self.policies)
+        state = self.checkpoints.load(path, self.trained)
         self.step, self.pending = state["step"], state["pending"]
         self.sampler.load_state_dict(state["sampler"])
         self.class_weights.load_state_dict(state["class_weights"])
         self.usefulness.load_state_dict(state["usefulness"])
         self.held_out.load_state_dict(state["evaluation"])
+        self.synced, self.owing = SyncStats(**state["synced"]), set(state["owing"])
         self.generated_tokens, self.step_seconds = state["generated_tokens"], state["step_seconds"]
         self.clock = Clock(self.pending.get("seconds", {}))
 
     def _that_fit(self, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
         """The questions whose prompt fits the generator's context, and how many do not. Collective."""
         generator, statement = self.generator, self.task.statement
-        fits = on_all_ranks(lambda some: [generator.fits(generator.prompt(statement(row))) for row in some], rows)
+        fits = in_shares(
+            self.exchange, lambda some: [generator.fits(generator.prompt(statement(row))) for row in some], rows
+        )
         kept = [row for row, fitting in zip(rows, fits, strict=True) if fitting]
         if not kept:
             raise CheckFailed(

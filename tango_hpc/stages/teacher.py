@@ -23,7 +23,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch.distributed as dist
 
 from tango_hpc.config import Config
 from tango_hpc.config.schema import TeacherConfig
@@ -32,6 +31,7 @@ from tango_hpc.data.prepare.rows import SCHEMA
 from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows
 from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.files import write_atomically, write_parquet
+from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.stages.journal import Journal
 from tango_hpc.stages.responses import ReadSolution
@@ -46,28 +46,28 @@ _PART = pa.schema(
 )
 
 
-def teach(config: Config, directory: RunDirectory, stop: StopSignal) -> None:
+def teach(config: Config, directory: RunDirectory, stop: StopSignal, exchange: Exchange) -> None:
     """Write the solutions of this shard. Raises `StoppedEarly` between chunks when told to stop."""
     settings = config.teacher
     assert settings is not None, "checked before the ranks start"
-    if dist.get_rank() == 0:
+    if exchange.is_first:
         _claim(config, settings)
     chunks = question_chunks(settings)
     todo = [index for index in range(len(chunks)) if not _part(settings, index).is_file()]
-    journal = Journal(directory, STAGE, stop, len(chunks), len(chunks) - len(todo))
+    journal = Journal(directory, STAGE, stop, len(chunks), len(chunks) - len(todo), writes=exchange.is_first)
     if todo:
         stop.enter("loading the teacher")
-        teacher = Teacher(config)
+        teacher = Teacher(config, exchange)
     for index in todo:
         if stop.check(f"chunk {index + 1} of {len(chunks)}"):
             journal.ended("stopped")
             raise StoppedEarly(f"stopped after {index} of {len(chunks)} chunks")
         journal.phase(f"chunk {index + 1} of {len(chunks)}")
         rows = teacher.solve(chunks[index], index)
-        if dist.get_rank() == 0:
+        if exchange.is_first:
             write_parquet(_part(settings, index), pa.Table.from_pylist(rows, _PART))
-        dist.barrier()
-    if dist.get_rank() == 0 and all_parts(settings) is not None:
+        exchange.barrier()
+    if exchange.is_first and all_parts(settings) is not None:
         journal.results({f"teacher.{name}": float(count) for name, count in merge(settings).items()})
     journal.ended("done")
 
@@ -84,7 +84,7 @@ def question_chunks(settings: TeacherConfig) -> list[list[dict[str, Any]]]:
 class Teacher:
     """The model of `generator`, asked for solutions at the teacher's sampling settings."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, exchange: Exchange) -> None:
         assert config.teacher is not None
         self.settings, self.seed = config.teacher, config.seed
         self.task = get_task(config.task.name)
@@ -93,7 +93,7 @@ class Teacher:
         role = config.generator.model_copy(
             update=frozen if greedy else {**frozen, "temperature": self.settings.temperature}
         )
-        self.generator = Generator("generator", config.model_copy(update={"generator": role}))
+        self.generator = Generator("generator", config.model_copy(update={"generator": role}), exchange)
         self._greedy = greedy
 
     def solve(self, questions: Sequence[dict[str, Any]], chunk: int) -> list[dict[str, Any]]:

@@ -1,29 +1,17 @@
-"""What an update of a role did, as metrics, and what to say where engine and trainer disagree."""
+"""What an update of a role did, as metrics."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-from tango_hpc.errors import CheckFailed
-from tango_hpc.policy.loss import LogprobGapError, UpdateStats
+from tango_hpc.policy.loss import UpdateStats
 from tango_hpc.reshard.sync import SyncStats
-from tango_hpc.stages.role import Role
-
-
-@contextmanager
-def explaining_gaps(role: Role) -> Iterator[None]:
-    """Add to a `LogprobGapError` which weights of the engine are not the trainer's. Collective where it is raised."""
-    try:
-        yield
-    except LogprobGapError as error:
-        raise CheckFailed(f"{role.name}: {error}; {role.weight_differences()}") from error
 
 
 def update_metrics(updates: Sequence[UpdateStats], sync: SyncStats) -> dict[str, Any]:
-    """The updates of one batch, in means, and the weight sync after them."""
+    """The updates of one batch, in means, and the weight syncs of the step."""
     mean = statistics.fmean
     return {
         "loss": mean(update.loss for update in updates),

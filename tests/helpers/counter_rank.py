@@ -1,10 +1,10 @@
-"""A rank that counts instead of training: the launch protocol without models.
+"""A task whose processes count instead of training: the launch protocol without models.
 
-`python -m tests.helpers.counter_rank RUN STAGE` adds 1 per step, in step with all ranks, and saves its counter as
-training does. RUN.behaviour.json says how: "steps", "step_seconds", "load_seconds", "save_every", "results" for the
-summary, "saves": false for checkpoints that never come, "gloo": true for torch.distributed in place of plain sockets,
-which start faster. And what goes wrong: "rank", "step" and "action", which is "fail", "kill", "hang", "crash" or
-"check"; "once": true for the first attempt only.
+`python -m tests.helpers.counter_rank RUN STAGE` has each process add 1 per step, in step with all others, and saves the
+counter as training does. RUN.behaviour.json says how: "roles" (the generator alone), "steps", "step_seconds",
+"load_seconds", "save_every", "results" for the summary, "saves": false for checkpoints that never come, "gloo": true
+for torch.distributed in place of plain sockets, which start faster. And what goes wrong: "rank", "role" (the first),
+"step" and "action", which is "fail", "kill", "hang", "crash" or "check"; "once": true for the first attempt only.
 """
 
 from __future__ import annotations
@@ -16,33 +16,47 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
 
 import tango_hpc
-from tango_hpc.control.guard import run_guarded
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.files import write_atomically
-from tango_hpc.launch.environment import own_rank, prepare_rank
+from tango_hpc.launch.environment import rank_variables
+from tango_hpc.launch.workers import Body, host_ranks
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import update_summary
+from tango_hpc.run.worker import Worker
 
 RANK_COMMAND = (sys.executable, "-P", "-m", "tests.helpers.counter_rank")
 
 
-def count(directory: RunDirectory, stage: str, stop: StopSignal) -> None:
-    """Counts to behaviour["steps"], in step with all other ranks."""
-    os.environ.update(prepare_rank(directory))
+def prepare(directory: RunDirectory, stage: str) -> tuple[list[str], Body]:
+    """The roles, and what their processes do."""
     behaviour = json.loads(directory.path.with_name(f"{directory.path.name}.behaviour.json").read_text())
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    any_rank = join_over_gloo() if behaviour.get("gloo") else join_over_sockets(rank, world_size)
+    roles = behaviour.get("roles", ["generator"])
+    return roles, lambda worker, stop: count(directory, stage, behaviour, roles, worker, stop)
+
+
+def count(
+    directory: RunDirectory, stage: str, behaviour: dict[str, Any], roles: list[str], worker: Worker, stop: StopSignal
+) -> None:
+    """Counts to behaviour["steps"], in step with all other processes."""
+    os.environ.update(rank_variables(worker.rank))
+    rank, world_size = worker.rank, int(os.environ["WORLD_SIZE"])
+    is_first = worker == (0, roles[0])
+    if behaviour.get("gloo"):
+        any_rank = join_over_gloo(worker, roles)
+    else:
+        any_rank = join_over_sockets(rank * len(roles) + roles.index(worker.role), world_size * len(roles))
     stop.agree = any_rank
     saved = sorted((directory.checkpoints / stage).glob("step_*"))
     step = first = json.loads(saved[-1].read_text())["step"] if saved else 0
-    if rank == 0:
+    if is_first:
         update_summary(directory, stage, "running")
 
     def save() -> None:
-        if rank == 0 and behaviour.get("saves", True):
+        if is_first and behaviour.get("saves", True):
             (directory.checkpoints / stage).mkdir(exist_ok=True)
             write_atomically(directory.checkpoints / stage / f"step_{step:06d}", json.dumps({"step": step}))
         any_rank(False)
@@ -52,10 +66,11 @@ def count(directory: RunDirectory, stage: str, stop: StopSignal) -> None:
     while step < behaviour["steps"]:
         if stop.check("rollout"):
             save()
-            if rank == 0:
+            if is_first:
                 update_summary(directory, stage, "stopped", steps=step)
             raise StoppedEarly
-        if (rank, step) == (behaviour.get("rank"), behaviour.get("step")) and not (behaviour.get("once") and first):
+        wrong = Worker(behaviour.get("rank", -1), behaviour.get("role", roles[0]))
+        if (worker, step) == (wrong, behaviour.get("step")) and not (behaviour.get("once") and first):
             misbehave(behaviour["action"])
         time.sleep(behaviour.get("step_seconds", 0.1))
         any_rank(False)
@@ -64,26 +79,29 @@ def count(directory: RunDirectory, stage: str, stop: StopSignal) -> None:
         if behaviour.get("save_every") and step % behaviour["save_every"] == 0:
             save()
     save()
-    if rank == 0:
+    if is_first:
         update_summary(directory, stage, "done", steps=step, results=behaviour.get("results"))
 
 
-def join_over_gloo() -> Callable[[bool], bool]:
-    """The product's own process group and agreement."""
-    from tango_hpc.parallel.collectives import any_rank
-    from tango_hpc.parallel.ranks import init_distributed
+def join_over_gloo(worker: Worker, roles: list[str]) -> Callable[[bool], bool]:
+    """The product's own process groups and agreement."""
+    from torch.distributed import PrefixStore
 
-    init_distributed(60)
-    return any_rank
+    from tango_hpc.parallel.exchange import Exchange
+    from tango_hpc.parallel.ranks import init_distributed, open_store
+
+    store = open_store(60, hosts=worker == (0, roles[0]))
+    init_distributed(60, PrefixStore(worker.role, store))
+    return Exchange.join(store, roles, worker.role, 60).any
 
 
-def join_over_sockets(rank: int, world_size: int) -> Callable[[bool], bool]:
-    """The same through rank 0, without torch."""
+def join_over_sockets(number: int, size: int) -> Callable[[bool], bool]:
+    """The same through the first process, without torch."""
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     peers: list[Connection] = []
-    if rank == 0:
+    if number == 0:
         with Listener(address) as listener:
-            peers = [listener.accept() for _ in range(world_size - 1)]
+            peers = [listener.accept() for _ in range(size - 1)]
     else:
         while not peers:
             try:
@@ -93,11 +111,11 @@ def join_over_sockets(rank: int, world_size: int) -> Callable[[bool], bool]:
 
     def any_rank(flag: bool) -> bool:
         try:
-            if rank == 0:
+            if number == 0:
                 flag = any([flag, *(peer.recv() for peer in peers)])
             for peer in peers:
                 peer.send(flag)
-            return flag if rank == 0 else peers[0].recv()
+            return flag if number == 0 else peers[0].recv()
         except EOFError:
             raise ConnectionResetError("connection closed by peer") from None
 
@@ -127,7 +145,7 @@ def main() -> int:
     """Entry point."""
     path, stage = sys.argv[1:]
     directory = RunDirectory.open(path)
-    return run_guarded(directory, own_rank(), lambda stop: count(directory, stage, stop))
+    return host_ranks(directory, lambda: prepare(directory, stage))
 
 
 if __name__ == "__main__":

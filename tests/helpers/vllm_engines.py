@@ -19,5 +19,5 @@ def make_engine(model_dir: Path, tensor: int, load_weights: bool, dtype: str = "
         max_batched_tokens=256,
         device="cpu",
         load_weights=load_weights,
-        kv_cache_gb=0.02,
+        kv_cache_bytes=20 * 2**20,
     )

@@ -32,22 +32,23 @@ class Part:
 
 
 def save_and_load(path: Path) -> list[str]:
+    from tango_hpc.parallel.exchange import Exchange
     from tango_hpc.policy.checkpoints import Checkpoints
 
-    directory = RunDirectory(path)
-    checkpoints = Checkpoints(directory, "train", keep=2)
+    directory, exchange = RunDirectory(path), Exchange(["generator"], "generator")
+    checkpoints = Checkpoints(directory, "train", keep=2, exchange=exchange)
     assert checkpoints.latest() is None
     for step, phase in ((1, ""), (2, "rollout"), (2, ""), (2, "verify")):
-        checkpoints.save(step, phase, {"generator": Part(step)}, {"step": step, "phase": phase})  # type: ignore[dict-item]
+        checkpoints.save(step, phase, {"generator": Part(step)}, {"step": step, "phase": phase})
     with pytest.raises(
         CheckFailed, match=r"could not save .*step_000003.*No space left.*step_000002\+verify.*--resume"
     ):
-        checkpoints.save(3, "", {"generator": Part(3, full_disk=True)}, {"step": 3})  # type: ignore[dict-item]
-    restarted = Checkpoints(directory, "train", keep=2)
+        checkpoints.save(3, "", {"generator": Part(3, full_disk=True)}, {"step": 3})
+    restarted = Checkpoints(directory, "train", keep=2, exchange=exchange)
     latest = restarted.latest()
     assert latest is not None
     part = Part(0)
-    state = restarted.load(latest, {"generator": part})  # type: ignore[dict-item]
+    state = restarted.load(latest, {"generator": part})
     assert (state, part.value) == ({"step": 2, "phase": "verify"}, 2)
     return sorted(entry.name for entry in latest.parent.iterdir())
 

@@ -13,6 +13,7 @@ from tango_hpc.control.heartbeat import is_loading
 from tango_hpc.manage.status import run_state, show_logs
 from tango_hpc.manage.sweep import load_sweep
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.worker import Worker
 from tests.helpers.counter_rank import counted
 from tests.slurm.jobs import PROFILE, ROOT, counting_config, tango, wait_until
 
@@ -29,13 +30,13 @@ def test_in_the_background(tmp_path: Path) -> None:
     assert job.result()["stages"]["train"]["status"] == "done"
     directory = RunDirectory(config.run.dir)
     assert counted(directory) == 3
-    assert f"{directory.snapshot}/tango_hpc" in directory.rank_log(1).read_text()
+    assert f"{directory.snapshot}/tango_hpc" in directory.log_file(Worker(1, "generator")).read_text()
     assert run_state(directory, {}).state == "done"
 
 
 def counting(directory: RunDirectory) -> bool:
     """Whether two steps are done, and the heartbeat has told of a safe point."""
-    log = directory.rank_log(0)
+    log = directory.log_file(Worker(0, "generator"))
     return log.exists() and "step 2\n" in log.read_text() and not is_loading(directory)
 
 

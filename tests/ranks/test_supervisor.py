@@ -26,7 +26,11 @@ from tango_hpc.launch.environment import free_port
 from tango_hpc.launch.starters import LocalStarter
 from tango_hpc.launch.supervisor import Supervisor
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.worker import Worker
 from tests.helpers.counter_rank import RANK_COMMAND, counted
+
+FIRST = Worker(0, "generator")
+BOTH = ["generator", "verifier"]
 
 
 def make_run(path: Path, launch: dict[str, Any] | None = None, **behaviour: Any) -> Supervisor:
@@ -45,7 +49,8 @@ def make_run(path: Path, launch: dict[str, Any] | None = None, **behaviour: Any)
     directory, _ = enter_run(path, config_to_yaml(config), resume=path.exists())
     path.with_name(f"{path.name}.behaviour.json").write_text(json.dumps({"steps": 5, "step_seconds": 0.02} | behaviour))
     console = Console(file=io.StringIO(), width=200)
-    return Supervisor(directory, config, LocalStarter(directory, "train", config, RANK_COMMAND), console)
+    starter = LocalStarter(directory, "train", config, RANK_COMMAND)
+    return Supervisor(directory, config, behaviour.get("roles", ["generator"]), starter, console)
 
 
 def output(supervisor: Supervisor) -> str:
@@ -70,11 +75,11 @@ def test_stop_file_saves_and_resumes(tmp_path: Path) -> None:
     supervisor = make_run(tmp_path / "run", steps=4000, step_seconds=0.05, gloo=True)
 
     def ask() -> None:
-        log = supervisor.directory.rank_log(0)
+        log = supervisor.directory.log_file(FIRST)
         wait_for(lambda: "step 3" in log.read_text() and not is_loading(supervisor.directory))
         request_stop(supervisor.directory, StopRequest("user", "tango stop"))
 
-    supervisor.directory.rank_log(0).touch()
+    supervisor.directory.log_file(FIRST).touch()
     asker = threading.Thread(target=ask)
     asker.start()
     assert supervisor.run() == 85
@@ -85,57 +90,71 @@ def test_stop_file_saves_and_resumes(tmp_path: Path) -> None:
     again = make_run(tmp_path / "run", steps=stopped_at + 2)
     assert again.run() == 0
     assert counted(again.directory) == stopped_at + 2
-    log = supervisor.directory.rank_log(1).read_text()
+    log = supervisor.directory.log_file(Worker(1, "generator")).read_text()
     assert log.count(f"rank 1 step {stopped_at}\n") == 1 and f"rank 1 step {stopped_at + 1}\n" in log
 
 
 @pytest.mark.parametrize(
     ("action", "code", "told"),
     [
-        ("fail", 1, "rank 1 on {host} failed in phase 'rollout': ValueError: the loss went for a walk\nTraceback"),
+        (
+            "fail",
+            1,
+            "rank 1 ({role}) on {host} failed in phase 'rollout': ValueError: the loss went for a walk\nTraceback",
+        ),
         ("check", 78, "CheckFailed: the data set has no column 'question'"),
-        ("kill", 1, "rank 1 on {host} failed in phase 'rollout': killed by SIGKILL (out of memory?"),
-        ("crash", 1, "rank 1 failed in phase 'rollout': Fatal Python error: Segmentation fault"),
+        ("kill", 1, "rank 1 ({role}) on {host} failed in phase 'rollout': killed by SIGKILL (out of memory?"),
+        ("crash", 1, "rank 1 ({role}) on {host} failed in phase 'rollout': Fatal Python error: Segmentation fault"),
     ],
 )
-def test_one_rank_fails(tmp_path: Path, action: str, code: int, told: str) -> None:
-    supervisor = make_run(tmp_path / "run", rank=1, step=2, action=action, step_seconds=0.4, gloo=action == "kill")
+@pytest.mark.parametrize(("roles", "role"), [(["generator"], "generator"), (BOTH, "generator"), (BOTH, "verifier")])
+def test_one_process_fails(tmp_path: Path, action: str, code: int, told: str, roles: list[str], role: str) -> None:
+    how = {"rank": 1, "step": 2, "action": action, "step_seconds": 0.4, "gloo": action == "kill"}
+    supervisor = make_run(tmp_path / "run", roles=roles, role=role, **how)
     assert supervisor.run() == code
-    assert told.format(host=os.uname().nodename) in output(supervisor)
+    assert told.format(role=role, host=os.uname().nodename) in output(supervisor)
     assert output(supervisor).startswith("rank 1 ")
     assert not supervisor.starter.running()
 
 
 @pytest.mark.parametrize(("action", "code"), [("none", 0), ("fail", 1), ("check", 78), ("stop", 85)])
 @pytest.mark.parametrize("supervised", [True, False])
-def test_the_exit_code_of_a_rank_is_that_of_its_outcome_unless_a_supervisor_reads_it(
+def test_the_exit_code_of_a_task_is_that_of_its_outcomes_unless_a_supervisor_reads_it(
     tmp_path: Path, action: str, code: int, supervised: bool
 ) -> None:
     directory = make_run(tmp_path / "run", {"tasks_per_node": 1}, rank=0, step=1, action=action).directory
     if action == "stop":
         request_stop(directory, StopRequest("supervisor", "test"))
-    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    place = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     env = os.environ | place | ({"TANGO_SUPERVISED": "srun"} if supervised else {})
     done = subprocess.run([*RANK_COMMAND, str(directory.path), "train"], env=env, capture_output=True, check=False)
     assert done.returncode == (0 if supervised else code)
-    assert read_outcomes(directory)[0].code == code
+    assert read_outcomes(directory)[FIRST].code == code
 
 
-def test_a_hang_names_rank_and_phase(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("roles", "role"), [(["generator"], "generator"), (BOTH, "generator"), (BOTH, "verifier")])
+def test_a_hang_names_rank_role_and_phase(tmp_path: Path, roles: list[str], role: str) -> None:
     launch = {"hang_timeout_seconds": 12, "grace_seconds": 5}
-    supervisor = make_run(tmp_path / "run", launch, rank=1, step=2, action="hang", step_seconds=0.4, gloo=True)
+    how = {"rank": 1, "step": 2, "action": "hang", "step_seconds": 0.4, "gloo": True}
+    supervisor = make_run(tmp_path / "run", launch, roles=roles, role=role, **how)
     assert supervisor.run() == 1
     text = output(supervisor)
-    assert text.startswith("rank 1 on ") and "failed in phase 'rollout': hangs: no progress for" in text
+    assert text.startswith(f"rank 1 ({role}) on ") and "failed in phase 'rollout': hangs: no progress for" in text
     assert "time.sleep(600)" in text
 
 
 def test_no_safe_point_within_the_grace_time(tmp_path: Path) -> None:
     supervisor = make_run(tmp_path / "run", {"grace_seconds": 1}, steps=1, step_seconds=60)
-    log = supervisor.directory.rank_log(0)
+    log = supervisor.directory.log_file(FIRST)
 
     def ask() -> None:
-        wait_for(lambda: supervisor.directory.rank_log(0).exists() and ranks_are_in_rollout(supervisor.directory))
+        wait_for(lambda: supervisor.directory.log_file(FIRST).exists() and ranks_are_in_rollout(supervisor.directory))
         supervisor.directory.stop_file.write_text("tango stop")
 
     threading.Timer(1, ask).start()
@@ -180,7 +199,7 @@ def start_program(path: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    log = path / "logs" / "rank_00000.log"
+    log = path / "logs" / "rank_00000.generator.log"
     # Heartbeats tell of the first safe point a little after it was passed.
     wait_for(lambda: log.exists() and "step 2" in log.read_text() and not is_loading(RunDirectory(path)))
     return process

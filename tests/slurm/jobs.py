@@ -24,6 +24,7 @@ from tango_hpc.manage.profiles import Profile
 from tango_hpc.manage.status import RunState, states
 from tango_hpc.manage.submit import submit
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.worker import Worker
 from tests.helpers.counter_rank import RANK_COMMAND
 
 PROFILE = Profile(time="10", env={"TANGO_RANK_COMMAND": shlex.join(RANK_COMMAND)})
@@ -100,7 +101,7 @@ class CountingJob:
 
     def wait_for_step(self, step: int) -> None:
         """Until rank 0 has done `step` and its heartbeat has told of a safe point: from then on a stop saves."""
-        log = self.directory.rank_log(0)
+        log = self.directory.log_file(Worker(0, "generator"))
 
         def done() -> bool:
             return log.exists() and f"rank 0 step {step}\n" in log.read_text() and not is_loading(self.directory)
@@ -129,7 +130,7 @@ class CountingJob:
 
     def steps_logged(self, rank: int = 0) -> list[int]:
         """The steps that `rank` did, over all attempts, in order."""
-        lines = self.directory.rank_log(rank).read_text().splitlines()
+        lines = self.directory.log_file(Worker(rank, "generator")).read_text().splitlines()
         return [int(line.split()[-1]) for line in lines if line.startswith(f"rank {rank} step")]
 
     def explain(self) -> str:

@@ -15,6 +15,7 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from tango_hpc.launch import slurm
 from tango_hpc.manage.status import RunState, find_runs, states
+from tango_hpc.run.worker import Worker
 from tests.slurm.jobs import (
     PROFILE,
     ROOT,
@@ -60,7 +61,7 @@ def test_a_job_to_its_end_and_after(finished: CountingJob, folder: Path) -> None
     state = job.state()
     assert (state.state, state.attempts, state.job) == ("done", 1, job.job_id)
     # The ranks and the supervisor ran the snapshot, not the checkout.
-    assert f"{job.directory.snapshot}/tango_hpc/" in job.directory.rank_log(1).read_text()
+    assert f"{job.directory.snapshot}/tango_hpc/" in job.directory.log_file(Worker(1, "generator")).read_text()
     shown = tango("logs", str(job.directory.path)).stdout
     assert "attempt 1, train" in shown and "rank 0 step 3" in shown
     assert '"state": "done"' in tango("status", str(folder), "--json").stdout
@@ -162,9 +163,9 @@ def test_one_rank_ends_the_job_on_every_node(folder: Path, action: str) -> None:
     started = time.monotonic()
     state = job.wait_for_end()
     assert time.monotonic() - started < 60
-    assert state.state == "failed" and state.detail.startswith("rank 3 on ")
+    assert state.state == "failed" and state.detail.startswith("rank 3 (generator) on ")
     first_line = tango("logs", str(job.directory.path)).stdout.splitlines()[0]
-    assert first_line.startswith("rank 3 on ") and "in phase 'rollout'" in first_line
+    assert first_line.startswith("rank 3 (generator) on ") and "in phase 'rollout'" in first_line
     told = "killed by SIGKILL" if action == "kill" else "ValueError: the loss went for a walk"
     assert told in first_line
     with pytest.raises(FailedJobError, match="failed with exit code 1; see `tango logs"):
@@ -200,7 +201,7 @@ def test_requeue_stops_without_progress(folder: Path) -> None:
     job = CountingJob(folder, "no progress", launch, steps=4000, step_seconds=0.1, saves=False).submit()
     for number in (1, 2):
         job.wait_for_step(2)
-        job.directory.rank_log(0).unlink()
+        job.directory.log_file(Worker(0, "generator")).unlink()
         slurm.run_command("scontrol", "requeue", job.job_id)
         job.wait_for_attempts(number)
         wait_until(lambda: job.state().state == "waiting", job.explain)
@@ -229,7 +230,7 @@ def test_a_hang_is_named(folder: Path) -> None:
     job = CountingJob(folder, "hang", launch, rank=1, step=2, action="hang", gloo=True).submit()
     state = job.wait_for_end()
     assert state.state == "failed" and "in phase 'rollout': hangs: no progress for" in state.detail
-    assert state.detail.startswith("rank 1 on ")
+    assert state.detail.startswith("rank 1 (generator) on ")
 
 
 def test_a_node_goes_down(folder: Path) -> None:

@@ -47,7 +47,7 @@ def test_four_cells_of_which_one_is_bad(tmp_path: Path) -> None:
     array = {state.job.partition("_")[0] for state in cell_states(cells) if state.job}
     assert len(array) == 1
     bad = tango("logs", str(cells[2].directory.path)).stdout
-    assert bad.startswith("rank 0 on ") and "ValueError: the loss went for a walk" in bad
+    assert bad.startswith("rank 0 (generator) on ") and "ValueError: the loss went for a walk" in bad
 
     shown = tango("sweep", str(file), "--results").stdout
     assert shown.index("name=rloo") < shown.index("name=grpo")  # 0.3 alone before the mean of 0.0 and 0.1

@@ -28,6 +28,7 @@ from tango_hpc.manage.status import run_state, states
 from tango_hpc.manage.submit import submit
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import read_metrics
+from tango_hpc.run.worker import Worker
 from tests.helpers.runs import prepare_small_run, small_config
 from tests.slurm.jobs import ROOT, processes_of, start_now, start_requeued, tango, tango_command, wait_until
 
@@ -82,7 +83,7 @@ def flatten(tree: Any, prefix: str = "") -> list[tuple[str, torch.Tensor]]:
 
 
 def explain(directory: RunDirectory) -> str:
-    logs = [*directory.logs.rglob("*.out"), directory.rank_log(0), directory.rank_log(1)]
+    logs = [*directory.logs.rglob("*.out"), *sorted(directory.logs.glob("rank_*.log"))]
     texts = [f"== {log.name}\n{log.read_text(errors='replace')[-2500:]}" for log in logs if log.exists()]
     return "\n".join([repr(states([directory])[0]), *map(repr, AttemptLog(directory).read()), *texts])
 
@@ -91,8 +92,8 @@ def rows(directory: RunDirectory) -> int:
     return len(directory.metrics.read_text().splitlines()) if directory.metrics.exists() else 0
 
 
-def rank_pid(directory: RunDirectory, rank: int) -> int:
-    return json.loads(directory.heartbeat_file(rank).read_text())["pid"]
+def pid_of(directory: RunDirectory, worker: Worker) -> int:
+    return json.loads(directory.heartbeat_file(worker).read_text())["pid"]
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +172,7 @@ def test_a_job_array_with_a_killed_rank_and_a_requeue(trained: Trained, straight
     assert job is not None
     wait_until(lambda: rows(directory) >= 2, lambda: explain(directory), timeout=600)
     killed = time.monotonic()
-    os.kill(rank_pid(directory, 1), signal.SIGKILL)
+    os.kill(pid_of(directory, Worker(1, "verifier")), signal.SIGKILL)
     wait_until(lambda: AttemptLog(directory).read()[0].ended is not None, lambda: explain(directory), timeout=600)
     wait_until(lambda: processes_of(job.partition("_")[0]) == [], lambda: explain(directory), timeout=60)
     assert time.monotonic() - killed < 60
@@ -180,6 +181,6 @@ def test_a_job_array_with_a_killed_rank_and_a_requeue(trained: Trained, straight
     second = interrupted(directory, job, 4, "scontrol", "requeue", job)
     trained.wait(directory, job)
     first, _, third = AttemptLog(directory).read()
-    assert first.code == 1 and first.reason.startswith("rank 1 on n2") and "SIGKILL" in first.reason
+    assert first.code == 1 and first.reason.startswith("rank 1 (verifier) on ") and "SIGKILL" in first.reason
     assert (second.code, third.code) == (85, 0), explain(directory)
     same_run(trained, straight, directory)

@@ -18,6 +18,7 @@ from tango_hpc.launch.enter import enter_run
 from tango_hpc.launch.gpu_driver import GpuSoftware, gpu_software, why_no_gpu, why_not_shared
 from tango_hpc.manage import doctor
 from tango_hpc.rank import run_stage
+from tango_hpc.run.worker import Worker
 from tests.slurm.jobs import counting_config
 
 # First lines of /proc/driver/nvidia/version, of the proprietary and of the open kernel module.
@@ -120,7 +121,8 @@ def test_the_start_of_a_run_on_gpus_says_it(machine: Any, tmp_path: Path, monkey
     for name, value in (place | {"HF_HUB_OFFLINE": "1"}).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(CheckFailed, match=r"this rank has no GPU: the NVIDIA driver is 570.148.08, .*needs 580.*cu129"):
-        run_stage(directory, "train", SimpleNamespace(enter=lambda what: None))  # type: ignore[arg-type]
+        stop: Any = SimpleNamespace(enter=lambda what: None)
+        run_stage(directory, config, ["generator"], Worker(0, "generator"), stop, lambda *_: None)
 
 
 def test_doctor_notes_the_driver_and_fails_where_ranks_did_not_come_up_on_nccl(machine: Any, tmp_path: Path) -> None:

@@ -207,22 +207,6 @@ def test_on_a_cpu_what_processes_share_counts_once_for_a_machine(tmp_path):
     assert items["processes"] == 8 * 2 * (CPU_PROCESS_BYTES + CPU_ENGINE_BYTES)
 
 
-def test_on_a_cpu_the_process_of_each_role_keeps_its_freed_activations(tmp_path):
-    def freed(phase, role, **changes):
-        launch = {"tasks_per_node": 8, "device": "cpu"}
-        rollouts = {f"{name}__rollout": {"tensor": 2, "kv_cache_gb": 1} for name in ("generator", "verifier")}
-        plan = make_plan(make_config(tmp_path, launch=launch, **rollouts, **changes), gpu_gb=80, node_gb=None)
-        phases = {(found["phase"], found["role"]): found["items"] for found in plan["memory"]["node"]["phases"]}
-        return phases[phase, role]["freed activations"]
-
-    no_steps = {"train__verifier_warmup_steps": 0, "train__verifier_steps_per_cycle": 0}
-    generators = freed("rollout", "generator", verifier__trainable=False, **no_steps)
-    verifiers = freed("rollout", "generator", generator__trainable=False)
-    assert min(generators, verifiers) > 0
-    assert freed("rollout", "generator") == freed("reshard", "verifier") == generators + verifiers
-    assert freed("train", "generator") == verifiers and freed("logprobs", "verifier") == generators
-
-
 def test_processes_are_listed_by_stage(tmp_path):
     plan = make_plan(make_config(tmp_path, eval={"use_verifier": False}), gpu_gb=80, node_gb=None)
     assert plan["processes"] == {

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from tango_hpc.control.outcome import Outcome, find_cause, read_failures, write_outcome
+from tango_hpc.control.outcome import Outcome, find_cause, outcome_of_dead, read_failures, write_outcome
 from tango_hpc.control.stop import StopRequest, read_stop_request, request_stop
 from tango_hpc.control.watchdog import Watchdog
-from tango_hpc.launch.starters import death, deaths_in_srun_output
+from tango_hpc.launch.starters import deaths_in_srun_output
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.worker import Worker
 
 
 @pytest.fixture
@@ -24,19 +25,26 @@ def directory(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def beat(directory: RunDirectory, rank: int, progress: int, phase: str = "rollout", **more: Any) -> None:
+G, V = "generator", "verifier"
+
+
+def workers(num_ranks: int, *roles: str) -> list[Worker]:
+    return [Worker(rank, role) for rank in range(num_ranks) for role in roles or (G,)]
+
+
+def beat(directory: RunDirectory, rank: int, progress: int, phase: str = "rollout", role: str = G, **more: Any) -> None:
     values = {"host": f"n{rank}", "pid": 10 + rank, "phase": phase, "progress": progress, "reached_safe_point": True}
-    directory.heartbeat_file(rank).write_text(json.dumps(values | more))
+    directory.heartbeat_file(Worker(rank, role)).write_text(json.dumps(values | more))
 
 
-def fail(directory: RunDirectory, rank: int, time: float, error: str, *, echo: bool = False) -> None:
+def fail(directory: RunDirectory, rank: int, time: float, error: str, *, role: str = G, echo: bool = False) -> None:
     traceback = f"Traceback\n{error}\n"
-    outcome = Outcome(rank, error, host=f"n{rank}", phase="train", traceback=traceback, echo=echo, time=time)
+    outcome = Outcome(rank, role, error, host=f"n{rank}", phase="train", traceback=traceback, echo=echo, time=time)
     write_outcome(directory, outcome)
 
 
 def test_no_hang_while_every_rank_advances(directory: RunDirectory) -> None:
-    dog = Watchdog(directory, 2, timeout_seconds=10)
+    dog = Watchdog(directory, workers(2), timeout_seconds=10)
     for second in range(0, 60, 5):
         beat(directory, 0, second)
         beat(directory, 1, second)
@@ -44,7 +52,7 @@ def test_no_hang_while_every_rank_advances(directory: RunDirectory) -> None:
 
 
 def test_a_rank_that_never_starts_is_named(directory: RunDirectory) -> None:
-    dog = Watchdog(directory, 2, timeout_seconds=10)
+    dog = Watchdog(directory, workers(2), timeout_seconds=10)
     beat(directory, 0, 1)
     assert dog.look(now=0) is None
     for second in range(0, 600, 5):
@@ -56,21 +64,21 @@ def test_a_rank_that_never_starts_is_named(directory: RunDirectory) -> None:
 
 
 def test_the_rank_that_does_not_wait_for_its_peers_is_blamed(directory: RunDirectory) -> None:
-    dog = Watchdog(directory, 3, timeout_seconds=10)
+    dog = Watchdog(directory, workers(3), timeout_seconds=10)
     for rank in range(3):
         beat(directory, rank, 7, stack=f"stack of {rank}", waits_for_peers=rank != 2)
     assert dog.look(now=0) is None
     found = dog.look(now=11)
     assert found is not None and found.rank == 2
     assert found.title() == (
-        "rank 2 on n2 failed in phase 'rollout': hangs: no progress for 11 s (limit launch.hang_timeout_seconds)"
+        "rank 2 (generator) on n2 failed in phase 'rollout': hangs: no progress for 11 s (limit launch.hang_timeout_seconds)"
     )
     assert "stack of 2" in found.traceback
-    assert "rank 0: 'rollout' for 11 s (waits for its peers)" in found.traceback
+    assert "rank 0 (generator): 'rollout' for 11 s (waits for its peers)" in found.traceback
 
 
 def test_a_stopped_process_is_told_from_a_busy_one(directory: RunDirectory) -> None:
-    dog = Watchdog(directory, 1, timeout_seconds=10)
+    dog = Watchdog(directory, workers(1), timeout_seconds=10)
     beat(directory, 0, 3)  # no stack: its heartbeat stopped as well
     dog.look(now=0)
     found = dog.look(now=11)
@@ -78,9 +86,9 @@ def test_a_stopped_process_is_told_from_a_busy_one(directory: RunDirectory) -> N
 
 
 def test_a_rank_that_has_ended_does_not_hang(directory: RunDirectory) -> None:
-    dog = Watchdog(directory, 1, timeout_seconds=10)
+    dog = Watchdog(directory, workers(1), timeout_seconds=10)
     beat(directory, 0, 3)
-    write_outcome(directory, Outcome(0, code=0))
+    write_outcome(directory, Outcome(0, G, code=0))
     dog.look(now=0)
     assert dog.look(now=100) is None
 
@@ -95,9 +103,37 @@ def test_echoes_come_after_the_cause_even_when_they_are_older(directory: RunDire
 def test_a_silent_death_comes_before_its_echoes(directory: RunDirectory) -> None:
     beat(directory, 1, 5, "train")
     fail(directory, 0, 1.0, "RuntimeError: Connection closed by peer", echo=True)
-    causes = find_cause(directory, [death(directory, 0, 1), death(directory, 1, -9)])
+    write_outcome(directory, outcome_of_dead(directory, Worker(1, G), -9))
+    causes = find_cause(directory, [])
     assert [cause.rank for cause in causes] == [1, 0]
-    assert causes[0].title().startswith("rank 1 on n1 failed in phase 'train': killed by SIGKILL (out of memory?")
+    told = "rank 1 (generator) on n1 failed in phase 'train': killed by SIGKILL (out of memory?"
+    assert causes[0].title().startswith(told)
+
+
+def test_a_whole_rank_that_dies_comes_before_the_echoes_of_its_end(directory: RunDirectory) -> None:
+    fail(directory, 0, 1.0, "RuntimeError: Connection closed by peer", echo=True)
+    causes = find_cause(directory, [Outcome(0, error="exit code 1"), Outcome(1, error="killed by SIGKILL")])
+    assert [cause.title() for cause in causes[:1]] == ["rank 1 failed: killed by SIGKILL"]
+    assert [cause.rank for cause in causes] == [1, 0]
+
+
+def test_a_crash_tells_its_stacks(directory: RunDirectory) -> None:
+    beat(directory, 1, 5, "verify", V)
+    directory.crash_file(Worker(1, V)).write_text("Fatal Python error: Segmentation fault\n\nThread 0x1:\n  File x")
+    outcome = outcome_of_dead(directory, Worker(1, V), -11)
+    told = "rank 1 (verifier) on n1 failed in phase 'verify': Fatal Python error: Segmentation fault"
+    assert outcome.title() == told and "Thread 0x1" in outcome.traceback
+
+
+def test_of_two_roles_the_one_that_works_is_blamed(directory: RunDirectory) -> None:
+    dog = Watchdog(directory, workers(2, G, V), timeout_seconds=10)
+    for rank in range(2):
+        beat(directory, rank, 7, stack="asleep", waits_for_peers=True)
+        beat(directory, rank, 9, role=V, stack="at work", waits_for_peers=rank == 0)
+    assert dog.look(now=0) is None
+    found = dog.look(now=11)
+    assert found is not None and found.worker == Worker(1, V)
+    assert "rank 1 (generator): 'rollout' for 11 s (waits for its peers)" in found.traceback
 
 
 def test_who_asked_for_a_stop(directory: RunDirectory) -> None:
@@ -113,13 +149,12 @@ def test_who_asked_for_a_stop(directory: RunDirectory) -> None:
         assert request_by_hand is not None and request_by_hand.by == "user"
 
 
-def test_srun_output(directory: RunDirectory) -> None:
-    beat(directory, 3, 5, "verify")
+def test_srun_output() -> None:
     text = (
         "srun: error: n2: task 3: Killed\n"
         "srun: launch/slurm: _step_signal: Terminating StepId=12.0\n"
         "srun: error: n1: tasks 0-1: Exited with exit code 1\n"
     )
-    deaths = deaths_in_srun_output(directory, text)
-    assert [(end.rank, end.host, end.phase) for end in deaths] == [(3, "n2", "verify"), (0, "n1", "starting")]
+    deaths = deaths_in_srun_output(text)
+    assert [(end.worker, end.host) for end in deaths] == [(Worker(3), "n2"), (Worker(0), "n1")]
     assert deaths[0].error.startswith("killed by SIGKILL")

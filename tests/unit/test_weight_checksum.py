@@ -1,8 +1,6 @@
-"""Checksums of slices, and which allocations an engine puts to sleep."""
+"""Checksums of slices."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -42,22 +40,3 @@ def test_vectors_and_zeros() -> None:
     vector = torch.tensor([1.0, -0.0, 3.0])
     assert box_checksum(vector, ((5, 8),)) == box_checksum(torch.tensor([1.0, 0.0, 3.0]), ((5, 8),))
     assert box_checksum(vector, ((5, 8),)) != box_checksum(vector, ((6, 9),))
-
-
-@dataclass
-class Allocation:
-    is_asleep: bool
-
-
-def test_other_engines_allocations_are_passed_over_and_keep_their_state() -> None:
-    pytest.importorskip("vllm")
-    from tango_hpc.rollout.gpu_memory import pretend
-
-    allocations = [Allocation(True), Allocation(False)]
-    with pytest.raises(RuntimeError), pretend(allocations, is_asleep=True):
-        assert [a.is_asleep for a in allocations] == [True, True]
-        raise RuntimeError
-    assert [a.is_asleep for a in allocations] == [True, False]
-    with pretend(allocations, is_asleep=False):
-        assert [a.is_asleep for a in allocations] == [False, False]
-    assert [a.is_asleep for a in allocations] == [True, False]

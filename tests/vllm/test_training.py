@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import math
 from typing import Any
 
 import pytest
 
 from tango_hpc.config import Config
-from tango_hpc.control.stop import StopSignal
+from tango_hpc.config.models import role_shape
 from tango_hpc.data.tables import read_rows
-from tango_hpc.errors import StoppedEarly
+from tango_hpc.model.engine_layout import engine_layout
 from tango_hpc.protocol.prompts import generator_prompt_ids
 from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.report.run_page import write_report
@@ -20,82 +20,98 @@ from tango_hpc.run.dumps import dumped_steps, read_rollouts
 from tango_hpc.run.metrics import REQUIRED_KEYS, read_evaluations, read_metrics
 from tango_hpc.run.summary import read_summary
 from tango_hpc.stages.score import score_rows
-from tests.helpers.ranks import run_ranks
+from tests.helpers.attempts import Attempt, make_attempts
 from tests.helpers.runs import prepare_small_run
 
-# Safe points in the order in which this schedule (v g g g v g) meets them; each attempt stops at the next of these.
+# Safe points in the order in which this schedule (v g g g v g) meets them; each attempt stops at the second of these.
 STOPS = ("rollout", "verify", "between steps", "rollout")
+# Rank, role, phase, and how many of these it lives to see: a process of either role is killed in each phase, where its
+# role works and where it waits for the other. A checkpoint follows every step, so that attempts get on.
+KILLS = (
+    (0, "generator", "rollout", 1),
+    (1, "verifier", "rollout", 2),
+    (1, "verifier", "verify", 1),
+    (0, "generator", "verify", 2),
+    (1, "generator", "train", 2),
+    (0, "verifier", "train", 1),
+    (0, "verifier", "reshard", 2),
+    (1, "generator", "saving", 1),
+    (0, "generator", "evaluation", 1),
+)
 TOO_LONG = "generator.max_prompt_tokens=15"  # for some of the questions
 
-
-class StopAt(StopSignal):
-    """Asks for a stop at the `count`-th safe point named `phase`."""
-
-    def __init__(self, directory: RunDirectory, rank: int, phase: str | None, count: int = 1) -> None:
-        super().__init__(directory, rank)
-        self._at, self._left = phase, count
-
-    def check(self, phase: str) -> bool:
-        if phase == self._at:
-            self._left -= 1
-        self._received = "test" if self._at is not None and self._left <= 0 else None
-        return super().check(phase)
-
-
-def train_twice(folder: Path, straight: tuple[Config, RunDirectory], stopped: tuple[Config, RunDirectory]) -> None:
-    import torch
-    import torch.distributed as dist
-
-    from tango_hpc.stages.tango import Tango
-
-    def attempt(config: Config, directory: RunDirectory, stop: StopSignal) -> dict[str, torch.Tensor]:
-        run = Tango(config, directory, stop)
-        try:
-            run.train()
-        finally:
-            for role in run.roles.values():
-                role.engine.close()
-        return {
-            f"{name}.{parameter}": shard.detach().clone()
-            for name, policy in run.policies.items()
-            for parameter, shard in policy.named_shards().items()
-        }
-
-    rank = dist.get_rank()
-    expected = attempt(*straight, StopAt(straight[1], rank, None))
-    for phase in STOPS:
-        with pytest.raises(StoppedEarly):
-            attempt(*stopped, StopAt(stopped[1], rank, phase, count=2))
-    resumed = attempt(*stopped, StopAt(stopped[1], rank, None))
-    assert expected.keys() == resumed.keys()
-    different = [name for name, shard in expected.items() if not torch.equal(shard, resumed[name])]
-    assert not different, different
+Run = tuple[Config, RunDirectory]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[Config, RunDirectory], tuple[Config, RunDirectory]]:
-    """The same run, uninterrupted and stopped four times; their final weights were compared bit for bit."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """The same run four times: uninterrupted, stopped, killed and resumed, and with engines that forget."""
     folder = tmp_path_factory.mktemp("training runs")
-    straight, stopped = (prepare_small_run(folder / name, TOO_LONG) for name in ("straight", "stopped"))
-    run_ranks(train_twice, 2, folder, straight, stopped, timeout=240)
-    return straight, stopped
+    settings = {name: (TOO_LONG,) for name in ("straight", "stopped", "forgetful")}
+    settings["killed"] = (TOO_LONG, "checkpoint.every_steps=1")
+    made = {name: prepare_small_run(folder / name, *overrides) for name, overrides in settings.items()}
+    path = {name: str(directory.path) for name, (_, directory) in made.items()}
+    attempts = [Attempt(path["straight"])]
+    attempts += [*(Attempt(path["stopped"], stop=(phase, 2)) for phase in STOPS), Attempt(path["stopped"])]
+    attempts += [*(Attempt(path["killed"], kill=kill) for kill in KILLS), Attempt(path["killed"])]
+    attempts += [Attempt(path["forgetful"], forgetful=True)]
+    ended = make_attempts(folder, attempts)
+    assert [task.code for task in ended] == [0, *[85] * len(STOPS), 0, *[1] * len(KILLS), 0, 0]
+    return made
+
+
+def weights_and_optimizers(directory: RunDirectory) -> dict[str, bytes]:
+    """The files of the last checkpoint that hold them."""
+    folder = directory.checkpoints / "train" / "step_000006"
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*.distcp"))}
 
 
 def computed(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if not key.startswith("seconds/") and key != "time"}
 
 
-def test_a_run_stopped_inside_steps_and_between_them_computes_the_same(runs: Any) -> None:
-    (_, straight), (_, stopped) = runs
-    expected, resumed = read_metrics(straight), read_metrics(stopped)
+SYNCED = ("reshard/bytes_sent", "reshard/bytes_local", "reshard/bytes_minimum")
+
+
+@pytest.mark.parametrize(("name", "attempts"), [("stopped", len(STOPS) + 1), ("killed", len(KILLS) + 1)])
+def test_an_interrupted_run_computes_the_same(runs: dict[str, Run], name: str, attempts: int) -> None:
+    straight, interrupted = runs["straight"][1], runs[name][1]
+    expected, resumed = read_metrics(straight), read_metrics(interrupted)
     assert [row["role"][0] for row in expected] == list("vgggvg")
     assert [computed(row) for row in resumed] == [computed(row) for row in expected]
-    assert [computed(row) for row in read_evaluations(stopped)] == [computed(row) for row in read_evaluations(straight)]
-    assert read_summary(stopped)["stages"]["train"]["attempts"] == len(STOPS) + 1
+    evaluations = [[computed(row) for row in read_evaluations(run)] for run in (straight, interrupted)]
+    assert evaluations[0] == evaluations[1]
+    assert read_summary(interrupted)["stages"]["train"]["attempts"] == attempts
+    saved = weights_and_optimizers(straight)
+    assert len(saved) == 4 and weights_and_optimizers(interrupted) == saved
 
 
-def test_rows_keep_the_contract_and_the_engine_agrees_with_the_trainer(runs: Any) -> None:
-    (_, directory), _ = runs
+def bytes_of_the_engines(config: Config) -> int:
+    """Of one role's weights on all ranks; both models are of one size, and every rank holds a whole one."""
+    shape = role_shape(config, "generator")
+    layout = engine_layout(shape, tensor_size=1, tensor_rank=0)
+    elements = sum(
+        math.prod(stop - start for start, stop in piece.box) for param in layout.values() for piece in param.pieces
+    )
+    return elements * 4 * config.world_size
+
+
+def test_engines_that_forget_in_their_sleep_get_their_weights_before_they_generate(runs: dict[str, Run]) -> None:
+    straight, forgetful = runs["straight"][1], runs["forgetful"][1]
+    assert weights_and_optimizers(forgetful) == weights_and_optimizers(straight)
+    once, whenever = ([computed(row) for row in read_metrics(run)] for run in (straight, forgetful))
+    for row, more in zip(once, whenever, strict=True):
+        assert {key: row[key] for key in row if key not in SYNCED} == {
+            key: more[key] for key in row if key not in SYNCED
+        }
+    # Both roles generate in every step, and in the evaluations before steps 1, 2 and 4; all of either model comes back.
+    moved = [row["reshard/bytes_sent"] + row["reshard/bytes_local"] for row in whenever]
+    per_sync = bytes_of_the_engines(runs["straight"][0])
+    assert [bytes_moved / per_sync for bytes_moved in moved] == [4, 4, 2, 4, 2, 2]
+
+
+def test_rows_keep_the_contract_and_the_engine_agrees_with_the_trainer(runs: dict[str, Run]) -> None:
+    _, directory = runs["straight"]
     for row in read_metrics(directory):
         assert set(REQUIRED_KEYS) <= row.keys()
         never_null = set(REQUIRED_KEYS) - {"alpha", "verifier/outcome_f1"}
@@ -112,8 +128,8 @@ def test_rows_keep_the_contract_and_the_engine_agrees_with_the_trainer(runs: Any
     assert summary["status"] == "done" and summary["generator"].keys() == {"accuracy_before", "accuracy_after"}
 
 
-def test_questions_that_are_too_long_are_not_asked_but_counted_and_told(runs: Any) -> None:
-    (config, directory), _ = runs
+def test_questions_that_are_too_long_are_not_asked_but_counted_and_told(runs: dict[str, Run]) -> None:
+    config, directory = runs["straight"]
     tokenizer = load_tokenizer(config.generator.model.path)
     questions = [row["question"] for row in read_rows(config.data.train, ("question",))]
     too_long = {question for question in questions if len(generator_prompt_ids(question, tokenizer)) > 15}
@@ -130,8 +146,8 @@ def test_questions_that_are_too_long_are_not_asked_but_counted_and_told(runs: An
     assert f"{count} of {len(questions)} rows are too long" in directory.report.read_text()
 
 
-def test_scoring_the_dumps_again_gives_the_same_rewards_and_advantages(runs: Any) -> None:
-    (config, directory), _ = runs
+def test_scoring_the_dumps_again_gives_the_same_rewards_and_advantages(runs: dict[str, Run]) -> None:
+    config, directory = runs["straight"]
     steps = dumped_steps(directory.rollouts)
     assert steps == {"verifier": [1, 5], "generator": [2, 3, 4, 6]}
     for role, numbers in steps.items():

@@ -1,0 +1,173 @@
+"""The program of a task: it imports what is heavy once, then starts and minds one process per rank and role.
+
+Under Slurm a task is one rank; on one machine a single task is all of its ranks. Its processes are forked after the
+imports and before any of them touches a GPU, so that libraries are loaded once and their pages shared.
+
+The one rule of a task's exit code: under a supervisor it is 0 as soon as there is an outcome for each of its
+processes, whatever that says, since srun kills the other tasks of a step at the first other code, in the middle of
+their saving; the supervisor takes the code from the outcomes. Without a supervisor (`srun tango train`) it is the code
+of the cause.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from types import FrameType
+
+from tango_hpc.control.guard import SUPERVISED, die_with_parent, run_guarded
+from tango_hpc.control.heartbeat import Beat, write_beat
+from tango_hpc.control.outcome import STOPPED, Outcome, outcome_of, outcome_of_dead, read_outcome, write_outcome
+from tango_hpc.control.stop import STOP_SIGNALS, StopSignal
+from tango_hpc.errors import CheckFailed, UserError
+from tango_hpc.launch.environment import own_ranks, prepare_rank
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.worker import Worker
+
+Body = Callable[[Worker, StopSignal], None]
+
+LOADING = "loading libraries"
+POLL_SECONDS = 1.0
+# After the first failure of one of its processes a task gives the others this long to notice.
+NOTICE_SECONDS = 30.0
+
+
+def host_ranks(directory: RunDirectory, prepare: Callable[[], tuple[Sequence[str], Body]]) -> int:
+    """Be the task that this environment describes; its exit code.
+
+    `prepare` imports what all processes need and returns the roles and what each process does. What goes wrong in it
+    is written down as the failure of the rank.
+    """
+    supervisor = os.environ.get(SUPERVISED, "")
+    die_with_parent(int(supervisor) if supervisor.isdigit() else None)
+    signals = _Signals()
+    directory.outcomes.mkdir(exist_ok=True)
+    directory.heartbeats.mkdir(exist_ok=True)
+    ranks = own_ranks()
+    try:
+        os.environ.update(prepare_rank(directory))
+        roles, body = prepare()
+    except BaseException as error:
+        cause = CheckFailed(str(error)) if isinstance(error, UserError) else error
+        traceback.print_exception(error)
+        outcome = outcome_of(Worker(ranks[0]), LOADING, cause)
+        write_outcome(directory, outcome)
+        return _exit_code([outcome])
+    workers = [Worker(rank, role) for rank in ranks for role in roles]
+    return _Family(directory, workers, signals).run(body)
+
+
+class _Signals:
+    """Signals that ask for a stop: remembered by whoever gets them, passed on to the processes that are there."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self.processes: dict[Worker, BaseProcess] = {}
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+        self.pass_on(number)
+
+    def pass_on(self, number: int) -> None:
+        for process in self.processes.values():
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, number)
+
+
+class _Family:
+    """The processes of a task."""
+
+    def __init__(self, directory: RunDirectory, workers: Sequence[Worker], signals: _Signals) -> None:
+        self._directory, self._workers, self._signals = directory, workers, signals
+        self._parent = os.getpid()
+
+    def run(self, body: Body) -> int:
+        """Start them, wait for them, see that each has an outcome; the task's exit code."""
+        context = multiprocessing.get_context("fork")
+        beat = Beat(host=socket.gethostname(), pid=os.getpid(), phase=LOADING)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for worker in self._workers:
+            write_beat(self._directory, worker, beat)
+            process = context.Process(target=self._be, args=(worker, body), name=str(worker))
+            process.start()
+            self._signals.processes[worker] = process
+        for number in self._signals.received:  # those that came before all of them were there
+            self._signals.pass_on(number)
+        outcomes = self._mind(dict(self._signals.processes))
+        return _exit_code(outcomes)
+
+    def _mind(self, running: dict[Worker, BaseProcess]) -> list[Outcome]:
+        """Wait for all; where one fails and the others do not notice, they are ended."""
+        outcomes: list[Outcome] = []
+        end_by = None
+        while running:
+            connection.wait([process.sentinel for process in running.values()], POLL_SECONDS)
+            for worker, process in list(running.items()):
+                if process.exitcode is None:
+                    continue
+                del running[worker]
+                outcomes.append(self._outcome(worker, process.exitcode))
+                if outcomes[-1].failed and end_by is None:
+                    end_by = time.monotonic() + NOTICE_SECONDS
+            if end_by is not None and time.monotonic() > end_by:
+                for worker, process in running.items():
+                    process.kill()
+                    process.join()
+                    ended = f"ended {NOTICE_SECONDS:.0f} s after another process of its rank had failed"
+                    outcomes.append(Outcome(*worker, ended, host=socket.gethostname(), echo=True, time=time.time()))
+                    write_outcome(self._directory, outcomes[-1])
+                running.clear()
+        return outcomes
+
+    def _outcome(self, worker: Worker, returncode: int) -> Outcome:
+        """What a process that has ended left, or what is to be said of it."""
+        written = read_outcome(self._directory, worker)
+        if written is not None:
+            return written
+        outcome = outcome_of_dead(self._directory, worker, returncode)
+        write_outcome(self._directory, outcome)
+        self._directory.crash_file(worker).unlink(missing_ok=True)
+        return outcome
+
+    def _be(self, worker: Worker, body: Body) -> None:
+        """The life of one process."""
+        self._signals.processes = {}
+        die_with_parent(self._parent)
+        _name_process(f"{worker.role}-{worker.rank}")
+        if SUPERVISED in os.environ:  # else somebody watches what the task prints
+            log = os.open(self._directory.log_file(worker), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            os.dup2(log, sys.stdout.fileno())
+            os.dup2(log, sys.stderr.fileno())
+            os.close(log)
+        stop = StopSignal(self._directory, worker, reads_file=worker == self._workers[0] and worker.rank == 0)
+        for number in self._signals.received:
+            stop.receive(number)
+        run_guarded(stop, lambda stop: body(worker, stop))
+
+
+def _exit_code(outcomes: Sequence[Outcome]) -> int:
+    if SUPERVISED in os.environ:
+        return 0
+    failures = sorted((outcome for outcome in outcomes if outcome.failed), key=lambda end: (end.echo, end.time))
+    if failures:
+        return failures[0].code
+    return STOPPED if any(outcome.code == STOPPED for outcome in outcomes) else 0
+
+
+def _name_process(name: str) -> None:
+    """What `ps -o comm` and `top` show; 15 characters of it (Linux)."""
+    pr_set_name = 15
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_name, name.encode()[:15], 0, 0, 0)

@@ -1,0 +1,147 @@
+"""A role in its own processes: its trainer, its engine, and the path of weights between them.
+
+On a GPU the roles take turns, and so do a role's trainer and engine. What a method of `RoleWorker` has used is given
+back when it returns, but for the weights that a sync brings to the engine for what it generates next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from tango_hpc.config import Config
+from tango_hpc.config.roles import RoleConfig
+from tango_hpc.errors import CheckFailed
+from tango_hpc.parallel.ranks import this_device
+from tango_hpc.policy.loss import LogprobGapError, LossSettings, UpdateStats
+from tango_hpc.policy.memory import give_back_freed_memory
+from tango_hpc.policy.policy import Policy
+from tango_hpc.reshard.sync import SyncStats, WeightSync
+from tango_hpc.rollout.engine import RolloutEngine
+from tango_hpc.rollout.sizes import cache_bytes, cache_problem, engine_bytes
+from tango_hpc.types import Generation, GenerationRequest, SamplingSettings, TrainSequence
+
+
+class RoleWorker:
+    """The shards of this process. Every method is collective over the processes of the role.
+
+    A role that is not trained has no policy: its engine holds the weights of `model.path`, or those that it has taken
+    from a checkpoint.
+    """
+
+    def __init__(self, name: str, config: Config, total_steps: int) -> None:
+        self._name, self._config, self._settings = name, config, config.roles[name]
+        self._policy: Policy | None = None
+        if self._settings.trainable:
+            self._policy = Policy(
+                self._settings,
+                config.launch.dtype,
+                optimizer=self._settings.optimizer,
+                total_steps=total_steps,
+                with_reference=config.algorithm.kl_coef > 0,
+            )
+            self._policy.offload()
+        self.engine = make_engine(self._settings, config, name, load_weights=self._policy is None)
+        self.engine.sleep()
+        self._sync = WeightSync(self._policy, self.engine, config.reshard) if self._policy is not None else None
+
+    @property
+    def policy(self) -> Policy:
+        """The trainer."""
+        assert self._policy is not None, f"the {self._name} has no trainer"
+        return self._policy
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSettings) -> list[Generation]:
+        """Complete every request, in their order."""
+        self.engine.wake()
+        generations = self.engine.generate(requests, sampling)
+        self.engine.sleep()
+        self._give_back()
+        return generations
+
+    def sync(self) -> SyncStats:
+        """Bring the trainer's weights into the engine, which stays awake without a cache."""
+        assert self._sync is not None
+        self.policy.onload(weights_only=True)
+        self.engine.wake(weights_only=True)
+        stats = self._sync.sync()
+        self.policy.offload(weights_changed=False)
+        return stats
+
+    def take_weights(self, saved: Path) -> None:
+        """Bring the weights of a training checkpoint's folder of this role, of any layout, into the engine."""
+        if self._policy is None:
+            self._policy = Policy(self._settings, self._config.launch.dtype)
+            self._sync = WeightSync(self._policy, self.engine, self._config.reshard)
+        self.policy.load(saved)
+        self.sync()
+        self.engine.sleep()
+        self._give_back()
+
+    def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> None:
+        """Give the sequences what the updates need to know from before the first one; `update` must follow."""
+        self.policy.onload()
+        self.policy.prepare(sequences, loss, num_updates)
+
+    def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> list[UpdateStats]:
+        """`num_updates` optimizer steps on one batch.
+
+        Raises `CheckFailed` where trainer and engine disagree by too much, with the weights that differ.
+        """
+        try:
+            updates = [self.policy.update(sequences, loss) for _ in range(num_updates)]
+        except LogprobGapError as error:
+            raise CheckFailed(f"{self._name}: {error}; {self._weight_differences()}") from error
+        self.policy.offload()
+        self._give_back()
+        return updates
+
+    def save(self, folder: Path) -> None:
+        """Write what `load` needs to go on bit for bit. OSError where it cannot be written."""
+        self.policy.save(folder)
+        self._give_back()
+
+    def load(self, folder: Path) -> None:
+        """Continue from what `save` wrote."""
+        self.policy.load(folder)
+        self._give_back()
+
+    def _weight_differences(self) -> str:
+        """Which tensors of the engine are not the trainer's, in words."""
+        assert self._sync is not None
+        if self.engine.forgets_when_asleep:  # the weights that generated are gone; are those that would come now right?
+            self.policy.offload(keep_weights=True)
+            self.engine.wake(weights_only=True)
+            self._sync.sync()
+        differing = self._sync.find_mismatches()
+        if differing:
+            return "these tensors of the engine are not the trainer's:\n" + "\n".join(differing)
+        return "all weights of the engine are the trainer's: they compute differently (precision, kernels)"
+
+    def _give_back(self) -> None:
+        """Leave the memory of the GPU, or of the machine, to the other role."""
+        give_back_freed_memory(self.engine.device)
+
+
+def make_engine(settings: RoleConfig, config: Config, name: str, *, load_weights: bool) -> RolloutEngine:
+    """The engine of the role `name`. Collective over its processes. Raises `CheckFailed` where its cache has no room."""
+    rollout, device = settings.rollout, this_device()
+    gpu_bytes = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    problem = cache_problem(config, name, gpu_bytes)
+    if problem is not None:
+        raise CheckFailed(problem)
+    return RolloutEngine(
+        settings.model.path,
+        tensor=rollout.tensor,
+        dtype=config.launch.dtype,
+        max_model_len=settings.max_prompt_tokens + settings.max_response_tokens,
+        max_num_seqs=rollout.max_num_seqs,
+        max_batched_tokens=rollout.max_batched_tokens,
+        device=config.launch.device,
+        load_weights=load_weights,
+        kv_cache_bytes=cache_bytes(config, name, gpu_bytes),
+        gpu_share=engine_bytes(config, name, gpu_bytes) / gpu_bytes if gpu_bytes else 0.0,
+        enforce_eager=rollout.enforce_eager,
+    )
