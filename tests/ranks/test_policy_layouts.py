@@ -105,23 +105,23 @@ def run_all(folder: Path) -> dict[str, dict[str, Any]]:
             model_dir=policy.model_dir,
             shard_bytes=60_000,
         )
-        sequences = batch()
-        reference = policy.logprobs(sequences, reference=True, temperature=TEMPERATURE)
-        for sequence, logprobs in zip(sequences, reference, strict=True):
-            sequence.reference_logprobs = logprobs.tolist()
+        # What one update needs, and what the second of two does: both from before the first.
+        settings, alone, twice = LossSettings(**LOSSES[loss]), batch(), batch()
+        policy.prepare(alone, settings, 1)
+        policy.prepare(twice, settings, 2)
         results[layout] = {
-            "logprobs": policy.logprobs(sequences, temperature=TEMPERATURE),
-            "entropy": policy.logprobs(sequences, temperature=TEMPERATURE, entropy=True),
-            "reference": reference,
+            "logprobs": policy.logprobs(alone, temperature=TEMPERATURE),
+            "entropy": policy.logprobs(alone, temperature=TEMPERATURE, entropy=True),
+            "reference": [sequence.reference_logprobs for sequence in twice],
+            "reference_alone": [sequence.reference_logprobs for sequence in alone],
+            "old": [sequence.old_logprobs for sequence in twice],
+            "old_alone": [sequence.old_logprobs for sequence in alone],
             "distribution": np.concatenate(policy.logprobs(every_next_token())),
-            "sft_loss": policy.evaluate_sft(sequences),
-            "stats": asdict(policy.update(sequences, LossSettings(**LOSSES[loss]))),
+            "sft_loss": policy.evaluate_sft(alone),
+            "stats": asdict(policy.update(alone, settings)),
         }
         policy.export_hf(folder / f"{layout}-updated")
-        # The second of two updates on this batch: the policy before the first one stays the old one.
-        for sequence, logprobs in zip(sequences, results[layout]["logprobs"], strict=True):
-            sequence.old_logprobs = logprobs.tolist()
-        results[layout]["second"] = asdict(policy.update(sequences, LossSettings(**LOSSES[loss])))
+        results[layout]["second"] = asdict(policy.update(twice, settings))
         policy.export_hf(folder / f"{layout}-updated twice")
     return results
 
@@ -244,6 +244,16 @@ def test_forward_matches_transformers(family: str, loss: str, layout: str, on_ra
     assert mine["sft_loss"] == pytest.approx(theirs["sft_loss"], abs=1e-5)
 
 
+@pytest.mark.parametrize("layout", [f"{family}-{tensor}x{pipeline}-{loss}" for family, tensor, pipeline, loss in CASES])
+def test_a_policy_prepares_what_its_updates_need(layout: str, on_ranks: Any) -> None:
+    mine = on_ranks[0][layout]
+    for prepared, computed in (("reference_alone", "reference"), ("old", "logprobs")):
+        assert len(mine[prepared]) == len(batch())
+        for values, expected in zip(mine[prepared], mine[computed], strict=True):
+            np.testing.assert_array_equal(values, expected)
+    assert mine["old_alone"] == [[]] * len(batch())
+
+
 @pytest.mark.parametrize(("family", "loss", "layout"), cases())
 def test_one_step_matches_autograd(
     family: str, loss: str, layout: str, on_ranks: Any, expected: Any, folder: Path
@@ -300,6 +310,6 @@ def test_all_ranks_get_the_same_results(on_ranks: Any) -> None:
     for other in on_ranks[1:]:
         for layout, result in on_ranks[0].items():
             assert result["stats"] == other[layout]["stats"]
-            for name in ("logprobs", "entropy", "reference"):
+            for name in ("logprobs", "entropy", "reference", "old"):
                 for mine, theirs in zip(result[name], other[layout][name], strict=True):
                     assert np.array_equal(mine, theirs)
