@@ -20,9 +20,7 @@ from tango_hpc.grading import GradingPool, mathematics
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.tasks import get_task
 from tango_hpc.tasks.evaluated import BenchmarkTask
-
-REAL = Path(__file__).parents[3] / "shared/data"
-needs_real_data = pytest.mark.skipif(not REAL.is_dir(), reason=f"real data sets are not at {REAL}")
+from tests.helpers.real_data import REAL, needs_real_data
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,7 @@ from tango_hpc.data.prepare.sources import find_files
 from tango_hpc.data.tables import write_rows
 from tango_hpc.errors import UserError
 from tango_hpc.stages.preflight import check_inputs
-
-REAL = Path(__file__).parents[3] / "shared/data"
-needs_real_data = pytest.mark.skipif(not REAL.is_dir(), reason=f"real data sets are not at {REAL}")
+from tests.helpers.real_data import REAL, needs_real_data
 
 # One record of each set in its own fields, with what becomes of it: question, answer, chosen metadata.
 RECORDS = {

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from tango_hpc.data.prepare.overlap import HeldOut
-
-REAL = Path(__file__).parents[3] / "shared/data"
-needs_real_data = pytest.mark.skipif(not REAL.is_dir(), reason=f"real data sets are not at {REAL}")
+from tests.helpers.real_data import REAL, needs_real_data
 
 # AMC 12 2023 as it was set, with choices, and how amc23 words it: 12A 5, 6, 14, 2, 12B 3, 17.
 AS_SET = [
