@@ -86,6 +86,52 @@ def test_all_experiments_are_there_for_all_machines():
         assert {load(f"{size}/{path.name}").world_size for path in (FOLDER / size).glob("*.yaml")} == {ranks}
 
 
+def test_the_main_run_says_what_the_paper_says_and_what_the_docs_say_of_the_rest():
+    """From the paper (its Section 4 and Appendix D), and ours of docs/reproduce.md where it states nothing."""
+    config = load("4x8/qwen_grpo_tango.yaml")
+    assert (config.task.name, config.algorithm.name, config.seed) == ("math", "grpo", 0)
+    assert (config.launch.nodes, config.launch.tasks_per_node, config.launch.dtype) == (4, 8, "bfloat16")
+    assert config.generator.model.path == config.sft.generator.output == Path("models/qwen2.5-math-7b-sft")
+    assert config.sft.generator.init.path == Path("models/Qwen2.5-Math-7B")
+    assert config.verifier.model.path == Path("models/Qwen2.5-7B")
+    for role, lengths in ((config.generator, (1024, 3072)), (config.verifier, (4608, 3072))):
+        assert (role.max_prompt_tokens, role.max_response_tokens, role.micro_batch_tokens) == (*lengths, 8192)
+        assert (role.temperature, role.top_p, role.chat_template, role.trainable) == (1.0, 1.0, "auto", True)
+        assert role.model.reference_path is None and role.prompt is None
+        adam = role.optimizer
+        assert (adam.learning_rate, adam.schedule, adam.warmup_ratio) == (1e-6, "constant", 0.0)
+        assert (adam.beta1, adam.beta2, adam.epsilon) == (0.9, 0.95, 1e-8)
+        assert (adam.weight_decay, adam.clip_grad_norm) == (0.0, 1.0)
+        assert (role.parallel.tensor, role.parallel.pipeline, role.recompute_activations) == (4, 1, False)
+        rollout = role.rollout
+        assert (rollout.tensor, rollout.gpu_memory_utilization) == (2, 0.6)
+        assert (rollout.max_num_seqs, rollout.max_batched_tokens) == (256, 8192)
+    train, algorithm = config.train, config.algorithm
+    assert (train.questions_per_step, train.rollouts_per_question, train.updates_per_batch) == (256, 5, 1)
+    assert (train.verifier_warmup_steps, train.generator_steps) == (40, 200)
+    assert (train.generator_steps_per_cycle, train.verifier_steps_per_cycle) == (3, 1)
+    schedule = role_schedule(config)
+    assert schedule[:44] == ["verifier"] * 40 + ["generator"] * 3 + ["verifier"]
+    # 66 cycles of 3 and 1, then the last 2 of the generator, which no verifier step follows
+    assert (schedule.count("generator"), schedule.count("verifier")) == (200, 40 + 66)
+    assert schedule[-3:] == ["verifier", "generator", "generator"]
+    assert (algorithm.alpha_start, algorithm.alpha_end, algorithm.alpha_schedule) == (0.1, 1e-3, "exponential")
+    assert (algorithm.clip_low, algorithm.clip_high) == (0.2, 0.2)
+    assert (algorithm.kl_coef, algorithm.kl_estimator, algorithm.entropy_coef) == (0.001, "k3", 0.0)
+    assert (algorithm.loss_average, algorithm.importance_cap) == ("response", 2.0)
+    assert (algorithm.step_advantage_scale, algorithm.ground_truth_weight) == (1.0, 1.0)
+    assert (algorithm.generator_format_weight, algorithm.format_weight) == (0.0, 0.8)
+    assert (algorithm.verifier_format, algorithm.class_weights, algorithm.class_ema_decay) == (
+        "authors",
+        "sqrt_inverse",
+        0.8,
+    )
+    sft = config.sft.generator
+    assert config.sft.verifier is None and (sft.steps, sft.batch_size) == (800, 64)
+    assert (sft.optimizer.learning_rate, sft.optimizer.schedule, sft.optimizer.warmup_ratio) == (5e-6, "cosine", 0.1)
+    assert (sft.optimizer.beta2, sft.optimizer.weight_decay, sft.optimizer.final_ratio) == (0.95, 0.0, 0.1)
+
+
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.relative_to(FOLDER).as_posix())
 def test_experiments_have_the_papers_settings(path):
     config = load_config(path)
@@ -103,6 +149,14 @@ def test_experiments_have_the_papers_settings(path):
     assert (train.verifier_warmup_steps, train.generator_steps_per_cycle, train.verifier_steps_per_cycle) == (40, 3, 1)
     assert algorithm.alpha_start == (0.5 if algorithm.name == "reinforce++" else 0.1) and algorithm.alpha_end == 1e-3
     assert (algorithm.format_weight, algorithm.class_ema_decay) == (0.8, 0.8)
+
+
+def test_the_authors_recipes_are_of_their_three_algorithms():
+    assert {path.name: load_config(path).algorithm.name for path in AUTHORS} == {
+        "qwen_grpo_tango.yaml": "grpo",
+        "qwen_rloo_tango.yaml": "rloo",
+        "qwen_reinforce_pp_tango.yaml": "reinforce++",
+    }
 
 
 @pytest.mark.parametrize("path", AUTHORS, ids=lambda path: path.stem)
