@@ -16,7 +16,11 @@ from tango_hpc.advantages import (
     num_right_and_wrong_solutions,
     verifier_advantages_batch,
 )
+from tango_hpc.config.schema import AlgorithmConfig
 from tango_hpc.equations import ClassWeightEma, ClassWeights
+from tango_hpc.protocol.solution import parse_solution
+from tango_hpc.protocol.verification import CORRECT, INCORRECT, read_verification
+from tango_hpc.stages.scoring import ScoredSolution, score_solutions
 
 NAN = float("nan")
 ALGORITHMS = ("grpo", "rloo", "reinforce++")
@@ -265,6 +269,14 @@ def test_eq5_one_step_alone():
     assert [r.tolist() for r in equations.normalized_step_rewards([np.array([1.0])], "rloo")] == [[0.0]]
 
 
+def test_eq5_rloo_gives_exactly_zero_to_the_only_step_of_a_group():
+    # the mean of no others: no comparison, whatever the reward and however many solutions without steps stand beside it
+    with np.errstate(all="raise"):
+        for reward in (1.0, -1.0):
+            alone = [np.zeros(0), np.array([reward]), np.zeros(0)]
+            assert [r.tolist() for r in equations.normalized_step_rewards(alone, "rloo")] == [[], [0.0], []]
+
+
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
 def test_eq5_no_steps_and_equal_steps_give_zero(algorithm):
     assert [r.tolist() for r in equations.normalized_step_rewards([np.zeros(0), np.zeros(0)], algorithm)] == [[], []]
@@ -444,6 +456,16 @@ def test_generator_batch_grpo():
     close(result.advantages_N_T[3], [0.5, 0.5, 0, 0])  # a step that is alone in its group keeps its reward, 1
 
 
+def test_generator_batch_rloo():
+    result = generator_batch("rloo")
+    close(result.outcome_advantages_N, [1, 0, -1, 0])
+    # steps of A: 1 less the others' mean −1/2 is 3/2; −1/2 less (1 − 1/2) / 2 is −3/4, twice
+    close(result.advantages_N_T[0], [(1 + 1.5) / 2, (1 + 1.5) / 2, 1 / 2])
+    close(result.advantages_N_T[2], [(-1 - 1.5) / 2, (-1 - 0.75) / 2, (-1 - 0.75) / 2])
+    # the only step of B has none to be compared with
+    assert [result.advantages_N_T[i].tolist() for i in (1, 3)] == [[0.0] * 2, [0.0] * 4]
+
+
 def test_generator_batch_reinforce_normalises_over_the_batch():
     result = generator_batch("reinforce++")
     # outcome rewards 1, 0, 0, 0 of the batch, as in test_eq4_grpo
@@ -535,12 +557,22 @@ def test_solutions_are_counted_once_each():
 OFFICIAL = json.loads((Path(__file__).parents[1] / "data/official_advantages.json").read_text())
 
 
-@pytest.mark.parametrize("batch", OFFICIAL, ids=[f"{n}-{b['algorithm']}" for n, b in enumerate(OFFICIAL)])
-def test_advantages_are_those_of_the_authors_functions(batch):
+of_official = pytest.mark.parametrize("batch", OFFICIAL, ids=[f"{n}-{b['algorithm']}" for n, b in enumerate(OFFICIAL)])
+
+
+def assert_official(batch, result) -> None:
     """What compute_grpo_advantage and compute_rloo_advantage of github.com/kaiwenzha/RL-Tango give for these rows.
 
-    Where a row has another number of judgements than of steps, its solution has no step rewards there.
+    GRPO there adds 1e-6 to each deviation, in float32: the largest difference is 1.63e-5. That of RLOO is 9e-7.
     """
+    tolerance = {"grpo": 1.7e-5, "rloo": 1e-6}[batch["algorithm"]]
+    for row, advantages_T in zip(batch["rows"], result.advantages_N_T, strict=True):
+        np.testing.assert_allclose(advantages_T, row["advantages"], rtol=0, atol=tolerance)
+
+
+@of_official
+def test_advantages_are_those_of_the_authors_functions(batch):
+    """Where a row has another number of judgements than of steps, its solution has no step rewards there."""
     rows = batch["rows"]
     judged = [len(row["judgements"]) == len(row["step_ends"]) for row in rows]
     result = generator_advantages_batch(
@@ -553,8 +585,25 @@ def test_advantages_are_those_of_the_authors_functions(batch):
         algorithm=batch["algorithm"],
         step_scale=batch["step_scale"],
     )
-    for row, advantages_T in zip(rows, result.advantages_N_T, strict=True):
-        np.testing.assert_allclose(advantages_T, row["advantages"], rtol=0, atol=1e-4)
+    assert_official(batch, result)
+
+
+def scored_solution(row) -> ScoredSolution:
+    """A row of the authors' batches as a solution and a verification that were written and read."""
+    steps = "".join(f"<step>{k}</step>" for k in range(len(row["step_ends"])))
+    solution = parse_solution(f"<think>{steps}</think><answer>\\boxed{{0}}</answer>")
+    judgements = "".join(f"<step>{CORRECT if y > 0 else INCORRECT}</step>" for y in row["judgements"])
+    text = f"<step_verification>{judgements}</step_verification><final_verification>{CORRECT}</final_verification>"
+    verification = read_verification(text, solution, "authors")
+    return ScoredSolution(row["group"], solution, row["outcome"] == 1.0, row["step_ends"], row["length"], verification)
+
+
+@of_official
+def test_training_scores_the_authors_batches_as_they_do(batch):
+    """Which solutions have step rewards is decided by what training itself goes by."""
+    settings = AlgorithmConfig(name=batch["algorithm"], step_advantage_scale=batch["step_scale"])
+    solutions = [scored_solution(row) for row in batch["rows"]]
+    assert_official(batch, score_solutions(solutions, settings, batch["alpha"]))
 
 
 def test_the_authors_batches_have_what_matters():
