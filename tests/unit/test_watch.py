@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tango_hpc.control.outcome import Outcome, find_cause, outcome_of_dead, read_failures, write_outcome
+from tango_hpc.control.outcome import Outcome, find_cause, outcome_of_dead, read_failures, read_outcomes, write_outcome
 from tango_hpc.control.stop import StopRequest, read_stop_request, request_stop
 from tango_hpc.control.watchdog import Watchdog
 from tango_hpc.launch.starters import deaths_in_srun_output
@@ -98,6 +98,32 @@ def test_echoes_come_after_the_cause_even_when_they_are_older(directory: RunDire
     fail(directory, 3, 2.0, "ValueError: late")
     fail(directory, 2, 1.5, "ValueError: first")
     assert [failure.rank for failure in read_failures(directory)] == [2, 3, 0]
+
+
+def test_outcomes_are_the_files_that_the_docs_describe(directory: RunDirectory) -> None:
+    """Their names, keys and values stand here as in docs/run_directory.md, so that a rename breaks no run of before."""
+    files = {
+        "rank_00001.generator.json": """{"rank": 1, "role": "generator", "error": "ValueError: late", "code": 1,
+            "host": "n1", "phase": "train", "traceback": "Traceback\\nValueError: late\\n", "echo": false, "time": 2.5}""",
+        "rank_00000.verifier.json": """{"rank": 0, "role": "verifier", "error": "RuntimeError: Connection closed by peer",
+            "code": 1, "host": "n0", "phase": "verify", "traceback": "", "echo": true, "time": 1.5}""",
+        "rank_00000.generator.json": """{"rank": 0, "role": "generator", "error": "", "code": 85, "host": "n0",
+            "phase": "rollout", "traceback": "", "echo": false, "time": 3.0}""",
+        "rank_00002.json": """{"rank": 2, "role": "", "error": "ImportError: no", "code": 1, "host": "n2",
+            "phase": "loading libraries", "traceback": "", "echo": false, "time": 3.5}""",
+    }
+    for name, text in files.items():
+        (directory.outcomes / name).write_text(text)
+    late = Outcome(1, G, "ValueError: late", 1, "n1", "train", "Traceback\nValueError: late\n", False, 2.5)
+    echo = Outcome(0, V, "RuntimeError: Connection closed by peer", 1, "n0", "verify", "", True, 1.5)
+    loading = Outcome(2, "", "ImportError: no", 1, "n2", "loading libraries", "", False, 3.5)
+    stopped = Outcome(0, G, "", 85, "n0", "rollout", "", False, 3.0)
+    assert read_failures(directory) == [late, loading, echo]
+    assert read_outcomes(directory) == {outcome.worker: outcome for outcome in (late, echo, loading, stopped)}
+    for outcome in (late, echo, loading, stopped):
+        write_outcome(directory, outcome)
+    written = {file.name: json.loads(file.read_text()) for file in directory.outcomes.iterdir()}
+    assert written == {name: json.loads(text) for name, text in files.items()}
 
 
 def test_a_silent_death_comes_before_its_echoes(directory: RunDirectory) -> None:
