@@ -1,4 +1,4 @@
-"""Every test sees the clone and its own temporary folder; and marks by the folder a test lies in: unit, ranks, vllm, slurm.
+"""Every test sees the clone and its own temporary folder; and marks by the folder a test lies in: unit, ranks, vllm, slurm, gpu.
 
 What somebody's working directory, home directory or environment holds must not change a result:
 
@@ -40,13 +40,14 @@ KEPT_PREFIXES = ("LC_", "PYTEST_")
 def _clean_environment() -> None:
     # Programs that tests start import from `tests` too, and start elsewhere: no entry may be relative.
     others = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    gpus = os.environ.get("PYTEST_GPUS", "")  # named by tools/gpu_check.sh alone
     for name in set(os.environ) - KEPT:
         if not name.startswith(KEPT_PREFIXES):
             del os.environ[name]
     os.environ |= {
         "HOME": str(HOME),
         "PYTHONPATH": os.pathsep.join([str(TESTS.parent), *others]),
-        "CUDA_VISIBLE_DEVICES": "",  # the tests compute on the CPU, also beside a GPU
+        "CUDA_VISIBLE_DEVICES": gpus,  # the tests compute on the CPU, also beside a GPU
     }
 
 

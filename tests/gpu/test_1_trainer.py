@@ -1,0 +1,81 @@
+"""The trainer on a GPU against the same on the CPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tango_hpc.config.roles import OptimizerConfig
+from tango_hpc.policy.attention import PackedCoreAttention, PackedSequences
+from tests.gpu.conftest import Note
+from tests.helpers.policies import policy_of
+from tests.helpers.ranks import run_ranks
+from tests.helpers.sequences import random_sequences
+from tests.helpers.tiny import make_tiny_hf
+
+LENGTHS = [4096, 1500, 1499, 333, 64, 17, 2, 1]
+# By precision: the largest mean difference of a log-probability, and of the gradient's norm as a share.
+LIMITS = {"float32": (1e-4, 1e-3), "bfloat16": (0.02, 0.05)}
+
+
+def train_a_little(model_dir: str, dtype: str) -> dict[str, Any]:
+    """Log-probabilities, one update, and log-probabilities after it."""
+    from tango_hpc.policy.loss import LossSettings
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    policy = policy_of(model_dir, dtype=dtype, optimizer=OptimizerConfig(learning_rate=1e-4), total_steps=2)
+    sequences = random_sequences(24, 107)
+    before = np.concatenate(policy.logprobs(sequences))
+    stats = policy.update(sequences, LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.0))
+    policy.offload()
+    policy.onload()
+    after = np.concatenate(policy.logprobs(sequences))
+    return {"before": before, "after": after, "grad_norm": stats.grad_norm, "device": str(policy.device)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logprobs_and_one_update(
+    device: torch.device, dtype: str, note: Note, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Part 1: log-probabilities, a gradient and an update are the CPU's in fp32."""
+    model_dir = make_tiny_hf(tmp_path / "model", hidden_size=256, num_attention_heads=8)
+    found = run_ranks(train_a_little, 1, str(model_dir), dtype)[0]
+    assert found["device"].startswith(device.type)
+    monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
+    exact = run_ranks(train_a_little, 1, str(model_dir), "float32")[0]
+    assert exact["device"] == "cpu"
+    limit, norm_limit = LIMITS[dtype]
+    for when in ("before", "after"):
+        gap = float(np.abs(found[when] - exact[when]).mean())
+        note(f"log-probability, {when}: mean difference", gap, "nats", f"at most {limit:g}")
+        assert gap <= limit
+    share = abs(found["grad_norm"] / exact["grad_norm"] - 1)
+    note("gradient's norm differs by", share, "", f"at most {norm_limit:g}")
+    assert share <= norm_limit
+
+
+@pytest.mark.parametrize(("heads", "groups", "dim"), [(14, 2, 64), (28, 4, 128), (32, 8, 128)])
+def test_packed_attention(device: torch.device, heads: int, groups: int, dim: int, note: Note) -> None:
+    """Part 1: packed attention in bf16 is padded attention in fp32, forward and backward."""
+    torch.manual_seed(0)
+    frequencies = 10_000.0 ** -(torch.arange(dim // 2) / (dim // 2))
+    inputs = [torch.randn(sum(LENGTHS), n, dim, device=device) for n in (heads, groups, groups)]
+    weights = torch.randn(sum(LENGTHS), heads, dim, device=device)
+
+    def run(dtype: torch.dtype) -> list[torch.Tensor]:
+        packed = PackedSequences.of_lengths(LENGTHS, frequencies, dtype, device)
+        tensors = [tensor.to(torch.bfloat16).to(dtype).requires_grad_() for tensor in inputs]
+        output = PackedCoreAttention()(*tensors, packed_seq_params=packed).view(len(weights), heads, dim)
+        gradients = torch.autograd.grad((output * weights.to(torch.bfloat16).to(dtype)).sum(), tensors)
+        return [output.detach(), *gradients]
+
+    exact, rounded = run(torch.float32), run(torch.bfloat16)
+    for name, expected, found in zip(("output", "dQ", "dK", "dV"), exact, rounded, strict=True):
+        error = float((found.float() - expected).norm() / expected.norm())
+        note(f"{name}: relative error", error, "", "at most 0.02")
+        assert error <= 0.02

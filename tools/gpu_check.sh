@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Checks what only a GPU can tell and leaves one page with every figure: FOLDER/gpu_check.md (default: gpu_check/).
+# Uses all GPUs that it sees; with one, what needs several is left out. Without vLLM the trainer's parts run alone.
+# Without a GPU it rehearses: what a CPU can stand in for runs there, and the page says so.
+#
+#   bash tools/gpu_check.sh [FOLDER] [pytest arguments, such as -k attention]
+#
+# Takes ten minutes at most. Run it in an environment that has the package with its `gpu` extra and pytest
+# (pip install -e '.[gpu,dev]'), inside an allocation. A page with failures is worth sending: each comes with its reason.
+set -uo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+folder="${1:-gpu_check}"
+[ "$#" -gt 0 ] && shift
+mkdir -p "$folder"
+export PYTEST_GPU_PAGE="$(cd "$folder" && pwd)/gpu_check.md"
+count="$( (nvidia-smi -L 2>/dev/null || true) | grep -c '^GPU')"
+if [ "$count" -gt 0 ]; then
+    # The test suite hides GPUs from its tests; these shall see them.
+    export PYTEST_GPUS="${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((count - 1)))}"
+else
+    export PYTEST_GPU_REHEARSAL=1
+    echo "There is no GPU here: this is a rehearsal on the CPU."
+fi
+python -m pytest "$root/tests/gpu" -q --rootdir "$root" -c "$root/pyproject.toml" "$@"
+code=$?
+echo "The page: $PYTEST_GPU_PAGE"
+exit "$code"
