@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 from tango_hpc.config import Config, load_config
 from tango_hpc.control.stop import StopSignal
+from tango_hpc.control.watchdog import STARTUP_SECONDS
 from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.launch.environment import rank_variables
-from tango_hpc.launch.gpu_driver import why_no_gpu
+from tango_hpc.launch.gpu_driver import why_no_gpu, why_not_shared
 from tango_hpc.launch.staging import staged_overrides
 from tango_hpc.launch.workers import Body, host_ranks
 from tango_hpc.run.directory import RunDirectory
@@ -45,23 +46,42 @@ def prepare_stage(directory: RunDirectory, stage: str) -> tuple[Sequence[str], B
     if config.launch.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     roles = process_roles(config, stage)
-    module, _, name = STAGES[stage].partition(":")
-    body: StageBody = getattr(import_module(module), name)
+    if config.launch.device == "cpu" or imports_touch_no_gpu():
+        load_stage(stage)
+    return roles, lambda worker, stop: run_stage(directory, config, stage, roles, worker, stop)
+
+
+def imports_touch_no_gpu() -> bool:
+    """Whether packages that ask for GPUs while they are imported are answered by NVML.
+
+    It knows no MIG slices, and containers may lack it; CUDA then answers, and a process that has asked it cannot fork
+    others that use a GPU. Those import by themselves.
+    """
+    import torch
+
+    return torch.cuda._device_count_nvml() >= 0
+
+
+def load_stage(stage: str) -> StageBody:
+    """The stage's function, with all that its processes will import."""
     if stage != "sft":
         from tango_hpc.rollout.engine import import_vllm
 
         import_vllm()
-    return roles, lambda worker, stop: run_stage(directory, config, roles, worker, stop, body)
+    module, _, name = STAGES[stage].partition(":")
+    body: StageBody = getattr(import_module(module), name)
+    return body
 
 
 StageBody = Callable[[Config, RunDirectory, StopSignal, "Exchange"], None]
 
 
 def run_stage(
-    directory: RunDirectory, config: Config, roles: Sequence[str], worker: Worker, stop: StopSignal, body: StageBody
+    directory: RunDirectory, config: Config, stage: str, roles: Sequence[str], worker: Worker, stop: StopSignal
 ) -> None:
     """Join the other processes and run the stage to its end; a user's mistake found here becomes `CheckFailed`."""
     os.environ.update(rank_variables(worker.rank))
+    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # this process may ask the driver itself, which knows more
 
     import torch
     from torch.distributed import PrefixStore
@@ -72,13 +92,18 @@ def run_stage(
     launch = config.launch
     if launch.device == "cuda" and not torch.cuda.is_available():
         raise CheckFailed(f"launch.device is cuda, but this rank has no GPU: {why_no_gpu()}")
+    if launch.device == "cuda" and os.environ["LOCAL_RANK"] == "0" and worker.role == roles[0]:
+        refused = why_not_shared(len(roles))
+        if refused is not None:
+            raise CheckFailed(": ".join(refused))
     torch.set_num_threads(launch.threads_per_rank)
+    body = load_stage(stage)
     stop.enter("meeting the other ranks")
     try:
         store = open_store(launch.collective_timeout_seconds, hosts=worker == (0, roles[0]))
         init_distributed(launch.collective_timeout_seconds, PrefixStore(worker.role, store))
         # A role waits for what the other is at; how long that may take is the watchdog's to say.
-        longest = launch.hang_timeout_seconds + launch.collective_timeout_seconds
+        longest = max(launch.hang_timeout_seconds, STARTUP_SECONDS) + launch.collective_timeout_seconds
         exchange = Exchange.join(store, roles, worker.role, longest)
         stop.agree = exchange.any
         body(config, directory, stop, exchange)
@@ -86,7 +111,7 @@ def run_stage(
         raise
     except UserError as error:
         raise CheckFailed(str(error)) from error
-    exchange.barrier()  # who hosts the store leaves last
+    exchange.barrier()
     shutdown_distributed()
 
 

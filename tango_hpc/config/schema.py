@@ -252,7 +252,7 @@ class CheckpointConfig(Section):
 
 
 class LaunchConfig(Section):
-    """Processes: one per GPU, or per CPU rank."""
+    """Ranks: one per GPU, or per share of the CPU cores. Each has a process for every role."""
 
     nodes: Positive = 1
     tasks_per_node: Positive = 1

@@ -142,9 +142,18 @@ def find_cause(directory: RunDirectory, deaths: Iterable[Outcome]) -> list[Outco
     """All failures, the cause first: what was written down, then ranks that died without a word, then echoes."""
     written = read_failures(directory)
     known = {failure.rank for failure in written}
-    silent = [death for death in deaths if death.rank not in known]
+    silent = [_with_phases(directory, death) for death in deaths if death.rank not in known]
     own = [failure for failure in written if not failure.echo]
     return own + silent + [failure for failure in written if failure.echo]
+
+
+def _with_phases(directory: RunDirectory, death: Outcome) -> Outcome:
+    """The death of a whole rank, with what its processes were doing."""
+    if death.rank is None or death.phase:
+        return death
+    files = sorted(directory.heartbeats.glob(f"{Worker(death.rank).stem}.*.json"))
+    workers = [Worker.from_stem(file.stem) for file in files]
+    return replace(death, phase=", ".join(f"{read_beat(directory, w).phase} ({w.role})" for w in workers))
 
 
 def clear_last_attempt(directory: RunDirectory) -> None:

@@ -39,7 +39,7 @@ CHANGEABLE_ON_RESUME = (
     "sft.*.eval_every",
     "checkpoint.*",
     "reshard.*",
-    "rollout.*",
+    "*.rollout.*",
     "*.parallel.*",
     "*.micro_batch_tokens",
     "*.recompute_activations",

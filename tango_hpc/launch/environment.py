@@ -23,10 +23,10 @@ from typing import Literal
 from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.worker import RANKS_OF_TASK
 
 Place = Literal["alone", "allocation", "rank"]
 
-RANKS_OF_TASK = "TANGO_RANKS_OF_TASK"
 RENDEZVOUS_TIMEOUT_SECONDS = 300.0
 # Below Linux's range for outgoing connections (32768 and up), so that no client socket takes the port meanwhile.
 PORTS = range(20_000, 32_000)

@@ -17,10 +17,10 @@ from tango_hpc.config.schema import Config
 from tango_hpc.control.guard import SUPERVISED
 from tango_hpc.control.outcome import Outcome, describe_death
 from tango_hpc.errors import UserError
-from tango_hpc.launch.environment import RANKS_OF_TASK, free_port, python_path
+from tango_hpc.launch.environment import free_port, python_path
 from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.worker import Worker
+from tango_hpc.run.worker import RANKS_OF_TASK, Worker
 
 # Words of a task before the run directory and the stage. TANGO_RANK_COMMAND replaces it, to run in a container.
 RANK_COMMAND = (sys.executable, "-P", "-m", "tango_hpc.rank")

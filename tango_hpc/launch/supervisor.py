@@ -80,6 +80,8 @@ class Supervisor:
                 self.starter.kill()
         if self._ended_while_loading:
             return STOPPED
+        if self.config.launch.nodes > 1:
+            self._await_cause()
         outcomes, visible_by = read_outcomes(self.directory), time.monotonic() + VISIBLE_SECONDS
         while not self._all_ended(outcomes) and not (self.failures or self.starter.deaths()):
             if time.monotonic() > visible_by:
@@ -176,6 +178,15 @@ class Supervisor:
                 limit = f"launch.grace_seconds={launch.grace_seconds:.0f}"
                 self.failures = [Outcome(None, error=f"no safe point within {limit}: ended without saving")]
                 return
+
+    def _await_cause(self) -> None:
+        """Where all that failed did so because others had gone: who went first may have left word on another node."""
+        visible_by = time.monotonic() + VISIBLE_SECONDS
+        while self.failures and all(failure.echo for failure in self.failures) and time.monotonic() < visible_by:
+            if self._all_ended(read_outcomes(self.directory)):
+                return
+            time.sleep(POLL_SECONDS)
+            self.failures = find_cause(self.directory, self.starter.deaths())
 
     def _await_last_words(self) -> None:
         until = time.monotonic() + LAST_WORDS_SECONDS

@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from types import FrameType
@@ -53,6 +54,7 @@ def host_ranks(directory: RunDirectory, prepare: Callable[[], tuple[Sequence[str
     directory.outcomes.mkdir(exist_ok=True)
     directory.heartbeats.mkdir(exist_ok=True)
     ranks = own_ranks()
+    directory.outcome_file(Worker(ranks[0])).unlink(missing_ok=True)  # of an attempt that had no supervisor to clear it
     try:
         os.environ.update(prepare_rank(directory))
         roles, body = prepare()
@@ -63,7 +65,15 @@ def host_ranks(directory: RunDirectory, prepare: Callable[[], tuple[Sequence[str
         write_outcome(directory, outcome)
         return _exit_code([outcome])
     workers = [Worker(rank, role) for rank in ranks for role in roles]
-    return _Family(directory, workers, signals).run(body)
+    family = _Family(directory, workers, signals)
+    try:
+        return _exit_code(family.run(body))
+    except BaseException as error:  # a full disk, no more processes: whoever was started would wait for its peers
+        family.kill()
+        traceback.print_exception(error)
+        outcome = outcome_of(Worker(ranks[0]), LOADING, error)
+        write_outcome(directory, outcome)
+        return _exit_code([outcome])
 
 
 class _Signals:
@@ -72,17 +82,20 @@ class _Signals:
     def __init__(self) -> None:
         self.received: list[int] = []
         self.processes: dict[Worker, BaseProcess] = {}
+        self._owner = os.getpid()
         for number in STOP_SIGNALS:
             signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received.append(number)
-        self.pass_on(number)
+        if os.getpid() == self._owner:  # else it is a child that has no handlers of its own yet
+            self.pass_on(number)
 
     def pass_on(self, number: int) -> None:
         for process in self.processes.values():
             if process.is_alive() and process.pid is not None:
-                os.kill(process.pid, number)
+                with suppress(ProcessLookupError):  # it has ended meanwhile
+                    os.kill(process.pid, number)
 
 
 class _Family:
@@ -92,24 +105,30 @@ class _Family:
         self._directory, self._workers, self._signals = directory, workers, signals
         self._parent = os.getpid()
 
-    def run(self, body: Body) -> int:
-        """Start them, wait for them, see that each has an outcome; the task's exit code."""
+    def kill(self) -> None:
+        """End those that were started."""
+        for process in self._signals.processes.values():
+            process.kill()
+            process.join()
+
+    def run(self, body: Body) -> list[Outcome]:
+        """Start them, wait for them, see that each has an outcome."""
         context = multiprocessing.get_context("fork")
         beat = Beat(host=socket.gethostname(), pid=os.getpid(), phase=LOADING)
         sys.stdout.flush()
         sys.stderr.flush()
         for worker in self._workers:
+            self._directory.outcome_file(worker).unlink(missing_ok=True)
             write_beat(self._directory, worker, beat)
             process = context.Process(target=self._be, args=(worker, body), name=str(worker))
             process.start()
             self._signals.processes[worker] = process
         for number in self._signals.received:  # those that came before all of them were there
             self._signals.pass_on(number)
-        outcomes = self._mind(dict(self._signals.processes))
-        return _exit_code(outcomes)
+        return self._mind(dict(self._signals.processes))
 
     def _mind(self, running: dict[Worker, BaseProcess]) -> list[Outcome]:
-        """Wait for all; where one fails and the others do not notice, they are ended."""
+        """Wait for all; where one fails and the others do not notice, or it does not exit, they are ended."""
         outcomes: list[Outcome] = []
         end_by = None
         while running:
@@ -119,24 +138,27 @@ class _Family:
                     continue
                 del running[worker]
                 outcomes.append(self._outcome(worker, process.exitcode))
-                if outcomes[-1].failed and end_by is None:
-                    end_by = time.monotonic() + NOTICE_SECONDS
+            written = [read_outcome(self._directory, worker) for worker in running]
+            if end_by is None and any(outcome.failed for outcome in [*outcomes, *filter(None, written)]):
+                end_by = time.monotonic() + NOTICE_SECONDS
             if end_by is not None and time.monotonic() > end_by:
                 for worker, process in running.items():
                     process.kill()
                     process.join()
-                    ended = f"ended {NOTICE_SECONDS:.0f} s after another process of its rank had failed"
-                    outcomes.append(Outcome(*worker, ended, host=socket.gethostname(), echo=True, time=time.time()))
-                    write_outcome(self._directory, outcomes[-1])
+                    outcomes.append(self._outcome(worker, None))
                 running.clear()
         return outcomes
 
-    def _outcome(self, worker: Worker, returncode: int) -> Outcome:
-        """What a process that has ended left, or what is to be said of it."""
+    def _outcome(self, worker: Worker, returncode: int | None) -> Outcome:
+        """What a process that has ended left, or what is to be said of it; None: it was ended by us."""
         written = read_outcome(self._directory, worker)
         if written is not None:
             return written
-        outcome = outcome_of_dead(self._directory, worker, returncode)
+        if returncode is None:
+            ended = f"ended {NOTICE_SECONDS:.0f} s after another process of its rank had failed"
+            outcome = Outcome(*worker, ended, host=socket.gethostname(), echo=True, time=time.time())
+        else:
+            outcome = outcome_of_dead(self._directory, worker, returncode)
         write_outcome(self._directory, outcome)
         self._directory.crash_file(worker).unlink(missing_ok=True)
         return outcome
@@ -152,6 +174,8 @@ class _Family:
             os.dup2(log, sys.stderr.fileno())
             os.close(log)
         stop = StopSignal(self._directory, worker, reads_file=worker == self._workers[0] and worker.rank == 0)
+        for stop_signal in STOP_SIGNALS:
+            signal.signal(stop_signal, stop.receive)
         for number in self._signals.received:
             stop.receive(number)
         run_guarded(stop, lambda stop: body(worker, stop))

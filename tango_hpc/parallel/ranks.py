@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 from tango_hpc.errors import UserError
 from tango_hpc.parallel import groups
+from tango_hpc.parallel.collectives import all_gather_objects
+from tango_hpc.run.worker import RANKS_OF_TASK
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,24 @@ def init_distributed(timeout_seconds: float = 1800, store: dist.Store | None = N
         backend = "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=timeout_seconds)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    if device.type == "cuda":
+        _check_own_gpus(device)
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     return RankInfo(rank, world_size, local_rank, -(-world_size // ranks_per_node), device)
 
 
+def _check_own_gpus(device: torch.device) -> None:
+    """Raise `UserError` where two ranks have one GPU. Collective."""
+    owners: dict[str, int] = {}
+    for rank, card in enumerate(all_gather_objects(str(torch.cuda.get_device_properties(device).uuid))):
+        if card in owners:
+            raise UserError(f"ranks {owners[card]} and {rank} were given the same GPU ({card}); start one task per GPU")
+        owners[card] = rank
+
+
 def sees_one_gpu(num_gpus: int) -> bool:
     """Whether Slurm shows this rank its own GPU alone, as it does with `--gpus-per-task=1`."""
-    return num_gpus == 1 and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
+    return num_gpus == 1 and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and RANKS_OF_TASK not in os.environ
 
 
 def this_device() -> torch.device:

@@ -45,18 +45,13 @@ class Checkpoints:
         exchange.barrier()
 
     def latest(self) -> Path | None:
-        """The newest complete checkpoint."""
-        return next((path for _, path in reversed(steps_in(self._folder))), None)
-
-    @property
-    def latest_step(self) -> int:
-        """After how many optimizer steps the newest complete checkpoint was written; 0 where there is none."""
-        return next((name.step for name, _ in reversed(steps_in(self._folder))), 0)
+        """The newest complete checkpoint, as the first process sees the folder: others may see it late."""
+        return self._exchange.all_gather(next((path for _, path in reversed(steps_in(self._folder))), None))[0]
 
     def save(self, step: int, phase: str, parts: Mapping[str, Saved], state: Mapping[str, Any]) -> Path:
         """Write a checkpoint after `step` optimizer steps, in `phase` of the next one ("" between steps)."""
         final = self._folder / str(StepName(step, phase))
-        if final.exists():
+        if self._exchange.any(final.exists()):
             return final
         partial = final.with_name(f".{final.name}")
 

@@ -103,6 +103,12 @@ def cache_problem(config: Config, role_name: str, gpu_bytes: int) -> str | None:
             f"{resident_gpu_bytes(config) / GIB:.1f} GiB that processes keep on the GPU: raise it or {key}.tensor, or "
             f"lower {key}.max_batched_tokens or {key}.max_num_seqs"
         )
+    taken = engine_bytes(config, role_name, gpu_bytes) + resident_gpu_bytes(config)
+    if config.launch.device == "cuda" and taken > gpu_bytes:
+        return (
+            f"{role_name}, rollout: {taken / GIB:.1f} GiB of a GPU's {gpu_bytes / GIB:.1f} GiB for weights, activations, a "
+            f"KV cache of {cache / GIB:.1f} GiB and what processes keep there: lower {key}.kv_cache_gb"
+        )
     length = role.max_prompt_tokens + role.max_response_tokens
     needed = length * engine.cache_bytes_per_token  # vLLM refuses less than one sequence of the allowed length
     if cache < needed:

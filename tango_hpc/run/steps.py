@@ -28,12 +28,15 @@ class StepName(NamedTuple):
         phase = f"+{self.phase}" if self.phase else ""
         return f"{role}step_{self.step:06d}{phase}"
 
+    @classmethod
+    def read(cls, name: str) -> StepName | None:
+        """What a file or folder of that name holds; None where it is no such name."""
+        match = _NAME.fullmatch(name)
+        return cls(int(match["step"]), match["phase"] or "", match["role"] or "") if match else None
+
 
 def steps_in(folder: Path) -> list[tuple[StepName, Path]]:
     """The checkpoints or dumps in `folder`, the oldest first; empty where there is no folder."""
-    found = []
-    for path in folder.iterdir() if folder.is_dir() else []:
-        if match := _NAME.fullmatch(path.name):
-            name = StepName(int(match["step"]), match["phase"] or "", match["role"] or "")
-            found.append((name, path))
+    names = ((StepName.read(path.name), path) for path in (folder.iterdir() if folder.is_dir() else []))
+    found = [(name, path) for name, path in names if name is not None]
     return sorted(found, key=lambda entry: (entry[0].step, SAVED_PHASES.index(entry[0].phase), entry[1].name))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+# How many ranks a task is, from RANK on, where it is more than one; set by the launcher of a single machine.
+RANKS_OF_TASK = "TANGO_RANKS_OF_TASK"
+
 _STEM = re.compile(r"rank_(?P<rank>\d+)(\.(?P<role>\w+))?")
 
 

@@ -54,12 +54,12 @@ class BenchmarkRun:
         self.config, self.settings, self.stop, self.exchange = config, config.eval, stop, exchange
         self.directory = directory
         self.folder = directory.path / "eval"
-        self.checkpoints = evaluated_checkpoints(config)
+        self.checkpoints = exchange.all_gather(evaluated_checkpoints(config))[0]  # the run may be going on
         self.pool = GradingPool()
         frozen = _for_evaluation(config)
         self.roles: dict[str, Role] = {}
         for name in evaluated_roles(config):
-            stop.enter(f"loading the {exchange.role}")
+            stop.enter(f"loading the {name}")
             self.roles[name] = (Generator if name == "generator" else Verifier)(name, frozen, exchange)
 
     def evaluate(self) -> None:
@@ -67,6 +67,7 @@ class BenchmarkRun:
         labels = {AS_THEY_ARE: None} if not self.checkpoints else {path.name: path for path in self.checkpoints}
         units = [(label, name) for label in labels for name in self.settings.benchmarks]
         todo = [(label, name) for label, name in units if not self._file(label, name).is_file()]
+        todo = self.exchange.all_gather(todo)[0]
         journal = Journal(
             self.directory, STAGE, self.stop, len(units), len(units) - len(todo), writes=self.exchange.is_first
         )

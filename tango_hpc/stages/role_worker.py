@@ -1,7 +1,8 @@
 """A role in its own processes: its trainer, its engine, and the path of weights between them.
 
 On a GPU the roles take turns, and so do a role's trainer and engine. What a method of `RoleWorker` has used is given
-back when it returns, but for the weights that a sync brings to the engine for what it generates next.
+back when it returns, but for what the next call is known to need: after `sync` the weights of the engine, after
+`prepare` the trainer.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from tango_hpc.protocol.prompts import Prompt, generator_prompt_ids, read_prompt
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.steps import StepName
 from tango_hpc.stages.journal import Clock, Journal
 from tango_hpc.tasks.tiny import build_tiny_model
 from tango_hpc.types import TrainSequence
@@ -35,7 +36,8 @@ def fine_tune(config: Config, directory: RunDirectory, stop: StopSignal, exchang
     total_steps = sum(settings.steps for settings in named.values())
     checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep, exchange)
     latest = checkpoints.latest()
-    resumed_step = checkpoints.latest_step
+    name = StepName.read(latest.name) if latest is not None else None
+    resumed_step = name.step if name is not None else 0
     journal = Journal(directory, STAGE, stop, total_steps, resumed_step, writes=exchange.is_first)
     first_step = 0
     for role, settings in named.items():

@@ -16,13 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.control.outcome import clear_last_attempt
 from tango_hpc.control.stop import StopSignal
-from tango_hpc.launch.environment import RANKS_OF_TASK, free_port
+from tango_hpc.launch.environment import free_port
 from tango_hpc.launch.workers import Body, host_ranks
 from tango_hpc.rank import prepare_stage
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.worker import Worker
+from tango_hpc.run.worker import RANKS_OF_TASK, Worker
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,6 @@ def hf_noise(engine: Any) -> Any:
 def play(attempt: Attempt, ranks: int) -> int:
     """Be the task of one attempt."""
     directory = RunDirectory(attempt.run)
-    clear_last_attempt(directory)
     size = str(ranks)
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, NODE_RANK="0")
     os.environ.update({RANKS_OF_TASK: size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})

@@ -19,7 +19,7 @@ from rich.console import Console
 from tango_hpc.config import config_to_yaml
 from tango_hpc.config.load import validate_tree
 from tango_hpc.control.heartbeat import is_loading
-from tango_hpc.control.outcome import read_outcomes
+from tango_hpc.control.outcome import Outcome, read_outcomes, write_outcome
 from tango_hpc.control.stop import StopRequest, request_stop
 from tango_hpc.launch.enter import enter_run
 from tango_hpc.launch.environment import free_port
@@ -117,7 +117,7 @@ def test_one_process_fails(tmp_path: Path, action: str, code: int, told: str, ro
     assert not supervisor.starter.running()
 
 
-@pytest.mark.parametrize(("action", "code"), [("none", 0), ("fail", 1), ("check", 78), ("stop", 85)])
+@pytest.mark.parametrize(("action", "code"), [("none", 0), ("fail", 1), ("check", 78), ("stop", 85), ("kill", 1)])
 @pytest.mark.parametrize("supervised", [True, False])
 def test_the_exit_code_of_a_task_is_that_of_its_outcomes_unless_a_supervisor_reads_it(
     tmp_path: Path, action: str, code: int, supervised: bool
@@ -125,6 +125,9 @@ def test_the_exit_code_of_a_task_is_that_of_its_outcomes_unless_a_supervisor_rea
     directory = make_run(tmp_path / "run", {"tasks_per_node": 1}, rank=0, step=1, action=action).directory
     if action == "stop":
         request_stop(directory, StopRequest("supervisor", "test"))
+    directory.outcomes.mkdir(exist_ok=True)
+    for worker in (Worker(0), FIRST):  # an attempt before it was stopped, and nobody cleared what it left
+        write_outcome(directory, Outcome(*worker, code=85))
     place = {
         "RANK": "0",
         "LOCAL_RANK": "0",
@@ -135,7 +138,7 @@ def test_the_exit_code_of_a_task_is_that_of_its_outcomes_unless_a_supervisor_rea
     env = os.environ | place | ({"TANGO_SUPERVISED": "srun"} if supervised else {})
     done = subprocess.run([*RANK_COMMAND, str(directory.path), "train"], env=env, capture_output=True, check=False)
     assert done.returncode == (0 if supervised else code)
-    assert read_outcomes(directory)[FIRST].code == code
+    assert {worker: outcome.code for worker, outcome in read_outcomes(directory).items()} == {FIRST: code}
 
 
 @pytest.mark.parametrize(("roles", "role"), [(["generator"], "generator"), (BOTH, "generator"), (BOTH, "verifier")])

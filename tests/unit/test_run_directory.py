@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import subprocess
@@ -13,11 +14,12 @@ import pytest
 
 from tango_hpc.errors import UserError
 from tango_hpc.files import parquet_writer, write_parquet
-from tango_hpc.launch.enter import config_changes, enter_run
+from tango_hpc.launch.enter import CHANGEABLE_ON_RESUME, config_changes, enter_run
 from tango_hpc.launch.provenance import code_state, environment, note_changes, record_attempt
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.steps import steps_in
 from tango_hpc.run.summary import before_and_after, read_provenance, read_summary, update_summary
+from tests.helpers.runs import small_config
 
 CONFIG = "seed: 0\nrun: {dir: here}\ntrain: {generator_steps: 20, rollouts_per_question: 5}\n"
 
@@ -61,6 +63,17 @@ def test_resume_takes_more_steps_and_names_what_it_refuses(tmp_path):
         enter_run(directory.path, other, resume=True)
     assert "seed: 0 -> 3" in str(refusal.value) and "train.rollouts_per_question: 5 -> 8" in str(refusal.value)
     assert directory.config.read_text() == longer
+
+
+def test_what_a_resumed_run_may_change_are_settings_that_there_are(tmp_path):
+    def keys(tree, prefix=""):
+        for name, value in tree.items():
+            yield from keys(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [f"{prefix}{name}"]
+
+    there = list(keys(small_config(tmp_path).model_dump()))
+    assert [pattern for pattern in CHANGEABLE_ON_RESUME if not fnmatch.filter(there, pattern)] == []
+    for role in ("generator", "verifier"):
+        assert any(fnmatch.fnmatchcase(f"{role}.rollout.kv_cache_gb", pattern) for pattern in CHANGEABLE_ON_RESUME)
 
 
 def test_folder_of_somebody_else_is_refused(tmp_path):

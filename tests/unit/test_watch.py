@@ -138,8 +138,11 @@ def test_a_silent_death_comes_before_its_echoes(directory: RunDirectory) -> None
 
 def test_a_whole_rank_that_dies_comes_before_the_echoes_of_its_end(directory: RunDirectory) -> None:
     fail(directory, 0, 1.0, "RuntimeError: Connection closed by peer", echo=True)
+    beat(directory, 1, 5, "rollout")
+    beat(directory, 1, 5, "loading", V)
     causes = find_cause(directory, [Outcome(0, error="exit code 1"), Outcome(1, error="killed by SIGKILL")])
-    assert [cause.title() for cause in causes[:1]] == ["rank 1 failed: killed by SIGKILL"]
+    told = "rank 1 failed in phase 'rollout (generator), loading (verifier)': killed by SIGKILL"
+    assert [cause.title() for cause in causes[:1]] == [told]
     assert [cause.rank for cause in causes] == [1, 0]
 
 
