@@ -207,6 +207,29 @@ def test_experiments_fit_their_gpus(path):
     assert make_plan(load_config(path), gpu_gb=80.0, node_gb=None)["problems"] == []
 
 
+@pytest.mark.parametrize("path", [*EXPERIMENTS, *AUTHORS], ids=lambda path: path.relative_to(FOLDER).as_posix())
+def test_those_that_fit_40_gb_are_the_ones_that_the_docs_name(path):
+    """docs/reproduce.md, section 3: not four GPUs, and four nodes with two models only where activations are recomputed."""
+    size, tango = path.parent.name, "tango" in path.name
+    fits = make_plan(load_config(path), gpu_gb=40.0, node_gb=None)["problems"] == []
+    assert fits == (size in ("1x8", "authors") or (size == "4x8" and not tango))
+    if size == "4x8" and tango:
+        recomputing = load_config(path, ["generator.recompute_activations=true"])
+        assert make_plan(recomputing, gpu_gb=40.0, node_gb=None)["problems"] == []
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("eval_*.yaml")), ids=lambda path: path.stem)
+def test_evaluations_fit_80_gb_as_evaluations(path):
+    plan = make_plan(load_config(path), gpu_gb=80.0, node_gb=None, stage="eval")
+    assert plan["problems"] == [] and plan["memory"]["gpu"]["peak_bytes"] == int(0.4 * 80 * 2**30)
+
+
+def test_the_teacher_fits_80_gb_as_a_teacher_and_would_not_as_a_trainer():
+    config = load("teacher.yaml")
+    assert make_plan(config, gpu_gb=80.0, node_gb=None, stage="teacher")["problems"] == []
+    assert make_plan(config, gpu_gb=80.0, node_gb=None)["problems"] != []
+
+
 def test_the_teacher_samples_as_in_the_paper():
     teacher = load("teacher.yaml").teacher
     assert (teacher.temperature, teacher.top_p) == (0.1, 0.5)
