@@ -189,7 +189,7 @@ class Policy:
             if loss.max_logprob_gap is not None and gap_mean > loss.max_logprob_gap:
                 raise LogprobGapError(
                     f"trainer and engine differ by {gap_mean:.4g} in the mean log-probability of a sampled token, "
-                    f"more than {loss.max_logprob_gap:g} allowed; weights were not updated"
+                    f"more than {loss.max_logprob_gap:g} allowed (train.max_logprob_gap); weights were not updated"
                 )
 
         return self._step(sequences, token_loss, loss.temperature, num_responses, check)

@@ -108,7 +108,7 @@ def test_the_main_run_says_what_the_paper_says_and_what_the_docs_say_of_the_rest
         assert (rollout.max_num_seqs, rollout.max_batched_tokens) == (256, 8192)
     train, algorithm = config.train, config.algorithm
     assert (train.questions_per_step, train.rollouts_per_question, train.updates_per_batch) == (256, 5, 1)
-    assert (train.verifier_warmup_steps, train.generator_steps) == (40, 200)
+    assert (train.verifier_warmup_steps, train.generator_steps, train.max_logprob_gap) == (40, 200, 0.05)
     assert (train.generator_steps_per_cycle, train.verifier_steps_per_cycle) == (3, 1)
     schedule = role_schedule(config)
     assert schedule[:44] == ["verifier"] * 40 + ["generator"] * 3 + ["verifier"]
