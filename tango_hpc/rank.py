@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from tango_hpc.config import Config, load_config
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.errors import CheckFailed, UserError
-from tango_hpc.launch.environment import rank_variables
+from tango_hpc.launch.environment import rank_variables, threads_of_rank
 from tango_hpc.launch.gpu_driver import why_no_gpu
 from tango_hpc.launch.staging import staged_overrides
 from tango_hpc.launch.workers import Body, host_ranks
@@ -72,7 +72,7 @@ def run_stage(
     launch = config.launch
     if launch.device == "cuda" and not torch.cuda.is_available():
         raise CheckFailed(f"launch.device is cuda, but this rank has no GPU: {why_no_gpu()}")
-    torch.set_num_threads(launch.threads_per_rank)
+    torch.set_num_threads(threads_of_rank(launch))
     stop.enter("meeting the other ranks")
     try:
         store = open_store(launch.collective_timeout_seconds, hosts=worker == (0, roles[0]))

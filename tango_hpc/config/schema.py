@@ -259,7 +259,11 @@ class LaunchConfig(Section):
     tasks_per_node: Positive = 1
     device: Literal["cpu", "cuda"] = "cuda"
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    threads_per_rank: Positive = Field(1, description="CPU threads of each rank.")
+    threads_per_rank: Positive | None = Field(
+        None,
+        description="CPU threads of each rank; null: 1 with device cpu, with cuda 8, or its share of the node's cores "
+        "where that is less.",
+    )
     collective_timeout_seconds: PositiveFloat = Field(
         1800.0, description="A collective that takes longer fails the run."
     )
