@@ -214,7 +214,7 @@ class Policy:
         hf_io.export_weights(Path(out_dir), self.shape, self.groups, self.named_shards(), model_dir=self.model_dir)
 
     def save(self, folder: Path) -> None:
-        """Write everything that `load` needs to go on bit for bit. OSError, on all ranks, if it cannot be written."""
+        """Write everything that `load` needs to go on from the same bits. OSError, on all ranks, if it cannot be written."""
         with self._memory.on_device():
             saved_state.save(self._state(), folder)
 

@@ -1,8 +1,8 @@
 """Algorithm 1: generator and verifier trained in turn. Every process of either role runs this, in the same order.
 
 What differs from the paper: a step's rollouts, verifications and the update itself can each be followed by a stop
-(`_safe_point`), from which the run goes on bit for bit; the log-probability gap between engine and trainer is measured
-in every step and can end the run.
+(`_safe_point`), from which the run goes on, on CPUs bit for bit; the log-probability gap between engine and trainer is
+measured in every step and can end the run.
 """
 
 from __future__ import annotations
