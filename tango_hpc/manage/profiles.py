@@ -42,7 +42,7 @@ class Profile(Section):
     memory: str | None = Field(
         BY_PLAN,
         description="Memory of each node, e.g. 480G; 0 asks for all of it, null for none in particular. auto: with GPUs "
-        "what the plan says, else none in particular.",
+        "what the plan says, or all of an exclusive node; else none in particular.",
     )
     exclusive: bool = Field(False, description="Whole nodes only.")
     cpus_per_rank: Positive | None = Field(

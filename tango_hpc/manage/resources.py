@@ -36,8 +36,9 @@ def cpus_per_rank(config: Config, profile: Profile) -> int:
 def node_memory(configs: Sequence[Config], stages: Sequence[str], profile: Profile) -> Memory:
     """Memory of each node for a job, or an array of jobs, that runs `stages` of one of `configs`.
 
-    What the profile says, else what the fullest stage needs by the plan and `MEMORY_MARGIN` more. A CPU job, whose
-    cluster gives memory by the CPU, and one whose models have no known sizes ask for none.
+    What the profile says (an exclusive node's is all of it), else what the fullest stage needs by the plan and
+    `MEMORY_MARGIN` more. A CPU job, whose cluster gives memory by the CPU, and one whose models have no known sizes ask
+    for none.
     """
     for option in MEMORY_OPTIONS:
         if option in profile.sbatch:
@@ -48,6 +49,8 @@ def node_memory(configs: Sequence[Config], stages: Sequence[str], profile: Profi
         return Memory(profile.memory, "the profile's memory")
     if configs[0].launch.device == "cpu":
         return Memory(None, "the cluster's default, as this job uses no GPUs and the profile's memory is not set")
+    if profile.exclusive:
+        return Memory("0", "whole nodes, as the profile is exclusive")
     try:
         needed = max(job_node_bytes(config, stages) for config in configs)
     except UserError as error:
@@ -62,4 +65,5 @@ def asked_of_a_node(config: Config, profile: Profile, memory: Memory) -> str:
     launch = config.launch
     ranks = f"{launch.tasks_per_node} rank{'s' if launch.tasks_per_node > 1 else ''}"
     size = {None: "no amount of", "0": "all its"}.get(memory.option, memory.option)
-    return f"{ranks} of {cpus_per_rank(config, profile)} CPUs, {size} memory ({memory.why})"
+    cpus = cpus_per_rank(config, profile)
+    return f"{ranks} of {cpus} CPU{'s' if cpus > 1 else ''}, {size} memory ({memory.why})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -164,17 +165,17 @@ def sbatch_options(config: Config, profile: Profile, memory: Memory) -> dict[str
 
 @contextmanager
 def refused_by_slurm(asked: str) -> Iterator[None]:
-    """Turn a refused submission into a `UserError` with sbatch's own words, and what was `asked` of each node."""
+    """Turn a refused submission into a `UserError` with sbatch's own words, and what was `asked` of each node if that is it."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     try:
         with redirect_stderr(io.StringIO()):  # submitit copies there what the error will say
             yield
     except (FailedJobError, FailedSubmissionError) as error:
-        raise UserError(
-            f"Slurm refused the job: {str(error).strip()}\nEach node was asked for {asked}; cpus_per_rank and memory of the "
-            "profile change that"
-        ) from None
+        text = str(error).strip()
+        if re.search(r"node configuration|memory|cpu", text, re.IGNORECASE):
+            text += f"\nEach node was asked for {asked}; cpus_per_rank and memory of the profile change that"
+        raise UserError(f"Slurm refused the job: {text}") from None
 
 
 @contextmanager

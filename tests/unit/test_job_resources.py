@@ -57,6 +57,8 @@ def test_the_profile_says_otherwise() -> None:
     config = load("4x8/qwen_grpo_tango.yaml")
     assert options(config, Profile(memory="0"))["mem"] == "0"
     assert options(config, Profile(memory="480G"))["mem"] == "480G"
+    assert options(config, Profile(exclusive=True))["mem"] == "0"
+    assert options(config, Profile(exclusive=True, memory="480G"))["mem"] == "480G"
     assert "mem" not in options(config, Profile(memory=None))
     per_gpu = options(config, Profile(sbatch={"mem-per-gpu": "60G"}))
     assert per_gpu["mem-per-gpu"] == "60G" and "mem" not in per_gpu
@@ -89,6 +91,9 @@ def test_a_cpu_job_asks_for_one_cpu_a_rank_and_leaves_the_memory_to_the_cluster(
     asked = options(config, Profile())
     assert asked["cpus-per-task"] == "1" and "mem" not in asked
     assert "this job uses no GPUs" in node_memory([config], ["train"], Profile()).why
+    assert asked_of_a_node(config, Profile(), node_memory([config], ["train"], Profile())).startswith(
+        "1 rank of 1 CPU, no "
+    )
     assert options(config, Profile(memory="4G"))["mem"] == "4G"
 
 
@@ -126,6 +131,9 @@ def test_a_refusal_says_what_was_asked_and_what_changes_it() -> None:
         "Each node was asked for 8 ranks of 8 CPUs, all its memory (the profile's memory); cpus_per_rank and memory of the "
         "profile change that"
     )
+    with pytest.raises(UserError) as caught, refused_by_slurm("eight ranks"):
+        raise FailedJobError("sbatch: error: Invalid account or account/partition combination specified")
+    assert str(caught.value).endswith("combination specified")
 
 
 def test_a_rank_takes_its_share_of_the_cores_and_at_most_eight(monkeypatch: pytest.MonkeyPatch) -> None:
