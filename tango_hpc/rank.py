@@ -19,7 +19,7 @@ from tango_hpc.config import Config, load_config
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.control.watchdog import STARTUP_SECONDS
 from tango_hpc.errors import CheckFailed, UserError
-from tango_hpc.launch.environment import rank_variables
+from tango_hpc.launch.environment import rank_variables, threads_of_rank
 from tango_hpc.launch.gpu_driver import why_no_gpu, why_not_shared
 from tango_hpc.launch.staging import staged_overrides
 from tango_hpc.launch.workers import Body, host_ranks
@@ -96,7 +96,7 @@ def run_stage(
         refused = why_not_shared(len(roles))
         if refused is not None:
             raise CheckFailed(": ".join(refused))
-    torch.set_num_threads(launch.threads_per_rank)
+    torch.set_num_threads(threads_of_rank(launch))
     body = load_stage(stage)
     stop.enter("meeting the other ranks")
     try:

@@ -26,6 +26,7 @@ from typing import Any
 
 from tango_hpc.config import Config, config_to_yaml, load_config
 from tango_hpc.errors import UserError
+from tango_hpc.launch.environment import threads_of_rank
 
 REPEATS = 5
 
@@ -49,7 +50,7 @@ def run_bench(config: Config) -> dict[str, Any]:
             "LOCAL_WORLD_SIZE": world,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": str(config.launch.threads_per_rank),
+            "OMP_NUM_THREADS": str(threads_of_rank(config.launch)),
         }
         words = [sys.executable, "-P", "-m", "tango_hpc.bench.reshard", folder]
         ranks = [
@@ -98,7 +99,7 @@ def rank_main(folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(config.launch.threads_per_rank)
+    torch.set_num_threads(threads_of_rank(config.launch))
     from tango_hpc.bench.gather import FullGather
     from tango_hpc.parallel.collectives import max_over_ranks
     from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from tango_hpc.config.schema import LaunchConfig
 from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
 from tango_hpc.run.directory import RunDirectory
@@ -28,6 +29,8 @@ from tango_hpc.run.worker import RANKS_OF_TASK
 Place = Literal["alone", "allocation", "rank"]
 
 RENDEZVOUS_TIMEOUT_SECONDS = 300.0
+# What a rank with a GPU has work for: its engine's scheduler and sampler, tokenizers, grading, loading and saving.
+CPUS_OF_GPU_RANK = 8
 # Below Linux's range for outgoing connections (32768 and up), so that no client socket takes the port meanwhile.
 PORTS = range(20_000, 32_000)
 
@@ -64,6 +67,19 @@ def own_ranks(env: Mapping[str, str] = os.environ) -> range:
     if "SLURM_PROCID" not in env:
         raise UserError("this process is no rank: neither RANK and MASTER_PORT nor SLURM_PROCID is set")
     return range(int(env["SLURM_PROCID"]), int(env["SLURM_PROCID"]) + 1)
+
+
+def threads_of_rank(launch: LaunchConfig, env: Mapping[str, str] = os.environ) -> int:
+    """CPU threads of each rank: `launch.threads_per_rank`, or what suits the device and is there."""
+    if launch.threads_per_rank is not None:
+        return launch.threads_per_rank
+    if launch.device == "cpu":
+        return 1
+    if "SLURM_CPUS_PER_TASK" in env:
+        share = int(env["SLURM_CPUS_PER_TASK"])
+    else:
+        share = len(os.sched_getaffinity(0)) // launch.tasks_per_node
+    return max(min(share, CPUS_OF_GPU_RANK), 1)
 
 
 def rank_variables(rank: int, env: Mapping[str, str] = os.environ) -> dict[str, str]:

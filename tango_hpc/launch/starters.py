@@ -17,7 +17,7 @@ from tango_hpc.config.schema import Config
 from tango_hpc.control.guard import SUPERVISED
 from tango_hpc.control.outcome import Outcome, describe_death
 from tango_hpc.errors import UserError
-from tango_hpc.launch.environment import free_port, python_path
+from tango_hpc.launch.environment import free_port, python_path, threads_of_rank
 from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import RANKS_OF_TASK, Worker
@@ -50,7 +50,7 @@ def rank_command() -> tuple[str, ...]:
 
 def rank_environment(config: Config) -> dict[str, str]:
     """What every task gets beside its place: this very code, thread counts, no reaching out to a model hub."""
-    threads = str(config.launch.threads_per_rank)
+    threads = str(threads_of_rank(config.launch))
     return {
         "PYTHONPATH": python_path(CODE_ROOT),
         "OMP_NUM_THREADS": threads,

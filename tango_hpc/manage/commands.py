@@ -36,14 +36,20 @@ def submit(
     from tango_hpc.config import load_config
     from tango_hpc.manage import submit as submission
     from tango_hpc.manage.profiles import load_profile
+    from tango_hpc.manage.resources import asked_of_a_node, node_memory
     from tango_hpc.stages.preflight import node_local_paths
 
-    settings = load_config(config, overrides or [])
+    settings, chosen = load_config(config, overrides or []), load_profile(profile)
+    memory = node_memory([settings], submission.check_stages(stage), chosen)
+    asked = f"Each node is asked for {asked_of_a_node(settings, chosen, memory)}."
     if dry_run:
-        typer.echo(submission.script(stage, settings, load_profile(profile)))
+        typer.echo(submission.script(stage, settings, chosen))
+        typer.echo(asked, err=True)
         return
     job = submission.submit(stage, settings, profile=profile, cluster=cluster, resume=resume)
     typer.echo(f"Submitted as {'job' if cluster == 'slurm' else 'process'} {job.job_id}: {settings.run.dir}")
+    if cluster == "slurm":
+        typer.echo(asked)
     run = shlex.quote(str(settings.run.dir))
     typer.echo(f"Watch it with: tango status {run}  or  tango logs {run} --follow")
     local = node_local_paths(settings)

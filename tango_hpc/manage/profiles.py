@@ -18,6 +18,7 @@ from tango_hpc.errors import UserError
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _MEMORY = re.compile(r"\d+[KMGT]?")
+BY_PLAN = "auto"
 
 
 class Apptainer(Section):
@@ -38,9 +39,15 @@ class Profile(Section):
     constraint: str | None = Field(None, description="Node features, e.g. a100|h100.")
     exclude: str | None = Field(None, description="Nodes not to use, e.g. n[3,7].")
     time: str = Field("24:00:00", description="Wall-clock limit of one attempt: minutes, h:m:s, or d-h:m:s.")
-    memory: str | None = Field(None, description="Memory of each node, e.g. 480G; 0 asks for all of it.")
+    memory: str | None = Field(
+        BY_PLAN,
+        description="Memory of each node, e.g. 480G; 0 asks for all of it, null for none in particular. auto: with GPUs "
+        "what the plan says, or all of an exclusive node; else none in particular.",
+    )
     exclusive: bool = Field(False, description="Whole nodes only.")
-    cpus_per_rank: Positive | None = Field(None, description="Default: launch.threads_per_rank.")
+    cpus_per_rank: Positive | None = Field(
+        None, description="Default: launch.threads_per_rank, or 8 for a rank with a GPU and 1 without."
+    )
     gpu_request: Literal["gpus-per-node", "gres"] = Field("gpus-per-node", description="The option for GPUs.")
     gpu_type: str | None = Field(None, description="e.g. a100: asks for --gpus-per-node=a100:4.")
     requeue: bool = Field(True, description="Let the job requeue itself; else it ends saying how to resume.")
@@ -80,8 +87,8 @@ class Profile(Section):
     @field_validator("memory")
     @classmethod
     def _check_memory(cls, value: str | None) -> str | None:
-        if value is not None and not _MEMORY.fullmatch(value):
-            raise ValueError("must be a number with K, M, G or T, e.g. 480G")
+        if value not in (None, BY_PLAN) and not _MEMORY.fullmatch(value or ""):
+            raise ValueError("must be a number with K, M, G or T, e.g. 480G, or auto, or null")
         return value
 
 

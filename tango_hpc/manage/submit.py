@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from tango_hpc.launch.environment import python_path
 from tango_hpc.launch.job import run_job
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.manage.profiles import Profile, job_variables, load_profile, setup_lines, time_limit_minutes
+from tango_hpc.manage.resources import Memory, asked_of_a_node, cpus_per_rank, node_memory
 from tango_hpc.run.directory import RunDirectory
 
 Cluster = Literal["slurm", "local", "debug"]
@@ -57,9 +59,10 @@ def submit(
     directory.stop_file.unlink(missing_ok=True)
     take_snapshot(directory.snapshot)
     folder = directory.submitit_logs
+    memory = node_memory([settings], stage_names, chosen)
     with job_environment(chosen, directory.snapshot, cluster):
-        made = executor(settings, chosen, folder, job_name(stages, directory), cluster, directory.snapshot)
-        with refused_by_slurm():
+        made = executor(settings, chosen, memory, folder, job_name(stages, directory), cluster, directory.snapshot)
+        with refused_by_slurm(asked_of_a_node(settings, chosen, memory)):
             job = made.submit(run_job, str(directory.path), stages)
     remember_job(directory, stages, cluster, job, profile if isinstance(profile, str) else None)
     if cluster != "slurm":
@@ -73,21 +76,23 @@ def script(stages: str, config: Config, profile: Profile) -> str:
     """The sbatch script that `submit` hands to Slurm."""
     from submitit.slurm.slurm import _make_sbatch_string
 
-    check_stages(stages)
+    memory = node_memory([config], check_stages(stages), profile)
     directory = RunDirectory(config.run.dir)
     folder = directory.submitit_logs
-    parameters = slurm_parameters(config, profile, job_name(stages, directory), directory.snapshot)
+    parameters = slurm_parameters(config, profile, memory, job_name(stages, directory), directory.snapshot)
     command = f"{batch_python(profile)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
     return _make_sbatch_string(command=command, folder=folder, **parameters)
 
 
-def executor(config: Config, profile: Profile, folder: Path, name: str, cluster: Cluster, snapshot: Path) -> Any:
+def executor(
+    config: Config, profile: Profile, memory: Memory, folder: Path, name: str, cluster: Cluster, snapshot: Path
+) -> Any:
     """submitit's executor with all that the profile and the config ask for."""
     import submitit
 
     if cluster == "slurm":
         made = submitit.SlurmExecutor(folder, python=batch_python(profile))
-        made.update_parameters(**slurm_parameters(config, profile, name, snapshot))
+        made.update_parameters(**slurm_parameters(config, profile, memory, name, snapshot))
         return made
     # setsid: it must outlive the terminal.
     python = f"setsid {shlex.quote(sys.executable)} -P" if cluster == "local" else None
@@ -110,7 +115,7 @@ def batch_python(profile: Profile) -> str:
     return f"exec {'python' if in_environment else shlex.quote(sys.executable)} -P"
 
 
-def slurm_parameters(config: Config, profile: Profile, name: str, snapshot: Path) -> dict[str, Any]:
+def slurm_parameters(config: Config, profile: Profile, memory: Memory, name: str, snapshot: Path) -> dict[str, Any]:
     """What submitit's Slurm executor is given."""
     setup = [
         "trap '' USR2  # a near time limit may be announced before Python listens",
@@ -124,18 +129,18 @@ def slurm_parameters(config: Config, profile: Profile, name: str, snapshot: Path
         "stderr_to_stdout": True,
         "wckey": None,
         "setup": setup,
-        "additional_parameters": sbatch_options(config, profile),
+        "additional_parameters": sbatch_options(config, profile, memory),
     }
 
 
-def sbatch_options(config: Config, profile: Profile) -> dict[str, str | int | bool]:
+def sbatch_options(config: Config, profile: Profile, memory: Memory) -> dict[str, str | int | bool]:
     """sbatch's options by their long names; `True` for those without a value."""
     launch = config.launch
     options: dict[str, str | int | bool | None] = {
         # Here and not as submitit's own parameters: to submitit the supervisor is the only task.
         "nodes": launch.nodes,
         "ntasks-per-node": launch.tasks_per_node,
-        "cpus-per-task": profile.cpus_per_rank or launch.threads_per_rank,
+        "cpus-per-task": cpus_per_rank(config, profile),
         "chdir": os.getcwd(),
         # B: to the supervisor only. Slurm may send it up to a minute early.
         "signal": f"B:USR2@{int(launch.grace_seconds) + SIGNAL_AHEAD_SECONDS}",
@@ -145,7 +150,7 @@ def sbatch_options(config: Config, profile: Profile) -> dict[str, str | int | bo
         "reservation": profile.reservation,
         "constraint": profile.constraint,
         "exclude": profile.exclude,
-        "mem": profile.memory,
+        "mem": memory.option,
         "exclusive": profile.exclusive or None,
         "mail-user": profile.mail_user,
         "mail-type": profile.mail_type,
@@ -159,15 +164,18 @@ def sbatch_options(config: Config, profile: Profile) -> dict[str, str | int | bo
 
 
 @contextmanager
-def refused_by_slurm() -> Iterator[None]:
-    """Turn a refused submission into a `UserError` with sbatch's own words."""
+def refused_by_slurm(asked: str) -> Iterator[None]:
+    """Turn a refused submission into a `UserError` with sbatch's own words, and what was `asked` of each node if that is it."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     try:
         with redirect_stderr(io.StringIO()):  # submitit copies there what the error will say
             yield
     except (FailedJobError, FailedSubmissionError) as error:
-        raise UserError(f"Slurm refused the job: {str(error).strip()}") from None
+        text = str(error).strip()
+        if re.search(r"node configuration|memory|cpu", text, re.IGNORECASE):
+            text += f"\nEach node was asked for {asked}; cpus_per_rank and memory of the profile change that"
+        raise UserError(f"Slurm refused the job: {text}") from None
 
 
 @contextmanager

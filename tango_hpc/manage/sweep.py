@@ -39,6 +39,7 @@ from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.job import run_job, run_stages, say
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.manage.profiles import load_profile
+from tango_hpc.manage.resources import asked_of_a_node, node_memory
 from tango_hpc.manage.status import RunState, states
 from tango_hpc.manage.submit import (
     Cluster,
@@ -165,7 +166,8 @@ def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster
     if not cells:
         console.print("Every cell is done, waiting or running.")
         return 0
-    if len({json.dumps(sbatch_options(cell.config, chosen_profile)) for cell in cells}) > 1:
+    memory = node_memory([cell.config for cell in cells], sweep.settings.stages, chosen_profile)
+    if len({json.dumps(sbatch_options(cell.config, chosen_profile, memory)) for cell in cells}) > 1:
         raise UserError(
             "the cells of a sweep are one job array and must ask Slurm for the same: launch.nodes, "
             "launch.tasks_per_node, launch.threads_per_rank, launch.device and launch.grace_seconds cannot vary"
@@ -181,9 +183,10 @@ def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster
     # Cells of an earlier submission may still wait or run: they keep the code that they were submitted with.
     number = len(list(home.glob("snapshot_*"))) + 1
     snapshot = take_snapshot(home / f"snapshot_{number}")
-    made = executor(cells[0].config, chosen_profile, home / "logs", f"sweep-{home.name}", cluster, snapshot)
+    made = executor(cells[0].config, chosen_profile, memory, home / "logs", f"sweep-{home.name}", cluster, snapshot)
     made.update_parameters(array_parallelism=sweep.settings.throttle)
-    with job_environment(chosen_profile, snapshot, cluster), refused_by_slurm():
+    asked = asked_of_a_node(cells[0].config, chosen_profile, memory)
+    with job_environment(chosen_profile, snapshot, cluster), refused_by_slurm(asked):
         jobs = made.map_array(run_job, [str(cell.directory.path) for cell in cells], [stages] * len(cells))
     for cell, job in zip(cells, jobs, strict=True):
         remember_job(cell.directory, stages, cluster, job, profile)

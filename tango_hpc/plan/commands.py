@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,6 +16,9 @@ def plan(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace those of CONFIG.")
     ] = None,
+    stage: Annotated[
+        Literal["train", "eval", "teacher"], typer.Option(help="Whose memory; sft needs less than train.")
+    ] = "train",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     gpu_gb: Annotated[float, typer.Option(min=1, help="Memory of one GPU, in GiB.")] = 80.0,
     node_gb: Annotated[
@@ -38,7 +41,7 @@ def plan(
     loaded = load_config(config, overrides or [])
     if node_gb is None and loaded.launch.device == "cpu":
         node_gb = memory_of_this_machine()
-    found = make_plan(loaded, gpu_gb=gpu_gb, node_gb=node_gb)
+    found = make_plan(loaded, gpu_gb=gpu_gb, node_gb=node_gb, stage=stage)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:

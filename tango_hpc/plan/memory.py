@@ -29,7 +29,7 @@ from tango_hpc.plan.sizes import (
     SAVE_BYTES,
     Trainer,
 )
-from tango_hpc.rollout.sizes import GIB, Engine, cache_bytes, cache_problem, resident_gpu_bytes, role_engine
+from tango_hpc.rollout.sizes import GIB, MIB, Engine, cache_bytes, cache_problem, resident_gpu_bytes, role_engine
 
 Items = dict[str, int]  # bytes by what they are for
 
@@ -59,12 +59,20 @@ class MemoryPlan:
     problems: list[str]
 
 
-def plan_memory(config: Config, *, gpu_gb: float, node_gb: float | None, sync_bytes: Mapping[str, int]) -> MemoryPlan:
+def plan_memory(
+    config: Config,
+    *,
+    gpu_gb: float,
+    node_gb: float | None,
+    sync_bytes: Mapping[str, int],
+    takes_checkpoints: bool = False,
+) -> MemoryPlan:
     """Add everything up; `node_gb` None leaves the node's memory unchecked.
 
-    `sync_bytes` are the buckets of each role's weight sync on one rank. Raises UserError without a model's sizes.
+    `sync_bytes` are the buckets of each trained role's weight sync on one rank. `takes_checkpoints`: engines get the
+    weights of checkpoints through trainers without optimizers. Raises UserError without a model's sizes.
     """
-    roles = {name: _Role.of(config, name, sync_bytes.get(name, 0)) for name in config.roles}
+    roles = {name: _Role.of(config, name, sync_bytes.get(name, 0), takes_checkpoints) for name in config.roles}
     on_cpu = config.launch.device == "cpu"
     gpu_bytes = None if on_cpu else int(gpu_gb * GIB)
     node_bytes = None if node_gb is None else int(node_gb * GIB)
@@ -99,7 +107,10 @@ def memory_of_this_machine(root: Path = Path("/")) -> float:
 
 @dataclass(frozen=True)
 class _Role:
-    """A role's trainer (by pipeline stage; none where it is not trained), engine and batch."""
+    """A role's trainer (by pipeline stage; none where it is not trained), engine and batch.
+
+    `visiting`: the weights of one that only brings those of checkpoints to the engine, on the fullest stage.
+    """
 
     name: str
     settings: RoleConfig
@@ -107,9 +118,10 @@ class _Role:
     engine: Engine
     batch: RoleBatch
     sync_bytes: int  # buckets of a weight sync on the rank that needs most
+    visiting: int
 
     @classmethod
-    def of(cls, config: Config, name: str, sync_bytes: int) -> _Role:
+    def of(cls, config: Config, name: str, sync_bytes: int, takes_checkpoints: bool) -> _Role:
         settings, shape = config.roles[name], role_shape(config, name)
         on_cpu, element_bytes = config.launch.device == "cpu", ELEMENT_BYTES[config.launch.dtype]
         tensor, pipeline = settings.parallel.tensor, settings.parallel.pipeline
@@ -127,8 +139,12 @@ class _Role:
             )
             for stage in range(pipeline)
         ]
+        visiting = max(trainer.sizes.weights for trainer in trainers) if takes_checkpoints else 0
+        if visiting:
+            sync_bytes = int(2 * config.reshard.bucket_mb * MIB)
         trainers = trainers if settings.trainable else []
-        return cls(name, settings, trainers, role_engine(config, name), role_batch(config, name), sync_bytes)
+        engine, batch = role_engine(config, name), role_batch(config, name)
+        return cls(name, settings, trainers, engine, batch, sync_bytes, visiting)
 
     def in_flight(self, stage: int) -> int:
         """Micro-batches whose activations a pipeline stage keeps at once (1F1B)."""
@@ -156,6 +172,9 @@ def _gpu_phases(config: Config, role: _Role, gpu_bytes: int) -> list[Phase]:
         "engine activations": role.engine.workspace(rollout.max_batched_tokens, rollout.max_num_seqs),
     }
     phases = [Phase("rollout" if role.name == "generator" else "verify", role.name, base | engine)]
+    if role.visiting:
+        both = {"weights": role.visiting, "engine weights": role.engine.weights, "buckets": role.sync_bytes}
+        phases.append(Phase("reshard", role.name, base | both))
     if not role.stages:
         return phases
     tokens = role.batch.micro_batch_tokens
@@ -190,7 +209,8 @@ def _node_phases(config: Config, roles: Mapping[str, _Role]) -> list[Phase]:
     resident = [_sum([shared, *(_rank_resident(config, roles, rank) for rank in ranks)]) for ranks in nodes]
     fullest = max(range(len(nodes)), key=lambda node: sum(resident[node].values()))
     base, ranks = resident[fullest], nodes[fullest]
-    phases = [] if on_cpu else [Phase("training", "both" if len(roles) > 1 else next(iter(roles)), base)]
+    throughout = "training" if any(role.stages for role in roles.values()) else "generating"
+    phases = [] if on_cpu else [Phase(throughout, "both" if len(roles) > 1 else next(iter(roles)), base)]
     for role in roles.values():
         name = "rollout" if role.name == "generator" else "verify"
         if on_cpu:
@@ -198,6 +218,8 @@ def _node_phases(config: Config, roles: Mapping[str, _Role]) -> list[Phase]:
             tokens = min(rollout.max_batched_tokens, role.batch.rollout_tokens_per_engine)
             extra = role.engine.workspace(tokens, min(rollout.max_num_seqs, role.batch.rollouts_per_engine))
             phases.append(Phase(name, role.name, base | {"engine activations": len(ranks) * extra}))
+            if role.visiting:
+                phases.append(Phase("reshard", role.name, base | {"buckets": len(ranks) * role.sync_bytes}))
         if not role.stages:
             continue
         trainers = [role.stage_of(rank) for rank in ranks]
@@ -220,10 +242,14 @@ def _rank_resident(config: Config, roles: Mapping[str, _Role], rank: int) -> Ite
     items = [{"processes": len(roles) * process}]
     for role in roles.values():
         kept = {}
-        if on_cpu or not role.stages:  # on GPUs a trained role's engine wakes empty, and gets its weights by a sync
+        if on_cpu:
             kept["engine weights"] = role.engine.weights
+        elif not role.stages:  # on GPUs a trained role's engine wakes empty, and gets its weights by a sync
+            kept["engine weights"] = role.engine.backup_bytes
         if on_cpu:
             kept["KV cache"] = cache_bytes(config, role.name, 0)
+        if role.visiting:
+            kept["weights"] = role.visiting
         if role.stages:
             sizes = role.stage_of(rank).sizes
             kept |= {"weights": sizes.weights, "optimizer": sizes.optimizer, "reference": sizes.reference}
@@ -253,6 +279,7 @@ ADVICE = {
     "reshard": "raise {role}.parallel.tensor or {role}.rollout.tensor, or lower reshard.bucket_mb",
     "saving": "raise {role}.parallel.tensor or pipeline, or take more ranks",
     "training": "spread the ranks over more nodes (launch.nodes), or set algorithm.kl_coef=0 to drop the references",
+    "generating": "spread the ranks over more nodes (launch.nodes)",
 }
 NODE_ADVICE = (
     "a smaller model, {role}.trainable=false, algorithm.kl_coef=0 (drops the reference), fewer ranks a node, "

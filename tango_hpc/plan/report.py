@@ -2,6 +2,7 @@
 
 The JSON has `fits` (bool), `problems` (list of str), `ranks`, `device`, and
 
+- `stage`, whose memory this is;
 - `memory.gpu` and `memory.node`: `{"limit_bytes": int|null, "peak_bytes": int|null, "phases": [{"phase", "role",
   "total_bytes", "items": {name: bytes}}]}`; `gpu` is one GPU, the fullest of each phase (no phases on a CPU), `node`
   the fullest node's host memory, which on a CPU is all there is;
@@ -29,21 +30,25 @@ from tango_hpc.config.models import role_shape
 from tango_hpc.model.shape import check_parallel
 from tango_hpc.plan.batch import role_batch
 from tango_hpc.plan.memory import Phase, plan_memory
+from tango_hpc.plan.stages import PlannedStage, as_in_stage
 from tango_hpc.reshard.planned import plan_report as reshard_report
 from tango_hpc.rollout.sizes import GIB, cache_bytes, role_engine
 from tango_hpc.stages.processes import process_roles
 from tango_hpc.stages.schedule import role_schedule
 
 
-def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None) -> dict[str, Any]:
+def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: PlannedStage = "train") -> dict[str, Any]:
     """The plan as JSON-ready values. Raises UserError for a model without sizes or one that cannot be cut this way."""
+    whole, config = config, as_in_stage(config, stage)
     shapes = {name: role_shape(config, name) for name in config.roles}
     for name, role in config.roles.items():
         check_parallel(shapes[name], role.parallel.tensor, role.parallel.pipeline)
     reshard = reshard_report(config)
     sync_bytes = {name: synced["total"]["peak_extra_bytes"] for name, synced in reshard.items()}
-    memory = plan_memory(config, gpu_gb=gpu_gb, node_gb=node_gb, sync_bytes=sync_bytes)
-    steps = Counter(role_schedule(config))
+    memory = plan_memory(
+        config, gpu_gb=gpu_gb, node_gb=node_gb, sync_bytes=sync_bytes, takes_checkpoints=stage == "eval"
+    )
+    steps = Counter(role_schedule(whole))
     batch: dict[str, Any] = {}
     models: dict[str, Any] = {}
     for name, shape in shapes.items():
@@ -60,7 +65,8 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None) -> dict[s
         "problems": memory.problems,
         "device": config.launch.device,
         "ranks": config.world_size,
-        "processes": {stage: _processes(config, stage) for stage in _stages(config)},
+        "stage": stage,
+        "processes": {name: _processes(whole, name) for name in _stages(whole)},
         "models": models,
         "memory": {
             "gpu": _place(memory.gpu, memory.gpu_bytes),
@@ -104,11 +110,14 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
         numbers = plan["batch"][name]
         trained = "" if model["trainable"] else ", not trained"
         console.print(f"[bold]{name}[/bold]: {model['parameters'] / 1e6:,.1f}M parameters{trained}")
+        cache = f"{numbers['kv_cache_tokens']:,} tokens ({numbers['kv_cache_sequences']:,} full sequences at once)"
+        if plan["stage"] != "train":
+            console.print(f"  the cache of an engine holds {cache}")
+            continue
         console.print(
             f"  {numbers['responses']:,} responses a step, at most {numbers['tokens']:,} tokens: "
             f"{numbers['micro_batches']} micro-batches of at most {numbers['micro_batch_tokens']:,} tokens on each "
-            f"data-parallel rank; {numbers['rollouts_per_engine']:,} responses for each engine, whose cache holds "
-            f"{numbers['kv_cache_tokens']:,} tokens ({numbers['kv_cache_sequences']:,} full sequences at once)"
+            f"data-parallel rank; {numbers['rollouts_per_engine']:,} responses for each engine, whose cache holds {cache}"
         )
         sync = plan["reshard"].get(name)
         if sync is not None:
@@ -123,10 +132,11 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
             f"processes of {stage}: {' and '.join(processes['per_rank'])} on each rank, {processes['per_node']:,} on each node"
         )
     steps = plan["schedule"]
-    console.print(
-        f"{steps['generator_steps']:,} generator and {steps['verifier_steps']:,} verifier steps, "
-        f"{steps['questions']:,} questions"
-    )
+    if plan["stage"] == "train":
+        console.print(
+            f"{steps['generator_steps']:,} generator and {steps['verifier_steps']:,} verifier steps, "
+            f"{steps['questions']:,} questions"
+        )
     for place, title in (("gpu", "One GPU"), ("node", "Memory of one node")):
         memory = plan["memory"][place]
         if memory["phases"]:

@@ -189,7 +189,7 @@ class Policy:
             if loss.max_logprob_gap is not None and gap_mean > loss.max_logprob_gap:
                 raise LogprobGapError(
                     f"trainer and engine differ by {gap_mean:.4g} in the mean log-probability of a sampled token, "
-                    f"more than {loss.max_logprob_gap:g} allowed; weights were not updated"
+                    f"more than {loss.max_logprob_gap:g} allowed (train.max_logprob_gap); weights were not updated"
                 )
 
         return self._step(sequences, token_loss, loss.temperature, num_responses, check)
@@ -214,7 +214,7 @@ class Policy:
         hf_io.export_weights(Path(out_dir), self.shape, self.groups, self.named_shards(), model_dir=self.model_dir)
 
     def save(self, folder: Path) -> None:
-        """Write everything that `load` needs to go on bit for bit. OSError, on all ranks, if it cannot be written."""
+        """Write everything that `load` needs to go on from the same bits. OSError, on all ranks, if it cannot be written."""
         with self._memory.on_device():
             saved_state.save(self._state(), folder)
 

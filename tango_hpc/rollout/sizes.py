@@ -15,10 +15,18 @@ from tango_hpc.config.models import role_shape
 from tango_hpc.model.engine_layout import engine_layout
 from tango_hpc.model.shape import ELEMENT_BYTES, ModelShape, padded_vocab_size
 
+MIB = 2**20
 GIB = 2**30
-# What a process keeps on its GPU: a CUDA context with NCCL's buffers; CUDA graphs of its engine.
-GPU_CONTEXT_BYTES = int(1.5 * GIB)
+# What a role's process keeps on its GPU, at work or not; an estimate until it is measured on one. Of the first: a CUDA
+# context with the kernels of torch and vLLM that are loaded into it, 0.5 to 1 GiB; NCCL's communicators of Megatron-core's
+# groups, of vLLM's and of the weight sync's, with a few hundred MiB of buffers each, 2 GiB; cuBLAS's workspaces and the
+# halves of segments that the caching allocator cannot give back, 0.5 GiB. The second: CUDA graphs of its engine.
+GPU_CONTEXT_BYTES = int(3.5 * GIB)
 GPU_GRAPH_BYTES = int(0.7 * GIB)
+# How PyTorch's caching allocator takes memory of a GPU: what is asked for up to the first size shares segments of the
+# second; what is above all of them gets a segment of its own, rounded up to whole multiples of the last.
+SHARED_SEGMENTS = ((1 * MIB, 2 * MIB), (10 * MIB, 20 * MIB))
+SEGMENT_UNIT = 2 * MIB
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,22 @@ class Engine:
         return count * self.element_bytes
 
     @property
+    def backup_bytes(self) -> int:
+        """Host memory that the weights take while an engine on a GPU sleeps at vLLM's level 1: an upper bound.
+
+        vLLM backs up each segment of the caching allocator in pinned memory, which PyTorch rounds up to a power of two.
+        """
+        sizes = [
+            math.prod(param.shape) * self.element_bytes for param in engine_layout(self.shape, self.tensor, 0).values()
+        ]
+        total, floor = 0, 0
+        for largest, segment in SHARED_SEGMENTS:  # all but the last are more than half full, or the next would fit
+            shared = sum(size for size in sizes if floor < size <= largest)
+            total += -(-2 * shared // segment) * _power_of_two(segment)
+            floor = largest
+        return total + sum(_power_of_two(-(-size // SEGMENT_UNIT) * SEGMENT_UNIT) for size in sizes if size > floor)
+
+    @property
     def cache_bytes_per_token(self) -> int:
         """Keys and values of one token in all layers."""
         heads = max(self.shape.num_kv_heads // self.tensor, 1)
@@ -51,6 +75,11 @@ class Engine:
         layer = (3 * inner + 6 * self.shape.hidden_size) * self.element_bytes * max_batched_tokens
         logits = 3 * 4 * self.shape.vocab_size * max_num_seqs
         return layer + logits
+
+
+def _power_of_two(size: int) -> int:
+    """The smallest power of two that is `size` or more."""
+    return 1 << (size - 1).bit_length()
 
 
 def role_engine(config: Config, role_name: str) -> Engine:

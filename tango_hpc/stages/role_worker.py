@@ -100,7 +100,7 @@ class RoleWorker:
         return updates
 
     def save(self, folder: Path) -> None:
-        """Write what `load` needs to go on bit for bit. OSError where it cannot be written."""
+        """Write what `load` needs to go on from the same bits. OSError where it cannot be written."""
         self.policy.save(folder)
         self._give_back()
 

@@ -1,8 +1,8 @@
 """Algorithm 1: generator and verifier trained in turn. Every process of either role runs this, in the same order.
 
 What differs from the paper: a step's rollouts, verifications and the update itself can each be followed by a stop
-(`_safe_point`), from which the run goes on bit for bit; the log-probability gap between engine and trainer is measured
-in every step and can end the run.
+(`_safe_point`), from which the run goes on, on CPUs bit for bit; the log-probability gap between engine and trainer is
+measured in every step and can end the run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
 from tango_hpc.stages.schedule import role_schedule
 from tango_hpc.stages.sharing import in_shares
 from tango_hpc.stages.steps import GeneratorBatch, VerifierBatch
-from tango_hpc.stages.update import update_metrics
+from tango_hpc.stages.update import GapWatch, update_metrics
 from tango_hpc.stages.verifier_scores import JudgementCounts, UsefulnessWatch
 from tango_hpc.tasks import get_task
 from tango_hpc.types import Generation
@@ -67,6 +67,7 @@ class Tango:
         self.sampler = QuestionSampler(len(self.questions), config.seed)
         self.class_weights = ClassWeightEma(config.algorithm.class_ema_decay, config.algorithm.class_weights)
         self.usefulness = UsefulnessWatch()
+        self.gaps = GapWatch(config.train.max_logprob_gap)
         self.checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep, exchange)
         self.step = 0  # optimizer steps done, over both roles
         self.pending: dict[str, Any] = {}  # what the step under way has computed so far
@@ -258,6 +259,7 @@ class Tango:
             write_rollouts(self.directory.rollout_file(role, self.step), batch.dump_rows())
         self.journal.step_done(row)
         self._watch_usefulness(batch.verdict_counts())
+        self._watch_gap(role, row["logprob_gap/mean_abs"])
         eval_every, save_every = self.config.train.eval_every, self.config.checkpoint.every_steps
         warmed_up = self.step == self.config.train.verifier_warmup_steps
         leading = "generator" if "generator" in self.trained else "verifier"
@@ -278,6 +280,14 @@ class Tango:
                 f"{self.usefulness.WINDOW} steps; at 0 or below, learning from it stands still or turns around"
             )
 
+    def _watch_gap(self, role: str, mean_gap: float) -> None:
+        """Note it when engine and trainer come to differ by half of what ends the run."""
+        if self.gaps.observe(role, mean_gap):
+            self.journal.note(
+                f"at step {self.step} engine and trainer of the {role} differ by {mean_gap:.3g} in the mean log-probability "
+                f"of a sampled token (logprob_gap/mean_abs); above {self.gaps.limit:g} (train.max_logprob_gap) the run ends"
+            )
+
     def save(self, phase: str = "") -> None:
         """Write a checkpoint from which `_restore` goes on here."""
         self.journal.phase("saving")
@@ -286,6 +296,7 @@ class Tango:
             "sampler": self.sampler.state_dict(),
             "class_weights": self.class_weights.state_dict(),
             "usefulness": self.usefulness.state_dict(),
+            "gaps": self.gaps.state_dict(),
             "evaluation": self.held_out.state_dict(),
             "pending": self.pending,
             "synced": asdict(self.synced),
@@ -305,6 +316,7 @@ class Tango:
         self.sampler.load_state_dict(state["sampler"])
         self.class_weights.load_state_dict(state["class_weights"])
         self.usefulness.load_state_dict(state["usefulness"])
+        self.gaps.load_state_dict(state["gaps"])
         self.held_out.load_state_dict(state["evaluation"])
         self.synced, self.owing = SyncStats(**state["synced"]), set(state["owing"])
         self.generated_tokens, self.step_seconds = state["generated_tokens"], state["step_seconds"]

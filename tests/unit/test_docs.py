@@ -58,6 +58,21 @@ def test_the_ten_failures_quote_messages_and_settings_that_exist() -> None:
         assert setting in known | set(Profile.model_fields) | {"tango"}, setting
 
 
+def test_what_a_resume_promises_bit_for_bit_it_promises_for_cpus() -> None:
+    """On a GPU the backward pass of attention adds up in any order."""
+    files = [*PAGES, *ROOT.glob("tango_hpc/**/*.py"), *ROOT.glob("slurm/**/*.*"), *ROOT.glob("configs/**/*.yaml")]
+    promises = []
+    for file in files:
+        text = " ".join(re.sub(r"^\s*(#+|-) ", "", line).strip() for line in file.read_text().splitlines())
+        for sentence in re.split(r"(?<=[.;:]) ", text):
+            if "bit for bit" in sentence.lower() and re.search(
+                r"\b(continues?|go(es)? on|interrupted|resum)", sentence
+            ):
+                assert "on CPUs" in sentence or "On CPUs" in sentence, f"{file}: {sentence}"
+                promises.append(file.name)
+    assert {"README.md", "on_your_cluster.md", "tango.py"} <= set(promises)
+
+
 def test_every_command_has_help_with_an_example() -> None:
     runner = CliRunner()
     for command in app.registered_commands:

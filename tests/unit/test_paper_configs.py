@@ -108,7 +108,7 @@ def test_the_main_run_says_what_the_paper_says_and_what_the_docs_say_of_the_rest
         assert (rollout.max_num_seqs, rollout.max_batched_tokens) == (256, 8192)
     train, algorithm = config.train, config.algorithm
     assert (train.questions_per_step, train.rollouts_per_question, train.updates_per_batch) == (256, 5, 1)
-    assert (train.verifier_warmup_steps, train.generator_steps) == (40, 200)
+    assert (train.verifier_warmup_steps, train.generator_steps, train.max_logprob_gap) == (40, 200, 0.05)
     assert (train.generator_steps_per_cycle, train.verifier_steps_per_cycle) == (3, 1)
     schedule = role_schedule(config)
     assert schedule[:44] == ["verifier"] * 40 + ["generator"] * 3 + ["verifier"]
@@ -205,6 +205,29 @@ def test_the_authors_recipes_have_the_settings_of_their_scripts(path):
 @pytest.mark.parametrize("path", [*EXPERIMENTS, *AUTHORS], ids=lambda path: path.relative_to(FOLDER).as_posix())
 def test_experiments_fit_their_gpus(path):
     assert make_plan(load_config(path), gpu_gb=80.0, node_gb=None)["problems"] == []
+
+
+@pytest.mark.parametrize("path", [*EXPERIMENTS, *AUTHORS], ids=lambda path: path.relative_to(FOLDER).as_posix())
+def test_those_that_fit_40_gb_are_the_ones_that_the_docs_name(path):
+    """docs/reproduce.md, section 3: not four GPUs, and four nodes with two models only where activations are recomputed."""
+    size, tango = path.parent.name, "tango" in path.name
+    fits = make_plan(load_config(path), gpu_gb=40.0, node_gb=None)["problems"] == []
+    assert fits == (size in ("1x8", "authors") or (size == "4x8" and not tango))
+    if size == "4x8" and tango:
+        recomputing = load_config(path, ["generator.recompute_activations=true"])
+        assert make_plan(recomputing, gpu_gb=40.0, node_gb=None)["problems"] == []
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("eval_*.yaml")), ids=lambda path: path.stem)
+def test_evaluations_fit_80_gb_as_evaluations(path):
+    plan = make_plan(load_config(path), gpu_gb=80.0, node_gb=None, stage="eval")
+    assert plan["problems"] == [] and plan["memory"]["gpu"]["peak_bytes"] == int(0.4 * 80 * 2**30)
+
+
+def test_the_teacher_fits_80_gb_as_a_teacher_and_would_not_as_a_trainer():
+    config = load("teacher.yaml")
+    assert make_plan(config, gpu_gb=80.0, node_gb=None, stage="teacher")["problems"] == []
+    assert make_plan(config, gpu_gb=80.0, node_gb=None)["problems"] != []
 
 
 def test_the_teacher_samples_as_in_the_paper():

@@ -13,16 +13,26 @@ import yaml
 from typer.testing import CliRunner
 
 from tango_hpc.config import load_config
+from tango_hpc.config.models import role_shape
 from tango_hpc.errors import UserError
 from tango_hpc.model.shape import ModelShape
 from tango_hpc.plan.batch import role_batch
 from tango_hpc.plan.memory import memory_of_this_machine
 from tango_hpc.plan.report import make_plan
-from tango_hpc.plan.sizes import CPU_ENGINE_BYTES, CPU_PROCESS_BYTES, CPU_SHARED_BYTES, GPU_PROCESS_BYTES, Trainer
+from tango_hpc.plan.sizes import (
+    CPU_ENGINE_BYTES,
+    CPU_PROCESS_BYTES,
+    CPU_SHARED_BYTES,
+    GPU_PROCESS_BYTES,
+    SAVE_BYTES,
+    Trainer,
+)
+from tango_hpc.plan.stages import job_node_bytes
 from tango_hpc.rollout.sizes import (
     GIB,
     GPU_CONTEXT_BYTES,
     GPU_GRAPH_BYTES,
+    MIB,
     Engine,
     cache_bytes,
     cache_problem,
@@ -95,6 +105,26 @@ def test_engine_weights_and_cache_by_hand():
     assert Engine(shape, 1, 4, on_cpu=True).weights == 4 * (TINY_PARAMETERS + 2 * 64 * 8)  # two packed copies
     assert Engine(shape, 1, 2, on_cpu=False).cache_bytes_per_token == 2 * 2 * 4 * 2  # k and v, layers, one head of 4
     assert Engine(shape, 2, 2, on_cpu=False).cache_bytes_per_token == 2 * 2 * 4 * 2  # each rank keeps the one head
+
+
+def test_a_sleeping_engines_pinned_backup_by_hand():
+    """PyTorch's host allocator rounds every block up to a power of two; issue: 7.1 GiB of Qwen2.5-7B become 13.4."""
+    shape = ModelShape.from_hf_config(TINY)
+    assert Engine(shape, 1, 2, on_cpu=False).backup_bytes == 2 * MIB  # everything shares one small segment
+    published = json.loads((Path(__file__).parents[1] / "data/hf_configs.json").read_text())["Qwen2.5-7B"]
+    engine = Engine(ModelShape.from_hf_config(published), 2, 2, on_cpu=False)
+    # Hidden 3584, 28 layers, tensor size 2: gate and up 129.5 MiB, down 64.75, q k v 15.75, o 12.25; embedding and output
+    # layer 519.75 each; 57 norms and 28 biases of a few KiB together in one segment.
+    assert engine.backup_bytes == (28 * (256 + 128 + 16 + 16) + 2 * 1024 + 2) * MIB
+    assert engine.weights / GIB == pytest.approx(7.1, abs=0.05)
+    assert engine.backup_bytes / GIB == pytest.approx(13.4, abs=0.05)
+
+
+def test_parameters_of_a_few_mib_share_segments_that_are_backed_up_as_32_mib():
+    wide = TINY | {"hidden_size": 1024, "vocab_size": 3072, "intermediate_size": 64, "num_attention_heads": 16}
+    sizes = ModelShape.from_hf_config(wide | {"num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 64})
+    # 16 bits: per layer q k v 2.5 MiB, o 2, gate and up 0.25, down 0.125; the embedding's 6 MiB; two of 20 MiB hold them.
+    assert Engine(sizes, 1, 2, on_cpu=False).backup_bytes == 2 * 32 * MIB + 2 * MIB
 
 
 def test_recomputation_keeps_the_inputs_of_layers_and_one_layer():
@@ -193,8 +223,53 @@ def test_on_gpus_only_a_frozen_role_keeps_its_engines_weights_on_the_host(tmp_pa
     )  # fmt: skip
     engine = role_engine(make_config(tmp_path), "verifier")
     assert {name: value for name, value in frozen.items() if name.startswith("verifier: ")} == {
-        "verifier: engine weights": 8 * engine.weights
+        "verifier: engine weights": 8 * engine.backup_bytes
     }
+
+
+def test_what_every_process_keeps_on_a_gpu_counts_in_every_phase(tmp_path):
+    """3 to 4 GiB of context and communicators for each of two processes, and the CUDA graphs of both engines."""
+    assert 3 * GIB <= GPU_CONTEXT_BYTES <= 4 * GIB
+    for phase in make_plan(make_config(tmp_path), gpu_gb=80, node_gb=None)["memory"]["gpu"]["phases"]:
+        assert phase["items"]["CUDA contexts, NCCL, graphs"] == 2 * int(3.5 * GIB) + 2 * int(0.7 * GIB), phase["phase"]
+
+
+def test_what_a_trainer_keeps_on_the_host_is_counted_exactly(tmp_path):
+    items = make_plan(make_config(tmp_path), gpu_gb=80, node_gb=None)["memory"]["node"]["phases"][0]["items"]
+    count = trainer(shape=role_shape(make_config(tmp_path), "generator"), tensor=4).sizes.num_parameters
+    assert items["generator: weights"] == items["generator: reference"] == 8 * 2 * count
+    assert items["generator: optimizer"] == 8 * 12 * -(-count // 2)
+
+
+def test_an_evaluation_and_a_teacher_have_engines_that_sleep_at_level_1(tmp_path):
+    config = make_config(tmp_path, teacher={"questions": "q.parquet", "output": "out"})
+    generator, verifier = (role_engine(config, name).backup_bytes for name in ("generator", "verifier"))
+    plan = make_plan(config, gpu_gb=80, node_gb=None, stage="eval")
+    weights = trainer(shape=role_shape(config, "generator"), tensor=4, element_bytes=2).sizes.weights
+    assert plan["memory"]["node"]["phases"] == [
+        {
+            "phase": "generating", "role": "both", "total_bytes": 8 * (2 * GPU_PROCESS_BYTES + generator + verifier + 2 * weights),
+            "items": {
+                "processes": 16 * GPU_PROCESS_BYTES,
+                "generator: engine weights": 8 * generator, "generator: weights": 8 * weights,  # a checkpoint's, on their way
+                "verifier: engine weights": 8 * verifier, "verifier: weights": 8 * weights,
+            },
+        }
+    ]  # fmt: skip
+    assert [phase["phase"] for phase in plan["memory"]["gpu"]["phases"]] == ["rollout", "reshard", "verify", "reshard"]
+    teacher = make_plan(config, gpu_gb=80, node_gb=None, stage="teacher")["memory"]
+    assert teacher["node"]["peak_bytes"] == 8 * (GPU_PROCESS_BYTES + generator)
+    assert [phase["phase"] for phase in teacher["gpu"]["phases"]] == ["rollout"]
+
+
+def test_a_job_needs_what_its_fullest_stage_needs(tmp_path):
+    tuned = {"data": "a.parquet", "output": "tuned", "init": {"path": "models/Qwen2.5-Math-7B"}}
+    config = make_config(tmp_path, sft={"generator": tuned})
+    train = make_plan(config, gpu_gb=80, node_gb=None)["memory"]["node"]["peak_bytes"]
+    assert job_node_bytes(config, ["train"]) == job_node_bytes(config, ["sft", "train"]) == train
+    assert job_node_bytes(config, ["sft"]) == 8 * (GPU_PROCESS_BYTES + SAVE_BYTES)
+    evaluation = make_plan(config, gpu_gb=80, node_gb=None, stage="eval")["memory"]["node"]["peak_bytes"]
+    assert job_node_bytes(config, ["eval"]) == evaluation
 
 
 def test_on_a_cpu_what_processes_share_counts_once_for_a_machine(tmp_path):

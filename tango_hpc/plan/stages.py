@@ -1,0 +1,43 @@
+"""A configuration as a stage uses it, and how much host memory a job of several stages needs on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from tango_hpc.config import Config
+from tango_hpc.plan.memory import plan_memory
+from tango_hpc.plan.sizes import GPU_PROCESS_BYTES, SAVE_BYTES
+from tango_hpc.stages.processes import process_roles
+
+# Fine-tuning has less on a GPU than the training of the same role, and nothing waits on the host.
+PlannedStage = Literal["train", "eval", "teacher"]
+
+
+def as_in_stage(config: Config, stage: PlannedStage) -> Config:
+    """`config` with the roles that take part in `stage`; an evaluation and a teacher train none of them."""
+    if stage == "train":
+        return config
+    frozen = {name: role.model_copy(update={"trainable": False}) for name, role in config.roles.items()}
+    taking_part = process_roles(config, stage)
+    verifier = frozen["verifier"] if "verifier" in taking_part else None
+    return config.model_copy(update={"generator": frozen["generator"], "verifier": verifier})
+
+
+def job_node_bytes(config: Config, stages: Sequence[str]) -> int:
+    """Host memory that `stages`, one after the other, need on a node with GPUs at the fullest moment, in bytes.
+
+    Raises UserError where a model's sizes are not known.
+    """
+    assert config.launch.device == "cuda", "on a CPU weight syncs take host memory too"
+    needed = []
+    for stage in stages:
+        if stage == "sft":  # one process on each rank, whose trainer stays on the GPU
+            needed.append(config.launch.tasks_per_node * (GPU_PROCESS_BYTES + SAVE_BYTES))
+            continue
+        planned: PlannedStage = next(name for name in get_args(PlannedStage) if name == stage)
+        plan = plan_memory(
+            as_in_stage(config, planned), gpu_gb=0, node_gb=None, sync_bytes={}, takes_checkpoints=stage == "eval"
+        )
+        needed.append(max(phase.total for phase in plan.node))
+    return max(needed)

@@ -1,0 +1,168 @@
+"""What a job asks Slurm for beside GPUs, and how many threads a rank takes of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tango_hpc.cli import app
+from tango_hpc.config import Config, load_config
+from tango_hpc.errors import UserError
+from tango_hpc.launch.environment import threads_of_rank
+from tango_hpc.launch.starters import rank_environment
+from tango_hpc.manage.profiles import Profile
+from tango_hpc.manage.resources import asked_of_a_node, cpus_per_rank, node_memory
+from tango_hpc.manage.submit import refused_by_slurm, script
+from tango_hpc.plan.stages import job_node_bytes
+from tests.slurm.jobs import counting_config
+
+PAPER = Path(__file__).parents[2] / "configs/paper"
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nowhere near a model: the sizes of those that the paper's configs name are known by their names."""
+    monkeypatch.chdir(tmp_path)
+
+
+def load(name: str, *overrides: str) -> Config:
+    return load_config(PAPER / name, overrides)
+
+
+def options(config: Config, profile: Profile, stages: str = "train") -> dict[str, str]:
+    """The #SBATCH options of the script that Slurm would get."""
+    return dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", script(stages, config, profile), re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [
+        ("4x8/qwen_grpo_tango.yaml", "264G"),  # 237.05 GiB by the plan, a tenth more is 260.8
+        ("1x8/qwen_grpo_tango.yaml", "408G"),  # 364.7, 401.2
+        ("1x8/llama_grpo_tango.yaml", "424G"),  # 380.2, 418.2
+    ],
+)
+def test_a_gpu_job_asks_for_eight_cpus_a_rank_and_for_the_memory_of_the_plan(name: str, memory: str) -> None:
+    asked = options(load(name), Profile())
+    assert (asked["cpus-per-task"], asked["mem"]) == ("8", memory)
+
+
+def test_the_profile_says_otherwise() -> None:
+    config = load("4x8/qwen_grpo_tango.yaml")
+    assert options(config, Profile(memory="0"))["mem"] == "0"
+    assert options(config, Profile(memory="480G"))["mem"] == "480G"
+    assert options(config, Profile(exclusive=True))["mem"] == "0"
+    assert options(config, Profile(exclusive=True, memory="480G"))["mem"] == "480G"
+    assert "mem" not in options(config, Profile(memory=None))
+    per_gpu = options(config, Profile(sbatch={"mem-per-gpu": "60G"}))
+    assert per_gpu["mem-per-gpu"] == "60G" and "mem" not in per_gpu
+    assert options(config, Profile(cpus_per_rank=12))["cpus-per-task"] == "12"
+
+
+def test_threads_that_the_config_sets_are_cpus_to_ask_for() -> None:
+    config = load("4x8/qwen_grpo_tango.yaml", "launch.threads_per_rank=3")
+    assert cpus_per_rank(config, Profile()) == 3 and cpus_per_rank(config, Profile(cpus_per_rank=12)) == 12
+
+
+def test_a_job_of_several_stages_asks_for_the_fullest(tmp_path: Path) -> None:
+    config = load("4x8/qwen_grpo_tango.yaml")
+    assert options(config, Profile(), "sft,train")["mem"] == options(config, Profile())["mem"] == "264G"
+    assert options(config, Profile(), "sft")["mem"] == "48G"  # 8 trainers of 5.125 GiB: 41.0, and a tenth more
+    evaluation = load("eval_qwen.yaml", "generator.model.path=models/Qwen2.5-Math-7B")
+    assert options(evaluation, Profile(), "eval")["mem"] == "312G"  # 282.4, 310.6
+    assert options(load("teacher.yaml"), Profile(), "teacher")["mem"] == "216G"  # 194.05, 213.5
+
+
+def test_an_array_asks_for_the_cell_that_needs_most() -> None:
+    cells = [load("4x8/qwen_grpo_tango.yaml"), load("4x8/llama_grpo_tango.yaml"), load("4x8/qwen_grpo_vanilla.yaml")]
+    needed = [job_node_bytes(cell, ["train"]) for cell in cells]
+    assert max(needed) == needed[1]
+    assert node_memory(cells, ["train"], Profile()) == node_memory(cells[1:2], ["train"], Profile())
+
+
+def test_a_cpu_job_asks_for_one_cpu_a_rank_and_leaves_the_memory_to_the_cluster(tmp_path: Path) -> None:
+    config = counting_config(tmp_path, "run")
+    asked = options(config, Profile())
+    assert asked["cpus-per-task"] == "1" and "mem" not in asked
+    assert "this job uses no GPUs" in node_memory([config], ["train"], Profile()).why
+    assert asked_of_a_node(config, Profile(), node_memory([config], ["train"], Profile())).startswith(
+        "1 rank of 1 CPU, no "
+    )
+    assert options(config, Profile(memory="4G"))["mem"] == "4G"
+
+
+def test_without_a_models_sizes_the_memory_is_left_to_the_profile_and_that_is_said(tmp_path: Path) -> None:
+    model = tmp_path / "made by an earlier stage"
+    config = load("4x8/qwen_grpo_tango.yaml")
+    role = config.generator.model_copy(update={"model": config.generator.model.model_copy(update={"path": model})})
+    unknown = config.model_copy(update={"generator": role})
+    assert "mem" not in options(unknown, Profile())
+    memory = node_memory([unknown], ["train"], Profile())
+    asked = asked_of_a_node(unknown, Profile(), memory)
+    assert asked.startswith("8 ranks of 8 CPUs, no amount of memory (the cluster's default; set memory in the profile")
+    assert f"no config.json in {model}" in asked
+    assert options(unknown, Profile(memory="0"))["mem"] == "0"
+
+
+def test_a_dry_run_prints_what_is_asked(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(app, ["submit", "train", str(PAPER / "4x8/qwen_grpo_tango.yaml"), "--dry-run"])
+    assert shown.exit_code == 0, shown.output
+    assert "#SBATCH --mem=264G" in shown.stdout and "#SBATCH --cpus-per-task=8" in shown.stdout
+    assert shown.stderr == (
+        "Each node is asked for 8 ranks of 8 CPUs, 264G memory (237 GiB by the plan and 10% more).\n"
+    )
+
+
+def test_a_refusal_says_what_was_asked_and_what_changes_it() -> None:
+    from submitit.core.utils import FailedJobError
+
+    config = load("4x8/qwen_grpo_tango.yaml")
+    memory = node_memory([config], ["train"], Profile(memory="0"))
+    with pytest.raises(UserError) as caught, refused_by_slurm(asked_of_a_node(config, Profile(), memory)):
+        raise FailedJobError("sbatch: error: Requested node configuration is not available")
+    assert str(caught.value) == (
+        "Slurm refused the job: sbatch: error: Requested node configuration is not available\n"
+        "Each node was asked for 8 ranks of 8 CPUs, all its memory (the profile's memory); cpus_per_rank and memory of the "
+        "profile change that"
+    )
+    with pytest.raises(UserError) as caught, refused_by_slurm("eight ranks"):
+        raise FailedJobError("sbatch: error: Invalid account or account/partition combination specified")
+    assert str(caught.value).endswith("combination specified")
+
+
+def test_a_rank_takes_its_share_of_the_cores_and_at_most_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    def threads(device: str, *, env: dict[str, str] | None = None, **launch: Any) -> int:
+        config = load("1x4/qwen_grpo_tango.yaml").launch.model_copy(update={"device": device, **launch})
+        return threads_of_rank(config, env or {})
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(24)))
+    assert threads("cuda") == 6  # 24 cores, 4 ranks
+    assert threads("cuda", tasks_per_node=2) == 8
+    assert threads("cuda", tasks_per_node=32) == 1
+    assert threads("cuda", env={"SLURM_CPUS_PER_TASK": "12"}) == 8
+    assert threads("cuda", env={"SLURM_CPUS_PER_TASK": "4"}) == 4
+    assert threads("cuda", threads_per_rank=16, env={"SLURM_CPUS_PER_TASK": "4"}) == 16
+    assert threads("cpu") == 1 and threads("cpu", threads_per_rank=2) == 2
+
+
+def test_a_gpu_ranks_libraries_are_told_as_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    environment = rank_environment(load("4x8/qwen_grpo_tango.yaml"))
+    assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "8"
+    assert rank_environment(counting_config(tmp_path, "run"))["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize("page", ["slurm/train.sbatch", "docs/on_your_cluster.md"])
+def test_the_example_of_plain_sbatch_asks_for_what_submit_would(page: str) -> None:
+    asked = options(load("4x8/qwen_grpo_tango.yaml"), Profile())
+    words = [
+        f"--{name}={asked[name]}" for name in ("nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "mem")
+    ]
+    example = f"sbatch {' '.join(words)} slurm/train.sbatch configs/paper/4x8/qwen_grpo_tango.yaml"
+    assert example in (PAPER.parents[1] / page).read_text()
