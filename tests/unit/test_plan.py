@@ -103,6 +103,16 @@ def test_recomputation_keeps_the_inputs_of_layers_and_one_layer():
     assert saved.activations(100, 1) < full.activations(100, 1)
 
 
+def test_a_step_takes_gloos_copies_on_a_cpu_and_nothing_on_a_gpu():
+    """One token, so that what a forward pass keeps is little beside the weights."""
+    shape = ModelShape.from_hf_config(TINY | {"num_hidden_layers": 200, "tie_word_embeddings": False})
+    copied = trainer(shape=shape, data=2).sizes.num_parameters * (4 + 4)
+    assert trainer(shape=shape, data=2).update_workspace(1, 1) == copied
+    gpu = trainer(shape=shape, data=2, on_cpu=False)
+    top = max(gpu.head_workspace(1, backward=True), gpu.layer_workspace(1, backward=True))
+    assert gpu.update_workspace(1, 1) == gpu.activations(1, 1) + top < gpu.sizes.num_parameters * 4 / 2
+
+
 def test_saved_activations_are_what_autograd_keeps():
     """Every tensor that the real model keeps for its backward pass on a CPU, counted once per storage."""
     code = Path(__file__).with_name("count_saved_activations.py")
