@@ -126,7 +126,8 @@ class Trainer:
         forward = 12 * chunk + hidden
         if not backward:
             return forward
-        in_chunk = max(8 * chunk, (4 + (2 if size == 2 else 0)) * chunk + weight * size)
+        product = weight * size if self.on_cpu else 0  # a GPU adds a chunk's product to the sum in place
+        in_chunk = max(8 * chunk, (4 + (2 if size == 2 else 0)) * chunk + product)
         at_end = weight * size if size == 2 else 0
         return max(forward, weight * 4 + max(in_chunk, at_end) + hidden)
 
