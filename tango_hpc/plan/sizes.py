@@ -126,7 +126,8 @@ class Trainer:
         forward = 12 * chunk + hidden
         if not backward:
             return forward
-        in_chunk = max(8 * chunk, (4 + (2 if size == 2 else 0)) * chunk + weight * size)
+        product = weight * size if self.on_cpu else 0  # a GPU adds a chunk's product to the sum in place
+        in_chunk = max(8 * chunk, (4 + (2 if size == 2 else 0)) * chunk + product)
         at_end = weight * size if size == 2 else 0
         return max(forward, weight * 4 + max(in_chunk, at_end) + hidden)
 
@@ -141,13 +142,8 @@ class Trainer:
         """What forward, backward and the optimizer step need on top of what stays."""
         kept = self.activations(num_tokens, num_in_flight)
         top = max(self.head_workspace(num_tokens, backward=True), self.layer_workspace(num_tokens, backward=True))
-        sizes = self.sizes
-        if not self.on_cpu:  # AdamW over lists of tensors keeps one of them beside its state
-            step = -(-sizes.num_parameters // self.data) * 4
-        elif self.data > 1:  # Gloo copies the bucket that it reduces and the one that it gathers
-            step = sizes.num_parameters * 4 + sizes.weights
-        else:
-            step = 0
+        # AdamW takes nothing (on GPUs it is one kernel), Gloo copies of the bucket that it reduces and of that it gathers.
+        step = self.sizes.num_parameters * 4 + self.sizes.weights if self.on_cpu and self.data > 1 else 0
         return max(kept + top, self.embedding_gradients(), step)
 
     def logprob_workspace(self, num_tokens: int) -> int:

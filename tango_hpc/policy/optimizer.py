@@ -65,6 +65,7 @@ class PolicyOptimizer:
         for inner in self.optimizer.chained_optimizers:
             # The gradient norm must count weights that all tensor ranks hold once, by this role's groups.
             inner.tp_group = groups.tensor
+        self._fused = fuses(next(model.parameters()))
         self._allocate_state()
 
     def zero_grad(self) -> None:
@@ -104,7 +105,7 @@ class PolicyOptimizer:
             tensor
             for inner in self.optimizer.chained_optimizers
             for parameter, values in inner.optimizer.state.items()
-            for tensor in (parameter, *values.values())
+            for tensor in (parameter, *(value for key, value in values.items() if key != "step"))
             if isinstance(tensor, Tensor)
         ]
 
@@ -129,6 +130,9 @@ class PolicyOptimizer:
         """Take over another optimizer's `common_state`; tensors are not touched."""
         self.step_count = step_count
         (inner,) = self.optimizer.chained_optimizers
+        for group in state["optimizer"]["param_groups"]:
+            if "fused" in group:
+                group["fused"] = self._fused  # as this device wants it, not the one that wrote the checkpoint
         inner.load_state_dict(state)
         # Megatron-core hands all parameters of PyTorch's AdamW one step counter, which each would then advance.
         for values in inner.optimizer.state.values():
@@ -141,6 +145,18 @@ class PolicyOptimizer:
             # Transformer Engine's and Apex's AdamW keep the step elsewhere.
             steps = isinstance(inner.optimizer, torch.optim.AdamW)
             for group in inner.optimizer.param_groups:
+                if steps:
+                    group["fused"] = self._fused
                 for parameter in group["params"]:
-                    moments = {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
-                    inner.optimizer.state[parameter] = {"step": torch.tensor(0.0)} | moments if steps else moments
+                    values = {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+                    if steps:
+                        values["step"] = torch.zeros((), device=parameter.device if self._fused else "cpu")
+                    inner.optimizer.state[parameter] = values
+
+
+def fuses(parameter: Tensor) -> bool | None:
+    """Whether AdamW is one kernel for `parameter`, which takes no memory on top of its state. None leaves it to PyTorch.
+
+    On a CPU PyTorch's choice is a loop over the parameters, whose memory is that of the largest.
+    """
+    return True if parameter.is_cuda else None

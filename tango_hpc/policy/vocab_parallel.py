@@ -95,16 +95,32 @@ class _VocabParallelLogprobs(torch.autograd.Function):
                 by_entropy,
             ).to(hidden_TK.dtype)
             grad_hidden[part] = grad_logits @ weight_VK
-            grad_weight[:num_rows] += grad_logits.t() @ hidden_TK[part]
+            _add_product_(grad_weight[:num_rows], grad_logits.t(), hidden_TK[part])
         if ctx.group.size() > 1:
             dist.all_reduce(grad_hidden, group=ctx.group)
         return grad_hidden, grad_weight.to(weight_VK.dtype), None, None, None, None, None
 
 
 def _logits(hidden_TK: Tensor, weight_VK: Tensor, scale: float) -> Tensor:
-    """Scaled logits in float32, whatever the weights are in."""
-    logits = (hidden_TK @ weight_VK.t()).float()
-    return logits if scale == 1.0 else logits * scale
+    """Scaled logits in float32, whatever the weights are in. On a CPU those of 16-bit weights are rounded to 16 bits."""
+    if _multiplies_wide(weight_VK):
+        logits = torch.mm(hidden_TK, weight_VK.t(), out_dtype=torch.float32)
+    else:
+        logits = (hidden_TK @ weight_VK.t()).float()
+    return logits if scale == 1.0 else logits.mul_(scale)
+
+
+def _add_product_(total_VK: Tensor, grad_VT: Tensor, hidden_TK: Tensor) -> None:
+    """Add a chunk's product to a sum in float32; on a GPU in place, with nothing rounded or kept on the way."""
+    if _multiplies_wide(total_VK):
+        torch.addmm(total_VK, grad_VT, hidden_TK, out_dtype=torch.float32, out=total_VK)
+    else:
+        total_VK += grad_VT @ hidden_TK
+
+
+def _multiplies_wide(matrix: Tensor) -> bool:
+    """Whether products of 16-bit matrices can come out in float32, which PyTorch has for CUDA alone."""
+    return matrix.is_cuda
 
 
 def _grad_logits_(

@@ -133,6 +133,24 @@ def test_recomputation_keeps_the_inputs_of_layers_and_one_layer():
     assert saved.activations(100, 1) < full.activations(100, 1)
 
 
+def test_a_step_takes_gloos_copies_on_a_cpu_and_nothing_on_a_gpu():
+    """One token, so that what a forward pass keeps is little beside the weights."""
+    shape = ModelShape.from_hf_config(TINY | {"num_hidden_layers": 200, "tie_word_embeddings": False})
+    copied = trainer(shape=shape, data=2).sizes.num_parameters * (4 + 4)
+    assert trainer(shape=shape, data=2).update_workspace(1, 1) == copied
+    gpu = trainer(shape=shape, data=2, on_cpu=False)
+    top = max(gpu.head_workspace(1, backward=True), gpu.layer_workspace(1, backward=True))
+    assert gpu.update_workspace(1, 1) == gpu.activations(1, 1) + top < gpu.sizes.num_parameters * 4 / 2
+
+
+def test_gradients_of_the_output_layer_have_no_second_copy_on_a_gpu():
+    """In fp32: the sum over the chunks, and a chunk's product (CPU) or its logits twice (GPU)."""
+    rows_bytes, logits_bytes, hidden_bytes = 64 * 8 * 4, 4 * 64 * 5, 2 * 8 * 4 * 5
+    assert trainer().head_workspace(5, backward=True) == 2 * rows_bytes + logits_bytes + hidden_bytes
+    gpu = trainer(on_cpu=False)
+    assert gpu.head_workspace(5, backward=True) == rows_bytes + 2 * logits_bytes + hidden_bytes
+
+
 def test_saved_activations_are_what_autograd_keeps():
     """Every tensor that the real model keeps for its backward pass on a CPU, counted once per storage."""
     code = Path(__file__).with_name("count_saved_activations.py")

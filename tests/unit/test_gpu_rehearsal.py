@@ -1,0 +1,179 @@
+"""What the trainer does only on GPUs, done on a CPU: fused AdamW, and memory that is given up and taken back.
+
+One process trains the same model with and without; CUDA's two calls to lock and unlock pages are recorded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from tango_hpc.config.roles import OptimizerConfig
+from tests.helpers.policies import policy_of
+from tests.helpers.ranks import run_ranks
+from tests.helpers.sequences import random_sequences
+from tests.helpers.tiny import make_tiny_hf
+
+Weights = dict[str, np.ndarray]
+
+
+def make_policy(folder: Path, **changes: Any) -> Any:
+    optimizer = OptimizerConfig(learning_rate=1e-3, weight_decay=0.1)
+    return policy_of(folder / "model", optimizer=optimizer, total_steps=10, with_reference=True, **changes)
+
+
+def train(policy: Any, seeds: range) -> None:
+    from tango_hpc.policy.loss import LossSettings
+
+    for seed in seeds:
+        policy.update(random_sequences(4, 107, seed), LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.0))
+
+
+def weights_of(policy: Any) -> Weights:
+    return {name: shard.detach().float().numpy().copy() for name, shard in policy.named_shards().items()}
+
+
+def state_of(policy: Any) -> dict[str, Any]:
+    """How AdamW works and how far it has counted."""
+    (inner,) = policy.optimizer.optimizer.chained_optimizers
+    steps = [values["step"] for values in inner.optimizer.state.values()]
+    return {
+        "fused": [group["fused"] for group in inner.optimizer.param_groups],
+        "steps": {float(step) for step in steps},
+        "own": len({step.data_ptr() for step in steps}) == len(steps),
+        "moved": sorted({tensor.dim() for tensor in policy.optimizer.tensors()}),
+    }
+
+
+def fused_and_not(folder: Path) -> dict[str, Any]:
+    """Two steps and a checkpoint, written without and read with fused AdamW and the other way round; a third step."""
+    from tango_hpc.policy import optimizer
+
+    results: dict[str, Any] = {}
+    for name, value in (("plain", None), ("fused", True)):
+        with patch.object(optimizer, "fuses", lambda _, value=value: value):
+            policy = make_policy(folder)
+        train(policy, range(2))
+        policy.save(folder / name)
+        train(policy, range(2, 3))
+        results[name] = {"weights": weights_of(policy), **state_of(policy)}
+    for name, value, source in (("plain again", None, "fused"), ("fused again", True, "plain")):
+        with patch.object(optimizer, "fuses", lambda _, value=value: value):
+            policy = make_policy(folder)
+        policy.load(folder / source)
+        results[f"{name}, loaded"] = state_of(policy)
+        train(policy, range(2, 3))
+        results[name] = {"weights": weights_of(policy), **state_of(policy)}
+    return results
+
+
+def offloaded(folder: Path, dtype: str) -> dict[str, Any]:
+    """Three steps with everything away in between and the reference asked for, as a role does; and without."""
+    from tango_hpc.policy import host_memory
+
+    locked: list[int] = []
+    results: dict[str, Any] = {}
+    for name in ("stays", "moves"):
+        moves = name == "moves"
+        with (
+            patch.object(host_memory, "on_gpu", lambda _, moves=moves: moves),
+            patch.object(host_memory, "page_lock", lambda _, size: locked.append(size)),
+            patch.object(host_memory, "page_unlock", lambda _: None),
+            patch.object(torch.cuda, "synchronize", lambda: None),
+            patch.object(torch.cuda, "empty_cache", lambda: None),
+        ):
+            policy = make_policy(folder, dtype=dtype)
+            policy.offload()
+            away = sum(tensor.untyped_storage().nbytes() for tensor in policy.named_shards().values())
+            for seed in range(3):
+                policy.onload(weights_only=True)
+                policy.offload(weights_changed=False)
+                policy.save(folder / f"{name}-{dtype}")
+                policy.onload()
+                train(policy, range(seed, seed + 1))
+                policy.offload()
+            policy.load(folder / f"{name}-{dtype}")
+            policy.onload()
+            train(policy, range(2, 3))
+            reference = np.concatenate(policy.logprobs(random_sequences(4, 107), reference=True))
+            tensors = [*policy.named_shards().values(), *policy.optimizer.tensors()]
+            kept = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+            results[name] = {
+                "weights": weights_of(policy),
+                "reference": reference,
+                "away": away,
+                "kept": sum(kept.values()),  # in fp32 weights are their own masters
+            }
+    return results | {"locked": locked}
+
+
+def on_rank(folder: Path) -> dict[str, Any]:
+    offloading = {dtype: offloaded(folder, dtype) for dtype in ("float32", "bfloat16")}
+    return {"adamw": fused_and_not(folder), **offloading}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("gpu")
+    make_tiny_hf(folder / "model")
+    (result,) = run_ranks(on_rank, 1, folder)
+    return result  # type: ignore[no-any-return]
+
+
+def test_fused_adamw_takes_the_same_steps(results: dict[str, Any]) -> None:
+    runs = results["adamw"]
+    assert set(runs["plain"]["fused"]) == {None} and set(runs["fused"]["fused"]) == {True}
+    for name, shard in runs["plain"]["weights"].items():
+        np.testing.assert_allclose(runs["fused"]["weights"][name], shard, rtol=0, atol=1e-6)  # steps are of 1e-3
+
+
+def test_a_checkpoint_does_not_decide_how_adamw_works(results: dict[str, Any]) -> None:
+    runs = results["adamw"]
+    for name, fused in (("plain", None), ("fused", True)):
+        loaded = runs[f"{name} again, loaded"]
+        assert set(loaded["fused"]) == {fused} and loaded["steps"] == {2.0} and loaded["own"]
+        assert runs[f"{name} again"]["steps"] == {3.0}
+        for key, shard in runs[name]["weights"].items():
+            np.testing.assert_allclose(runs[f"{name} again"]["weights"][key], shard, rtol=0, atol=1e-6)
+
+
+def test_step_counters_stay_where_they_are_used(results: dict[str, Any]) -> None:
+    """They take four bytes each and would be copied one by one."""
+    assert results["adamw"]["fused"]["moved"] == [1]
+
+
+@pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (None, "cpu")])
+def test_fused_adamw_counts_on_the_device_of_its_parameters(fused: bool | None, device: str) -> None:
+    from tango_hpc.policy.optimizer import PolicyOptimizer
+
+    adamw = torch.optim.AdamW([torch.zeros(3, device="meta")])
+    chained = SimpleNamespace(chained_optimizers=[SimpleNamespace(optimizer=adamw)])
+    PolicyOptimizer._allocate_state(SimpleNamespace(optimizer=chained, _fused=fused))  # type: ignore[arg-type]
+    ((_, values),) = adamw.state.items()
+    assert values["step"].device.type == device and values["exp_avg"].device.type == "meta"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_trainer_that_moves_is_the_one_that_stays(results: dict[str, Any], dtype: str) -> None:
+    runs = results[dtype]
+    assert runs["stays"]["away"] > 0 and runs["moves"]["away"] == 0
+    assert runs["moves"]["weights"].keys() == runs["stays"]["weights"].keys()
+    for name, shard in runs["stays"]["weights"].items():
+        np.testing.assert_array_equal(runs["moves"]["weights"][name], shard)
+    np.testing.assert_array_equal(runs["moves"]["reference"], runs["stays"]["reference"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_trainer_locks_its_reference_and_its_state_once_each(results: dict[str, Any], dtype: str) -> None:
+    reference, state = results[dtype]["locked"]
+    weights = sum(shard.size for shard in results[dtype]["stays"]["weights"].values()) * (
+        4 if dtype == "float32" else 2
+    )
+    assert weights <= reference < 1.1 * weights + 2**16  # pages, and a beginning at a multiple of 256 bytes each
+    assert results[dtype]["stays"]["kept"] <= state < 1.1 * results[dtype]["stays"]["kept"] + 2**16
