@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from tango_hpc.policy import host_memory
 from tango_hpc.policy.model import PolicyModel
 from tango_hpc.policy.optimizer import PolicyOptimizer
 
@@ -37,15 +38,14 @@ class DeviceMemory:
         torch.cuda.synchronize()
         kept = {storage._cdata for storage in [*weights, *state]}
         unchanged = set() if weights_changed else {storage._cdata for storage in weights} & self._host.keys()
-        for storage in [*([] if keep_weights else weights), *state, *gradients]:
-            key = storage._cdata
-            if key in self._away:
-                continue
-            if key in kept - unchanged:
-                if key not in self._host:
-                    self._host[key] = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
-                self._host[key].copy_(_bytes_of(storage))
-            self._away[key] = storage.nbytes()
+        leaving = [*([] if keep_weights else weights), *state, *gradients]
+        leaving = [storage for storage in leaving if storage._cdata not in self._away]
+        copied = [storage for storage in leaving if storage._cdata in kept - unchanged]
+        self._make_room([storage for storage in copied if storage._cdata not in self._host])
+        for storage in copied:
+            self._host[storage._cdata].copy_(_bytes_of(storage))
+        for storage in leaving:
+            self._away[storage._cdata] = storage.nbytes()
             storage.resize_(0)
         torch.cuda.empty_cache()
 
@@ -72,6 +72,12 @@ class DeviceMemory:
             if was_away:
                 self.offload(keep_weights=was_away.isdisjoint(storage._cdata for storage in self._storages()[0]))
 
+    def _make_room(self, storages: list[torch.UntypedStorage]) -> None:
+        """Take host memory for storages that have none yet, in one piece."""
+        if storages:
+            places = host_memory.host_memory([storage.nbytes() for storage in storages])
+            self._host |= zip((storage._cdata for storage in storages), places, strict=True)
+
     def _storages(self) -> tuple[list[torch.UntypedStorage], ...]:
         """GPU storages of (weights, optimizer state, gradients), each once."""
         parameters = list(self._model.parameters())
@@ -82,7 +88,7 @@ class DeviceMemory:
         for storages, tensors in zip(found, (parameters, state, gradients), strict=True):
             for tensor in tensors:
                 storage = tensor.untyped_storage()
-                if tensor.is_cuda and storage._cdata not in seen:
+                if host_memory.on_gpu(tensor) and storage._cdata not in seen:
                     seen.add(storage._cdata)
                     storages.append(storage)
         return found

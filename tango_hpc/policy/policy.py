@@ -31,6 +31,7 @@ from tango_hpc.parallel.megatron_cpu import megatron_on_cpu
 from tango_hpc.parallel.ranks import this_device
 from tango_hpc.policy import hf_io, saved_state
 from tango_hpc.policy.batch import MicroBatch, build_micro_batch, fed_length, response_offsets
+from tango_hpc.policy.host_memory import host_copies
 from tango_hpc.policy.loss import STATISTICS, LogprobGapError, LossSettings, TokenLoss, UpdateStats, combined
 from tango_hpc.policy.memory import DeviceMemory
 from tango_hpc.policy.model import build_model, transformer_config
@@ -87,7 +88,7 @@ class Policy:
             hf_io.import_weights(reference_dir or self.model_dir, self.shape, self.groups, self.named_shards())
             self.reference: dict[str, Tensor] | None = None
             if with_reference:
-                self.reference = {name: shard.detach().cpu().clone() for name, shard in self.named_shards().items()}
+                self.reference = host_copies(self.named_shards())
             if reference_dir is not None:
                 hf_io.import_weights(self.model_dir, self.shape, self.groups, self.named_shards())
             self.optimizer = PolicyOptimizer(self.model, optimizer, self.groups, total_steps) if optimizer else None
@@ -338,7 +339,7 @@ class Policy:
         assert self.reference is not None, "this policy was made without a reference"
         own = {name: shard.data for name, shard in self.named_shards().items()}
         for name, shard in self.named_shards().items():
-            shard.data = self.reference[name].to(self.device)
+            shard.data = self.reference[name].to(self.device, non_blocking=True)
         try:
             yield
         finally:
