@@ -1,13 +1,15 @@
 """The process groups of one role's trainer.
 
 Each role has its own set, handed to Megatron-core as a `ProcessGroupCollection`; its global `parallel_state` is
-never initialised, so two roles in one process can be cut differently. Ranks are numbered with the tensor axis
-fastest, then data, then pipeline, which is Megatron's own order.
+never initialised. Ranks are numbered with the tensor axis fastest, then data, then pipeline, which is Megatron's own
+order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -15,7 +17,11 @@ from torch.distributed import ProcessGroup
 
 from tango_hpc.errors import UserError
 
-_groups: dict[tuple[int, ...], ProcessGroup] = {}
+# Which ranks form each of a cut's groups; every rank is in exactly one of them.
+Partition = frozenset[tuple[int, ...]]
+
+_groups: dict[Partition, ProcessGroup] = {}
+_timeout: timedelta | None = None
 
 
 @dataclass(frozen=True)
@@ -50,18 +56,24 @@ class PolicyGroups:
             )
         data_size = world_size // (tensor_size * pipeline_size)
         t, d, p = rank_position(rank, tensor_size, data_size)
+        ends = {0, pipeline_size - 1}
 
-        def at(tensor: int, data: int, pipeline: int) -> int:
-            return tensor + tensor_size * (data + data_size * pipeline)
+        def along(axes: Callable[[int, int, int], object]) -> ProcessGroup:
+            """This rank's group where those of equal `axes(tensor, data, pipeline)` belong together."""
+            groups: dict[object, list[int]] = {}
+            for other in range(world_size):
+                groups.setdefault(axes(*rank_position(other, tensor_size, data_size)), []).append(other)
+            return _group(frozenset(map(tuple, groups.values())))
 
-        tensor = _group([at(i, d, p) for i in range(tensor_size)])
-        data = _group([at(t, i, p) for i in range(data_size)])
-        pipeline = _group([at(t, d, i) for i in range(pipeline_size)])
-        model = _group([at(i, d, j) for j in range(pipeline_size) for i in range(tensor_size)])
-        world = _group(list(range(world_size)))
-        alone = _group([rank])
-        ends = sorted({0, pipeline_size - 1})
-        embedding = _group([at(t, d, i) for i in ends]) if p in ends else None
+        tensor = along(lambda t, d, p: (d, p))
+        data = along(lambda t, d, p: (t, p))
+        pipeline = along(lambda t, d, p: (t, d))
+        model = along(lambda t, d, p: d)
+        world = along(lambda t, d, p: ())
+        alone = along(lambda t, d, p: (t, d, p))
+        # The stages between the ends make a group of theirs, for which they have no use: see `_group`.
+        ends_or_between = along(lambda t, d, p: (t, d, p in ends))
+        embedding = ends_or_between if p in ends else None
         collection = ProcessGroupCollection(
             tp=tensor, pp=pipeline, mp=model, embd=embedding, pos_embd=None, cp=alone, tp_cp=tensor, ep=alone,
             expt_tp=tensor, tp_ep=tensor, tp_ep_pp=model, dp=data, dp_cp=data, expt_dp=data, intra_dp_cp=data,
@@ -92,18 +104,25 @@ def rank_position(rank: int, tensor_size: int, data_size: int) -> tuple[int, int
     return rank % tensor_size, rank // tensor_size % data_size, rank // (tensor_size * data_size)
 
 
+def limit_collectives(timeout: timedelta) -> None:
+    """How long groups made from now on wait for a peer; without it PyTorch's 30 minutes, whatever the world's limit."""
+    global _timeout
+    _timeout = timeout
+
+
 def forget_groups() -> None:
     """Drop the groups made so far; they end with the default group."""
     _groups.clear()
 
 
-def _group(ranks: list[int]) -> ProcessGroup:
-    """The group of these ranks, of which this is one; made once, so that both roles share equal groups.
+def _group(partition: Partition) -> ProcessGroup:
+    """This rank's group of a partition of all ranks, made once: equal ones share their communicators and buffers.
 
-    Only members take part, and all make their groups in one order, so that 1,024 ranks do not wait on each other
-    for groups that most are not in.
+    Only members take part, so that 1,024 ranks do not wait on each other for groups that most are not in. PyTorch then
+    names a group after its ranks and after how many groups this process has made. Members that had made different
+    numbers would wait for each other under different names for ever; so all ranks make one group for each partition.
     """
-    key = tuple(ranks)
-    if key not in _groups:
-        _groups[key] = dist.new_group(ranks, use_local_synchronization=True)
-    return _groups[key]
+    if partition not in _groups:
+        (ranks,) = (part for part in partition if dist.get_rank() in part)
+        _groups[partition] = dist.new_group(list(ranks), timeout=_timeout, use_local_synchronization=True)
+    return _groups[partition]

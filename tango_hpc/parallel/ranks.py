@@ -63,6 +63,7 @@ def init_distributed(timeout_seconds: float = 1800, store: dist.Store | None = N
         backend = "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=timeout_seconds)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    groups.limit_collectives(timeout)
     if device.type == "cuda":
         _check_own_gpus(device)
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))

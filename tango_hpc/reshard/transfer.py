@@ -23,6 +23,7 @@ from tango_hpc.model.trainer_layout import Box, LocalParam
 from tango_hpc.reshard.plan import Pack, RankPlan, Segment, segment_elements
 
 Slices = tuple[slice, ...]
+_POLL_SECONDS = 0.0005  # between two looks at what NCCL has in flight
 
 
 class WeightSyncError(RuntimeError):
@@ -91,7 +92,10 @@ class _RoundWork:
 
 
 class Transfer:
-    """One rank's part of a plan, resolved to slices of its parameters; run as often as there are syncs."""
+    """One rank's part of a plan, resolved to slices of its parameters; run as often as there are syncs.
+
+    The limit of `group` must be longer than `timeout_seconds`.
+    """
 
     def __init__(
         self,
@@ -213,12 +217,22 @@ class _Pending:
                 self._wait(work, kind, message)
 
     def _wait(self, work: dist.Work, kind: str, message: _Message) -> None:
+        limit = self.transfer.timeout_seconds
         try:
-            work.wait(timedelta(seconds=self.transfer.timeout_seconds))
-        except RuntimeError as error:
+            if self.transfer.device.type == "cuda":
+                # `wait(timeout)` of NCCL ends the communicator when it gives up; the watchdog finds it so a moment
+                # later and ends the process, whether or not our message is out.
+                while not work.is_completed():
+                    if time.monotonic() - self.started > limit:
+                        raise TimeoutError("the peer has not answered")
+                    time.sleep(_POLL_SECONDS)
+                work.wait()
+            else:
+                work.wait(timedelta(seconds=limit))
+        except (RuntimeError, TimeoutError) as error:
             raise self._explain(kind, message, error) from error
 
-    def _explain(self, kind: str, message: _Message, error: RuntimeError) -> WeightSyncError:
+    def _explain(self, kind: str, message: _Message, error: Exception) -> WeightSyncError:
         direction = "to" if kind == "send" else "from"
         return WeightSyncError(
             f"weight sync, rank {self.transfer.rank}, phase {kind}: {message.describe()} {direction} "

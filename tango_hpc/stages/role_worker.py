@@ -47,6 +47,7 @@ class RoleWorker:
         self.engine = make_engine(self._settings, config, name, load_weights=self._policy is None)
         self.engine.sleep()
         self._sync = WeightSync(self._policy, self.engine, config.reshard) if self._policy is not None else None
+        self._give_back()
 
     @property
     def policy(self) -> Policy:
@@ -77,6 +78,7 @@ class RoleWorker:
             self._policy = Policy(self._settings, self._config.launch.dtype)
             self._sync = WeightSync(self._policy, self.engine, self._config.reshard)
         self.policy.load(saved)
+        self._give_back()  # before the engine wakes beside it
         self.sync()
         self.engine.sleep()
         self._give_back()

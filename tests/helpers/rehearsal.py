@@ -1,0 +1,364 @@
+"""A whole stage with the GPU's memory kept account of instead of used: two ranks, a process of either role on each.
+
+The stages, roles, workers, engines, the trainers' `DeviceMemory` and the exchange are the real ones, in one thread for
+each process. Stand-ins are what would touch a GPU: vLLM itself, the trainer's mathematics, the messages of a weight sync
+and CUDA's allocator. They write down what a process takes of its rank's GPU and gives back, and what it works on.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch.distributed import HashStore, PrefixStore, ProcessGroupGloo
+
+from tango_hpc.config import Config
+from tango_hpc.control.stop import StopSignal
+from tango_hpc.parallel import exchange as exchange_module
+from tango_hpc.parallel.exchange import Exchange
+from tango_hpc.policy import host_memory, saved_state
+from tango_hpc.policy.loss import LogprobGapError, LossSettings, UpdateStats
+from tango_hpc.policy.memory import DeviceMemory
+from tango_hpc.policy.policy import Policy
+from tango_hpc.reshard.sync import SyncStats
+from tango_hpc.rollout import engine as engine_module
+from tango_hpc.rollout.engine import RolloutEngine
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.worker import Worker
+from tango_hpc.stages import role_worker
+from tango_hpc.types import Generation, TrainSequence
+
+RANKS = 2
+PATIENCE_SECONDS = 30.0
+
+# What lies on a GPU. All but vLLM's weights and cache come from PyTorch's allocator, which keeps them until it is told.
+TRAINER = frozenset({"trainer weights", "optimizer", "gradients", "trainer activations"})
+ENGINE = frozenset({"engine weights", "kv cache", "engine activations"})
+PARTS_BY_TAG = {"weights": "engine weights", "kv_cache": "kv cache"}  # of vLLM's sleep mode
+FOR_A_SYNC = frozenset({"trainer weights", "engine weights", "sync buffers"})
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that the process of `role` on `rank` did.
+
+    take, return: `parts` came to lie on its GPU, or left it. work: it did `name`, for which `parts` must lie there.
+    together: all ranks of the role have come to the collective `name` and now do it, each on its `parts`; `rank` is -1.
+    sleep, wake: it asked vLLM for that; `parts` are those of which vLLM would refuse it. generate: with the weights that
+    are there after `versions[0]` updates while the trainer's have had `versions[1]`.
+    """
+
+    kind: Literal["take", "return", "work", "together", "sleep", "wake", "generate"]
+    role: str
+    rank: int = -1
+    name: str = ""
+    parts: frozenset[str] = frozenset()
+    versions: tuple[int | None, int] = (0, 0)
+
+
+Held = dict[tuple[int, str], set[str]]
+
+
+def replay(events: Sequence[Event]) -> Iterator[tuple[Event, Held]]:
+    """Each event with what the processes, by rank and role, hold when it happens; after the last one `held` is final."""
+    held: Held = defaultdict(set)
+    for event in events:
+        yield event, held
+        if event.kind == "take":
+            held[event.rank, event.role] |= event.parts
+        elif event.kind == "return":
+            held[event.rank, event.role] -= event.parts
+
+
+# -- a run ---------------------------------------------------------------------------------------------------------
+
+
+class Rehearsal:
+    """What happened, in order, over all processes."""
+
+    def __init__(self, stop: tuple[str, int] | None = None, gap: bool = False) -> None:
+        """`stop`: (phase, n), told to stop at the n-th safe point before `phase`. `gap`: trainers and engines disagree."""
+        self.events: list[Event] = []
+        self.stop, self.gap = stop, gap
+        self._lock = threading.Lock()
+        self._here = threading.local()
+
+    def note(self, event: Event) -> None:
+        with self._lock:
+            self.events.append(event)
+
+    @property
+    def here(self) -> Process:
+        """The process of this thread."""
+        return self._here.process  # type: ignore[no-any-return]
+
+    def play(
+        self, config: Config, directory: RunDirectory, body: Callable[..., None], roles: Sequence[str]
+    ) -> list[str]:
+        """Run a stage in all processes. What they raised, each kind of error once, the stages' own ends included."""
+        peers = {role: Peers() for role in roles}
+        store, errors = HashStore(), []
+
+        def main(rank: int, role: str) -> None:
+            self._here.process = Process(self, rank, role, peers[role])
+            try:
+                place = PrefixStore(f"{rank}", store)
+                group = ProcessGroupGloo(place, roles.index(role), len(roles), timedelta(seconds=PATIENCE_SECONDS))
+                exchange = Exchange(roles, role, group if len(roles) > 1 else None)
+                stop = StopSignal(directory, Worker(rank, role), reads_file=rank == 0)
+                stop.agree = exchange.any
+                if self.stop is not None and exchange.is_first:
+                    stop.check = self._stopping(stop)  # type: ignore[method-assign]
+                body(config, directory, stop, exchange)
+            except Exception as error:
+                errors.append(f"{type(error).__name__}: {error}")
+                peers[role].barrier.abort()
+
+        threads = [threading.Thread(target=main, args=(rank, role)) for rank in range(RANKS) for role in roles]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sorted(set(errors))
+
+    def _stopping(self, stop: StopSignal) -> Callable[[str], bool]:
+        """`stop.check` that hears of the stop where it is to."""
+        check, seen = stop.check, list[str]()
+
+        def checked(phase: str) -> bool:
+            seen.append(phase)
+            if self.stop is not None and self.stop == (phase, seen.count(phase)):
+                stop.receive(signal.SIGTERM)
+            return check(phase)
+
+        return checked
+
+
+class Peers:
+    """The ranks of a role."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(RANKS, timeout=PATIENCE_SECONDS)
+        self.values: list[Any] = [None] * RANKS
+
+
+class Process:
+    """One role on one rank, and what it has of the rank's GPU."""
+
+    def __init__(self, rehearsal: Rehearsal, rank: int, role: str, peers: Peers) -> None:
+        self.rehearsal, self.rank, self.role, self.peers = rehearsal, rank, role, peers
+        self.kept: set[str] = set()  # by PyTorch's allocator, though free
+        self.trainer: Trainer | None = None
+        self.num_updates = 0
+        self.in_storages: set[str] = set()
+
+    def note(self, kind: Any, parts: Sequence[str] | frozenset[str] = (), name: str = "", **more: Any) -> None:
+        self.rehearsal.note(Event(kind, self.role, self.rank, name, frozenset(parts), **more))
+
+    def take(self, *parts: str) -> None:
+        self.note("take", parts)
+
+    def use_for_a_while(self, part: str) -> None:
+        """Take memory from PyTorch's allocator and free it again."""
+        self.note("take", [part])
+        self.kept.add(part)
+
+    def look_at_storages(self) -> None:
+        """Note which of the trainer's storages have come or gone."""
+        found = self.trainer.on_gpu() if self.trainer is not None else set()
+        if found - self.in_storages:
+            self.note("take", found - self.in_storages)
+        self.kept = (self.kept | (self.in_storages - found)) - found
+        self.in_storages = found
+
+    def empty_cache(self) -> None:
+        self.look_at_storages()
+        if self.kept:
+            self.note("return", self.kept)
+        self.kept = set()
+
+    def work(self, name: str, *parts: str, together: bool = True) -> None:
+        """Do `name`, with the other ranks of the role where it is a collective."""
+        self.look_at_storages()
+        self.note("work", parts, name)
+        if together:
+            self.gather(None, name, *parts)
+
+    def gather(self, value: Any, name: str = "", *parts: str) -> list[Any]:
+        """The values of all ranks of the role."""
+        self.peers.values[self.rank] = value
+        if self.peers.barrier.wait() == 0 and name:
+            self.rehearsal.note(Event("together", self.role, name=name, parts=frozenset(parts)))
+        values = list(self.peers.values)
+        self.peers.barrier.wait()
+        return values
+
+
+# -- stand-ins -----------------------------------------------------------------------------------------------------
+
+
+class Trainer(torch.nn.Module):
+    """Weights, optimizer state and gradients in one storage each. All elements of either are the number of updates."""
+
+    def __init__(self, trained: bool) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(64))
+        self.state = torch.zeros(128)
+        self.trained = trained
+        if trained:
+            self.weight.main_grad = torch.zeros(64)  # type: ignore[attr-defined]
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.state]
+
+    def on_gpu(self) -> set[str]:
+        tensors = {"trainer weights": self.weight}
+        if self.trained:
+            tensors |= {"optimizer": self.state, "gradients": self.weight.main_grad}  # type: ignore[dict-item]
+        return {name for name, tensor in tensors.items() if tensor.untyped_storage().nbytes()}
+
+    def version(self) -> int:
+        """After how many updates; what comes back from the host must be whole, and all of one time."""
+        (number,) = {*self.weight.tolist(), *(self.state.tolist() if self.trained else ())}
+        return int(number)
+
+
+def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put them in the places of what would touch a GPU."""
+
+    class StandInPolicy(Policy):
+        """Its memory and what moves it are real, its mathematics is counting."""
+
+        def __init__(self, settings: Any, dtype: str, *, optimizer: Any = None, **_: Any) -> None:
+            self.trainer = rehearsal.here.trainer = Trainer(optimizer is not None)
+            self._memory = DeviceMemory(self.trainer, self.trainer if optimizer else None)  # type: ignore[arg-type]
+            rehearsal.here.work("load the trainer", "trainer weights")
+
+        def _state(self) -> Any:
+            return self.trainer
+
+        def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> None:
+            rehearsal.here.work("prepare", "trainer weights")
+            rehearsal.here.use_for_a_while("trainer activations")
+
+        def update(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> UpdateStats:
+            rehearsal.here.work("update", "trainer weights", "optimizer", "gradients")
+            rehearsal.here.use_for_a_while("trainer activations")
+            if rehearsal.gap:
+                raise LogprobGapError("trainer and engine differ")
+            assert self.trainer.version() == rehearsal.here.num_updates, "weights or optimizer are of another time"
+            rehearsal.here.num_updates += 1
+            with torch.no_grad():
+                self.trainer.weight += 1
+                self.trainer.state += 1
+            return UpdateStats(0.5, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 4, 2, 1e-5, False)
+
+    def save(trainer: Trainer, folder: Path) -> None:
+        rehearsal.here.work("save", "trainer weights", "optimizer")
+        if rehearsal.here.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "state").write_text(json.dumps(int(trainer.weight[0])))
+        rehearsal.here.gather(None)
+
+    def load(trainer: Trainer, folder: Path) -> None:
+        parts = ("trainer weights", "optimizer") if trainer.trained else ("trainer weights",)
+        rehearsal.here.work("load", *parts)
+        rehearsal.here.use_for_a_while("trainer activations")
+        rehearsal.here.num_updates = number = json.loads((folder / "state").read_text())
+        with torch.no_grad():
+            for tensor in (trainer.weight, trainer.state):
+                tensor.fill_(number)
+
+    class StandInSync:
+        """Brings the trainer's number to the engine."""
+
+        def __init__(self, policy: StandInPolicy, engine: Any, _config: Any) -> None:
+            self.policy, self.engine = policy, engine
+            rehearsal.here.work("connect")
+            rehearsal.here.use_for_a_while("sync buffers")
+
+        def sync(self) -> SyncStats:
+            rehearsal.here.work("sync", "trainer weights", "engine weights")
+            rehearsal.here.use_for_a_while("sync buffers")
+            self.engine.llm.version = int(self.policy.trainer.weight[0])
+            self.engine.reset_prefix_cache()
+            return SyncStats(1, 1, 1)
+
+        def find_mismatches(self) -> list[str]:
+            rehearsal.here.work("compare", "trainer weights", "engine weights")
+            return []
+
+    def make_engine(settings: Any, config: Config, name: str, *, load_weights: bool) -> RolloutEngine:
+        engine = RolloutEngine.__new__(RolloutEngine)
+        engine.world_size, engine.rank = RANKS, rehearsal.here.rank
+        engine.tensor_size, engine.tensor_rank = 1, 0
+        engine.num_groups, engine.group = RANKS, engine.rank
+        engine.device = torch.device("cuda")
+        engine._awake = ("weights", "kv_cache")
+        engine.forgets_when_asleep = not load_weights
+        engine.llm = StandInLLM(rehearsal.here)
+        rehearsal.here.work("load the engine", "engine weights", "kv cache")
+        return engine
+
+    def complete(engine: RolloutEngine, requests: list[Any], _sampling: Any) -> list[Generation]:
+        process = rehearsal.here
+        process.work("generate", "engine weights", "kv cache", together=False)
+        process.note("generate", versions=(engine.llm.version, process.num_updates))
+        process.use_for_a_while("engine activations")
+        return [Generation([5, 6], [-1.0, -1.0], "length") for _ in requests]
+
+    def all_gather_object(values: list[Any], value: Any) -> None:
+        values[:] = rehearsal.here.gather(value, "generate", "engine weights", "kv cache")
+
+    world = SimpleNamespace(
+        get_world_size=lambda: RANKS,
+        get_rank=lambda: rehearsal.here.rank,
+        barrier=lambda: rehearsal.here.gather(None),
+        all_gather_object=all_gather_object,
+    )
+    monkeypatch.setattr(exchange_module, "dist", world)
+    monkeypatch.setattr(exchange_module, "all_gather_objects", lambda value: rehearsal.here.gather(value))
+    monkeypatch.setattr(exchange_module, "any_rank", lambda flag: any(rehearsal.here.gather(flag)))
+    monkeypatch.setattr(engine_module, "dist", world)
+    monkeypatch.setattr(RolloutEngine, "_complete", complete)
+    monkeypatch.setattr(role_worker, "Policy", StandInPolicy)
+    monkeypatch.setattr(role_worker, "WeightSync", StandInSync)
+    monkeypatch.setattr(role_worker, "make_engine", make_engine)
+    monkeypatch.setattr(saved_state, "save", save)
+    monkeypatch.setattr(saved_state, "load", load)
+    monkeypatch.setattr(host_memory, "on_gpu", lambda _: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: rehearsal.here.look_at_storages())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: rehearsal.here.empty_cache())
+
+
+class StandInLLM:
+    """vLLM's sleep mode: what lies in its own pool comes and goes at once, without PyTorch's allocator."""
+
+    def __init__(self, process: Process) -> None:
+        self.process, self.asleep = process, set[str]()
+        self.version: int | None = 0  # of the weights: after how many updates; None where there is anything in them
+        process.take(*PARTS_BY_TAG.values())
+
+    def sleep(self, level: int) -> None:
+        self.process.note("sleep", {PARTS_BY_TAG[tag] for tag in self.asleep})
+        self.process.note("return", {PARTS_BY_TAG[tag] for tag in PARTS_BY_TAG.keys() - self.asleep})
+        self.asleep = set(PARTS_BY_TAG)
+        self.version = None if level == 2 else self.version
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.process.note("wake", {PARTS_BY_TAG[tag] for tag in tags if tag not in self.asleep})
+        self.process.take(*(PARTS_BY_TAG[tag] for tag in tags))
+        self.asleep -= set(tags)
+
+    def reset_prefix_cache(self) -> bool:
+        return True

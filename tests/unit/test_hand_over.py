@@ -1,0 +1,263 @@
+"""Who has the GPU: each rule of the order in which trainers and engines of two roles hand its memory to each other.
+
+Whole stages are rehearsed (`tests/helpers/rehearsal.py`); the rules are asked of what happened in them. That each rule
+can fail is seen in rehearsals of code that breaks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tango_hpc.config import config_to_yaml
+from tango_hpc.launch.enter import enter_run
+from tango_hpc.policy import saved_state
+from tango_hpc.policy.memory import DeviceMemory
+from tango_hpc.policy.policy import Policy
+from tango_hpc.reshard.sync import SyncStats
+from tango_hpc.rollout.engine import RolloutEngine
+from tango_hpc.run.metrics import read_metrics
+from tango_hpc.stages import benchmark, tango
+from tango_hpc.stages.processes import process_roles
+from tango_hpc.stages.role import Role
+from tango_hpc.stages.role_worker import RoleWorker
+from tango_hpc.tasks.last_letter_files import synthesise_data
+from tango_hpc.tasks.tiny import build_tokenizer
+from tests.helpers.rehearsal import ENGINE, FOR_A_SYNC, RANKS, TRAINER, Event, Rehearsal, make_stand_ins, replay
+from tests.helpers.runs import small_config
+
+Events = Sequence[Event]
+
+# -- the rules: what breaks them, in order -----------------------------------------------------------------------------
+
+
+def nothing_wakes_before_the_other_role_has_given_its_memory_back(events: Events) -> list[str]:
+    return [
+        f"rank {event.rank}: {sorted(event.parts)} of the {event.role} beside {sorted(parts)} of the {role}"
+        for event, held in replay(events)
+        if event.kind == "take"
+        for (rank, role), parts in held.items()
+        if rank == event.rank and role != event.role and parts
+    ]
+
+
+def trainer_and_engine_are_there_together_only_for_a_sync(events: Events) -> list[str]:
+    broken = []
+    for event, held in replay(events):
+        parts = held[event.rank, event.role] | event.parts
+        if event.kind == "take" and parts & TRAINER and parts & ENGINE and not parts <= FOR_A_SYNC:
+            broken.append(f"{event.role}: {sorted(parts)}")
+    return broken
+
+
+def work_finds_what_it_needs(events: Events) -> list[str]:
+    return [
+        f"{event.role}: {event.name} without {sorted(event.parts - held[event.rank, event.role])}"
+        for event, held in replay(events)
+        if event.kind == "work" and not event.parts <= held[event.rank, event.role]
+    ]
+
+
+def no_collective_while_a_peer_sleeps(events: Events) -> list[str]:
+    return [
+        f"{event.role}: {event.name} while rank {rank} lacks {sorted(event.parts - held[rank, event.role])}"
+        for event, held in replay(events)
+        if event.kind == "together"
+        for rank in range(RANKS)
+        if not event.parts <= held[rank, event.role]
+    ]
+
+
+def engines_generate_with_the_trainers_weights(events: Events) -> list[str]:
+    return [
+        f"{event.role}: weights of update {event.versions[0]} after {event.versions[1]}"
+        for event in events
+        if event.kind == "generate" and event.versions[0] != event.versions[1]
+    ]
+
+
+def engines_go_to_sleep_whole_and_wake_what_sleeps(events: Events) -> list[str]:
+    return [
+        f"{event.role}: {event.kind} {sorted(event.parts)}"
+        for event in events
+        if event.kind in ("sleep", "wake") and event.parts
+    ]
+
+
+def all_is_given_back_in_the_end(events: Events) -> list[str]:
+    held = [held for _, held in replay([*events, Event("work", "")])][-1]
+    return [f"rank {rank}: {sorted(parts)} of the {role}" for (rank, role), parts in held.items() if parts]
+
+
+Rule = Callable[[Events], list[str]]
+RULES: tuple[Rule, ...] = (
+    nothing_wakes_before_the_other_role_has_given_its_memory_back,
+    trainer_and_engine_are_there_together_only_for_a_sync,
+    work_finds_what_it_needs,
+    no_collective_while_a_peer_sleeps,
+    engines_generate_with_the_trainers_weights,
+    engines_go_to_sleep_whole_and_wake_what_sleeps,
+    all_is_given_back_in_the_end,
+)
+
+# -- the rehearsals ----------------------------------------------------------------------------------------------------
+
+ON_A_GPU = ("launch.device=cuda", "launch.dtype=bfloat16", "eval.benchmarks=[task]", "train.dump_every=0")
+SHORT = (*ON_A_GPU, "train.verifier_warmup_steps=1", "train.generator_steps=1", "train.eval_every=0")
+LONGER = (*ON_A_GPU, "train.generator_steps=3", "train.generator_steps_per_cycle=2", "train.eval_every=1")
+NO_STEPS = ("train.verifier_warmup_steps=0", "train.verifier_steps_per_cycle=0")
+
+# Settings, and the attempts at stages: where each is told to stop.
+SCENARIOS: dict[str, tuple[Sequence[str], Sequence[tuple[str, tuple[str, int] | None]]]] = {
+    "both roles are trained": (LONGER, [("train", None), ("eval", None)]),
+    "a batch has two updates and a reference": (
+        (*SHORT, "train.updates_per_batch=2", "algorithm.kl_coef=0.01"),
+        [("train", None)],
+    ),
+    "the verifier is frozen": (
+        (*LONGER, *NO_STEPS, "verifier.trainable=false"), [("train", None), ("eval", None)]),
+    "the generator is frozen": ((*LONGER, "generator.trainable=false"), [("train", None), ("eval", None)]),
+    "there is no verifier": ((*LONGER, *NO_STEPS, "verifier=null", "sft.verifier=null"), [("train", None), ("eval", None)]),
+    "stopped, resumed, all checkpoints evaluated": (
+        (*LONGER, "checkpoint.every_steps=1", "checkpoint.keep=9", "eval.checkpoints=all", "eval.samples=1"),
+        [("train", stop) for stop in (("rollout", 1), ("verify", 1), ("between steps", 2), ("rollout", 1))]
+        + [("train", None), ("eval", None)],
+    ),
+}  # fmt: skip
+
+
+class Run:
+    """A run directory ready for its stages, which are rehearsed in it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
+        self.config = small_config(folder / "run", *overrides)
+        self.directory, _ = enter_run(folder / "run", config_to_yaml(self.config), resume=False, stage="train")
+        synthesise_data(self.config)
+        for role in self.config.roles.values():
+            build_tokenizer(role.model.path)
+        self._monkeypatch = monkeypatch
+
+    def rehearse(self, stage: str, stop: tuple[str, int] | None = None, gap: bool = False) -> tuple[Events, list[str]]:
+        """What happened in one attempt at a stage, and what its processes raised."""
+        rehearsal = Rehearsal(stop, gap)
+        make_stand_ins(rehearsal, self._monkeypatch)
+        bodies: dict[str, Any] = {"train": tango.train, "eval": benchmark.evaluate}
+        errors = rehearsal.play(self.config, self.directory, bodies[stage], process_roles(self.config, stage))
+        return rehearsal.events, errors
+
+
+def work_of(events: Events, role: str, rank: int = 0) -> list[str]:
+    """What a process did with its GPU, in order."""
+    return [event.name for event in events if (event.kind, event.rank, event.role) == ("work", rank, role)]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_rule_holds_in_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: str) -> None:
+    overrides, attempts = SCENARIOS[scenario]
+    run = Run(tmp_path, monkeypatch, *overrides)
+    for stage, stop in attempts:
+        events, errors = run.rehearse(stage, stop)
+        assert [error.partition(":")[0] for error in errors] == ([] if stop is None else ["StoppedEarly"]), errors
+        assert {rule.__name__: rule(events) for rule in RULES} == {rule.__name__: [] for rule in RULES}
+        for role in {event.role for event in events}:
+            assert work_of(events, role, 0) == work_of(events, role, 1) != []
+
+
+def test_a_step_of_either_role_is_what_the_rules_are_asked_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluation, verifier step, generator step, evaluation, save; then the evaluation of that checkpoint."""
+    run = Run(tmp_path, monkeypatch, *SHORT)
+    events, _ = run.rehearse("train")
+    made = ["load the trainer", "load the engine", "connect"]
+    asked, trained = ["sync", "generate"], ["prepare", "update"]
+    assert work_of(events, "generator") == [*made, *asked, *asked, *asked, *trained, *asked, "save"]
+    assert work_of(events, "verifier") == [*made, *asked, *asked, *trained, *asked, *asked, "save"]
+    assert [row["role"] for row in read_metrics(run.directory)] == ["verifier", "generator"]
+    events, _ = run.rehearse("eval")
+    evaluated = ["load the engine", "load the trainer", "connect", "load", *asked]
+    assert work_of(events, "generator") == work_of(events, "verifier") == evaluated
+    assert {event.versions for event in events if event.kind == "generate"} == {(1, 1)}
+
+
+def test_weights_are_compared_by_the_rules_when_trainer_and_engine_disagree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, errors = Run(tmp_path, monkeypatch, *SHORT).rehearse("train", gap=True)
+    assert any("they compute differently" in error for error in errors), errors
+    assert work_of(events, "verifier")[-3:] == ["update", "sync", "compare"]
+    for rule in RULES[:-1]:  # the processes end with what they hold
+        assert rule(events) == []
+
+
+# -- code that breaks them ---------------------------------------------------------------------------------------------
+
+
+def sync_before_waking(worker: RoleWorker) -> Any:
+    worker.policy.onload(weights_only=True)
+    assert worker._sync is not None
+    stats = worker._sync.sync()
+    worker.engine.wake(weights_only=True)
+    worker.policy.offload(weights_changed=False)
+    return stats
+
+
+def wake_before_offload(worker: RoleWorker) -> Any:
+    worker.policy.onload()
+    return SYNC(worker)
+
+
+def sleep_half_awake(engine: RolloutEngine) -> None:
+    engine.llm.sleep(level=2 if engine.forgets_when_asleep else 1)
+    engine._awake = ()
+
+
+def wake_twice(engine: RolloutEngine, *, weights_only: bool = False) -> None:
+    engine._awake = ()
+    WAKE(engine, weights_only=weights_only)
+
+
+def forget_what_changed(policy: Policy, *, keep_weights: bool = False, weights_changed: bool = True) -> None:
+    OFFLOAD(policy, keep_weights=keep_weights, weights_changed=False)
+
+
+def sync_nothing(role: Role) -> SyncStats:
+    role.stale = False
+    return SyncStats()
+
+
+def keep_the_last_save(policy: Policy, folder: Path) -> None:
+    policy.onload()
+    with policy._memory.on_device():
+        saved_state.save(policy._state(), folder)
+
+
+SYNC, WAKE, OFFLOAD = RoleWorker.sync, RolloutEngine.wake, Policy.offload
+# What is replaced, by what, in which stage, and the rule that must notice.
+SABOTAGE: list[tuple[Any, str, Any, str, Rule]] = [
+    (RoleWorker, "_give_back", lambda _: None, "train", RULES[0]),
+    (RolloutEngine, "sleep", lambda _: None, "train", RULES[0]),
+    (DeviceMemory, "offload", lambda *_, **__: None, "train", RULES[0]),
+    (RoleWorker, "sync", wake_before_offload, "train", RULES[1]),
+    (DeviceMemory, "onload", lambda *_, **__: None, "train", RULES[2]),
+    (RoleWorker, "sync", sync_before_waking, "train", RULES[2]),
+    (RoleWorker, "sync", sync_before_waking, "train", RULES[3]),
+    (Role, "sync_weights", sync_nothing, "train", RULES[4]),
+    (Policy, "offload", forget_what_changed, "train", RULES[4]),
+    (RolloutEngine, "sleep", sleep_half_awake, "eval", RULES[5]),
+    (RolloutEngine, "wake", wake_twice, "train", RULES[5]),
+    (Policy, "save", keep_the_last_save, "train", RULES[6]),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "replacement", "stage", "rule"), SABOTAGE)
+def test_each_rule_notices_code_that_breaks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, replacement: Any, stage: str, rule: Rule
+) -> None:
+    run = Run(tmp_path, monkeypatch, *SHORT)
+    if stage == "eval":
+        run.rehearse("train")
+    monkeypatch.setattr(owner, name, replacement)
+    events, _ = run.rehearse(stage)
+    assert rule(events) != []
