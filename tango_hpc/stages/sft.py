@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from tango_hpc.data.sampler import QuestionSampler
 from tango_hpc.data.tables import SFT_COLUMNS, evenly_spaced, read_rows
 from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.parallel.exchange import Exchange
+from tango_hpc.parallel.ranks import this_device
 from tango_hpc.policy.checkpoints import Checkpoints
+from tango_hpc.policy.memory import give_back_freed_memory
 from tango_hpc.policy.policy import Policy
 from tango_hpc.protocol.prompts import Prompt, generator_prompt_ids, read_prompt, response_ids, verifier_prompt_ids
 from tango_hpc.protocol.solution import parse_solution
@@ -44,8 +47,9 @@ def fine_tune(config: Config, directory: RunDirectory, stop: StopSignal, exchang
         last_step = first_step + settings.steps
         if resumed_step < last_step or not (settings.output / "config.json").exists():
             here = latest if latest is not None and first_step < resumed_step else None
-            tuning = FineTuning(config, role, settings, checkpoints, journal, stop, first_step)
-            tuning.finish(here)
+            FineTuning(config, role, settings, checkpoints, journal, stop, first_step).finish(here)
+            gc.collect()  # Megatron-core's modules refer to each other in circles; the next role needs their memory
+            give_back_freed_memory(this_device())
         first_step = last_step
     journal.ended("done")
 

@@ -7,6 +7,7 @@ and CUDA's allocator. They write down what a process takes of its rank's GPU and
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import threading
@@ -17,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -35,7 +37,7 @@ from tango_hpc.rollout import engine as engine_module
 from tango_hpc.rollout.engine import RolloutEngine
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
-from tango_hpc.stages import role_worker
+from tango_hpc.stages import role_worker, sft
 from tango_hpc.types import Generation, TrainSequence
 
 RANKS = 2
@@ -158,7 +160,8 @@ class Process:
     def __init__(self, rehearsal: Rehearsal, rank: int, role: str, peers: Peers) -> None:
         self.rehearsal, self.rank, self.role, self.peers = rehearsal, rank, role, peers
         self.kept: set[str] = set()  # by PyTorch's allocator, though free
-        self.trainer: Trainer | None = None
+        self.trainers: WeakSet[Trainer] = WeakSet()  # those that the process has not dropped, one in all stages but sft
+        self.num_trainers = 0
         self.num_updates = 0
         self.in_storages: set[str] = set()
 
@@ -175,7 +178,7 @@ class Process:
 
     def look_at_storages(self) -> None:
         """Note which of the trainer's storages have come or gone."""
-        found = self.trainer.on_gpu() if self.trainer is not None else set()
+        found = {part for trainer in self.trainers for part in trainer.on_gpu()}
         if found - self.in_storages:
             self.note("take", found - self.in_storages)
         self.kept = (self.kept | (self.in_storages - found)) - found
@@ -210,8 +213,11 @@ class Process:
 class Trainer(torch.nn.Module):
     """Weights, optimizer state and gradients in one storage each. All elements of either are the number of updates."""
 
-    def __init__(self, trained: bool) -> None:
+    def __init__(self, process: Process, trained: bool) -> None:
         super().__init__()
+        self.suffix = f" of trainer {process.num_trainers + 1}" if process.num_trainers else ""
+        process.num_trainers += 1
+        process.trainers.add(self)
         self.weight = torch.nn.Parameter(torch.zeros(64))
         self.state = torch.zeros(128)
         self.trained = trained
@@ -225,7 +231,7 @@ class Trainer(torch.nn.Module):
         tensors = {"trainer weights": self.weight}
         if self.trained:
             tensors |= {"optimizer": self.state, "gradients": self.weight.main_grad}  # type: ignore[dict-item]
-        return {name for name, tensor in tensors.items() if tensor.untyped_storage().nbytes()}
+        return {f"{name}{self.suffix}" for name, tensor in tensors.items() if tensor.untyped_storage().nbytes()}
 
     def version(self) -> int:
         """After how many updates; what comes back from the host must be whole, and all of one time."""
@@ -240,9 +246,11 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
         """Its memory and what moves it are real, its mathematics is counting."""
 
         def __init__(self, settings: Any, dtype: str, *, optimizer: Any = None, **_: Any) -> None:
-            self.trainer = rehearsal.here.trainer = Trainer(optimizer is not None)
+            self.trainer = Trainer(rehearsal.here, optimizer is not None)
+            self.trainer.owner = self  # a circle, as Megatron-core's modules have them
+            self.num_updates = 0
             self._memory = DeviceMemory(self.trainer, self.trainer if optimizer else None)  # type: ignore[arg-type]
-            rehearsal.here.work("load the trainer", "trainer weights")
+            rehearsal.here.work("load the trainer", f"trainer weights{self.trainer.suffix}")
 
         def _state(self) -> Any:
             return self.trainer
@@ -252,19 +260,35 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
             rehearsal.here.use_for_a_while("trainer activations")
 
         def update(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> UpdateStats:
-            rehearsal.here.work("update", "trainer weights", "optimizer", "gradients")
+            suffix = self.trainer.suffix
+            rehearsal.here.work(
+                "update", *(f"{part}{suffix}" for part in ("trainer weights", "optimizer", "gradients"))
+            )
             rehearsal.here.use_for_a_while("trainer activations")
             if rehearsal.gap:
                 raise LogprobGapError("trainer and engine differ")
-            assert self.trainer.version() == rehearsal.here.num_updates, "weights or optimizer are of another time"
-            rehearsal.here.num_updates += 1
+            assert self.trainer.version() == self.num_updates, "weights or optimizer are of another time"
+            self.num_updates += 1
+            rehearsal.here.num_updates = self.num_updates
             with torch.no_grad():
                 self.trainer.weight += 1
                 self.trainer.state += 1
             return UpdateStats(0.5, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 4, 2, 1e-5, False)
 
+        def update_sft(self, sequences: Sequence[TrainSequence]) -> UpdateStats:
+            return self.update(sequences, LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.0))
+
+        def evaluate_sft(self, sequences: Sequence[TrainSequence]) -> float:
+            rehearsal.here.work("evaluate", f"trainer weights{self.trainer.suffix}")
+            return 1.0
+
+        def export_hf(self, out_dir: Path) -> None:
+            rehearsal.here.work("export", f"trainer weights{self.trainer.suffix}")
+            if rehearsal.here.rank == 0:
+                (out_dir / "config.json").write_text('{"model_type": "qwen2"}')
+
     def save(trainer: Trainer, folder: Path) -> None:
-        rehearsal.here.work("save", "trainer weights", "optimizer")
+        rehearsal.here.work("save", *(f"{part}{trainer.suffix}" for part in ("trainer weights", "optimizer")))
         if rehearsal.here.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "state").write_text(json.dumps(int(trainer.weight[0])))
@@ -274,7 +298,7 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
         parts = ("trainer weights", "optimizer") if trainer.trained else ("trainer weights",)
         rehearsal.here.work("load", *parts)
         rehearsal.here.use_for_a_while("trainer activations")
-        rehearsal.here.num_updates = number = json.loads((folder / "state").read_text())
+        rehearsal.here.num_updates = trainer.owner.num_updates = number = json.loads((folder / "state").read_text())
         with torch.no_grad():
             for tensor in (trainer.weight, trainer.state):
                 tensor.fill_(number)
@@ -320,6 +344,15 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
     def all_gather_object(values: list[Any], value: Any) -> None:
         values[:] = rehearsal.here.gather(value, "generate", "engine weights", "kv cache")
 
+    collecting = threading.Lock()
+
+    def collect() -> None:
+        """One rank after the other: Python collects nothing for a thread while it is collecting for another."""
+        rehearsal.here.gather(None)
+        with collecting:
+            gc.collect()
+        rehearsal.here.gather(None)
+
     world = SimpleNamespace(
         get_world_size=lambda: RANKS,
         get_rank=lambda: rehearsal.here.rank,
@@ -334,6 +367,10 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(role_worker, "Policy", StandInPolicy)
     monkeypatch.setattr(role_worker, "WeightSync", StandInSync)
     monkeypatch.setattr(role_worker, "make_engine", make_engine)
+    monkeypatch.setattr(sft, "Policy", StandInPolicy)
+    monkeypatch.setattr(sft, "this_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(sft, "dist", world)
+    monkeypatch.setattr(sft, "gc", SimpleNamespace(collect=collect))
     monkeypatch.setattr(saved_state, "save", save)
     monkeypatch.setattr(saved_state, "load", load)
     monkeypatch.setattr(host_memory, "on_gpu", lambda _: True)

@@ -5,8 +5,10 @@ Four ranks run every scenario once, from scratch each time; the tests look at wh
 
 from __future__ import annotations
 
+import gc
 import resource
 import signal
+import weakref
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -155,6 +157,23 @@ def fine_tuning(folder: Path) -> dict[str, Any]:
             "frozen": frozen.evaluate_sft(sequences)}  # fmt: skip
 
 
+def dropped(folder: Path) -> list[str]:
+    """What of a trainer that is done outlives a collection: on a GPU, memory that the next one lacks."""
+    policy = make_policy(folder, 2, 2, dtype="bfloat16")
+    train(policy, range(1))
+    policy.save(folder / "dropped")
+    held = {
+        "model": weakref.ref(policy.model),
+        "weights": weakref.ref(next(policy.model.parameters())),
+        "gradients": weakref.ref(policy.optimizer.ddp.buffers[0].grad_data),
+        "masters": weakref.ref(policy.optimizer.tensors()[0]),
+    }
+    assert all(thing() is not None for thing in held.values())
+    del policy
+    gc.collect()
+    return [name for name, thing in held.items() if thing() is not None]
+
+
 SCENARIOS = (
     non_finite,
     too_wide_a_gap,
@@ -163,6 +182,7 @@ SCENARIOS = (
     packings,
     fewer_sequences_than_ranks,
     fine_tuning,
+    dropped,
 )
 
 
@@ -241,3 +261,7 @@ def test_fine_tuning(results: list[dict[str, Any]]) -> None:
     assert result["after"] < 0.5 * result["before"]
     assert result["frozen"] == pytest.approx(result["before"], abs=1e-6)
     assert result["steps"][0]["num_tokens"] == sum(len(s.response_ids) for s in random_sequences(8, 107))
+
+
+def test_nothing_of_a_trainer_outlives_it(results: list[dict[str, Any]]) -> None:
+    assert [result["dropped"] for result in results] == [[]] * 4

@@ -6,6 +6,7 @@ can fail is seen in rehearsals of code that breaks it.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tango_hpc.policy.policy import Policy
 from tango_hpc.reshard.sync import SyncStats
 from tango_hpc.rollout.engine import RolloutEngine
 from tango_hpc.run.metrics import read_metrics
-from tango_hpc.stages import benchmark, tango
+from tango_hpc.stages import benchmark, sft, tango
 from tango_hpc.stages.processes import process_roles
 from tango_hpc.stages.role import Role
 from tango_hpc.stages.role_worker import RoleWorker
@@ -51,6 +52,15 @@ def trainer_and_engine_are_there_together_only_for_a_sync(events: Events) -> lis
         if event.kind == "take" and parts & TRAINER and parts & ENGINE and not parts <= FOR_A_SYNC:
             broken.append(f"{event.role}: {sorted(parts)}")
     return broken
+
+
+def the_next_role_is_fine_tuned_when_the_last_one_is_gone(events: Events) -> list[str]:
+    return [
+        f"{sorted(event.parts)} beside {sorted(held[event.rank, event.role])}"
+        for event, held in replay(events)
+        if event.kind == "take" and "trainer weights of trainer 2" in event.parts
+        if held[event.rank, event.role]
+    ]
 
 
 def work_finds_what_it_needs(events: Events) -> list[str]:
@@ -96,6 +106,7 @@ Rule = Callable[[Events], list[str]]
 RULES: tuple[Rule, ...] = (
     nothing_wakes_before_the_other_role_has_given_its_memory_back,
     trainer_and_engine_are_there_together_only_for_a_sync,
+    the_next_role_is_fine_tuned_when_the_last_one_is_gone,
     work_finds_what_it_needs,
     no_collective_while_a_peer_sleeps,
     engines_generate_with_the_trainers_weights,
@@ -113,6 +124,7 @@ NO_STEPS = ("train.verifier_warmup_steps=0", "train.verifier_steps_per_cycle=0")
 # Settings, and the attempts at stages: where each is told to stop.
 SCENARIOS: dict[str, tuple[Sequence[str], Sequence[tuple[str, tuple[str, int] | None]]]] = {
     "both roles are trained": (LONGER, [("train", None), ("eval", None)]),
+    "both roles are fine-tuned": (ON_A_GPU, [("sft", ("between steps", 5)), ("sft", None)]),
     "a batch has two updates and a reference": (
         (*SHORT, "train.updates_per_batch=2", "algorithm.kl_coef=0.01"),
         [("train", None)],
@@ -138,13 +150,15 @@ class Run:
         synthesise_data(self.config)
         for role in self.config.roles.values():
             build_tokenizer(role.model.path)
+        if self.config.sft.generator is not None:
+            build_tokenizer(self.config.sft.generator.init.path)
         self._monkeypatch = monkeypatch
 
     def rehearse(self, stage: str, stop: tuple[str, int] | None = None, gap: bool = False) -> tuple[Events, list[str]]:
         """What happened in one attempt at a stage, and what its processes raised."""
         rehearsal = Rehearsal(stop, gap)
         make_stand_ins(rehearsal, self._monkeypatch)
-        bodies: dict[str, Any] = {"train": tango.train, "eval": benchmark.evaluate}
+        bodies: dict[str, Any] = {"sft": sft.fine_tune, "train": tango.train, "eval": benchmark.evaluate}
         errors = rehearsal.play(self.config, self.directory, bodies[stage], process_roles(self.config, stage))
         return rehearsal.events, errors
 
@@ -161,7 +175,9 @@ def test_every_rule_holds_in_every_stage(tmp_path: Path, monkeypatch: pytest.Mon
     for stage, stop in attempts:
         events, errors = run.rehearse(stage, stop)
         assert [error.partition(":")[0] for error in errors] == ([] if stop is None else ["StoppedEarly"]), errors
-        assert {rule.__name__: rule(events) for rule in RULES} == {rule.__name__: [] for rule in RULES}
+        # A process that fine-tunes ends with what it has where it is stopped.
+        rules = RULES[:-1] if stage == "sft" and stop else RULES
+        assert {rule.__name__: rule(events) for rule in rules} == {rule.__name__: [] for rule in rules}
         for role in {event.role for event in events}:
             assert work_of(events, role, 0) == work_of(events, role, 1) != []
 
@@ -240,14 +256,15 @@ SABOTAGE: list[tuple[Any, str, Any, str, Rule]] = [
     (RolloutEngine, "sleep", lambda _: None, "train", RULES[0]),
     (DeviceMemory, "offload", lambda *_, **__: None, "train", RULES[0]),
     (RoleWorker, "sync", wake_before_offload, "train", RULES[1]),
-    (DeviceMemory, "onload", lambda *_, **__: None, "train", RULES[2]),
-    (RoleWorker, "sync", sync_before_waking, "train", RULES[2]),
+    (gc, "collect", lambda: 0, "sft", RULES[2]),
+    (DeviceMemory, "onload", lambda *_, **__: None, "train", RULES[3]),
     (RoleWorker, "sync", sync_before_waking, "train", RULES[3]),
-    (Role, "sync_weights", sync_nothing, "train", RULES[4]),
-    (Policy, "offload", forget_what_changed, "train", RULES[4]),
-    (RolloutEngine, "sleep", sleep_half_awake, "eval", RULES[5]),
-    (RolloutEngine, "wake", wake_twice, "train", RULES[5]),
-    (Policy, "save", keep_the_last_save, "train", RULES[6]),
+    (RoleWorker, "sync", sync_before_waking, "train", RULES[4]),
+    (Role, "sync_weights", sync_nothing, "train", RULES[5]),
+    (Policy, "offload", forget_what_changed, "train", RULES[5]),
+    (RolloutEngine, "sleep", sleep_half_awake, "eval", RULES[6]),
+    (RolloutEngine, "wake", wake_twice, "train", RULES[6]),
+    (Policy, "save", keep_the_last_save, "train", RULES[7]),
 ]
 
 
