@@ -14,7 +14,12 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import make_tiny_hf
 
 CYCLES = 50
-DIMENSIONS: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 8}
+DIMENSIONS: dict[str, Any] = {
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 8,
+}
 
 
 def cycle(model_dir: str) -> dict[str, Any]:
