@@ -83,9 +83,6 @@ def replay(events: Sequence[Event]) -> Iterator[tuple[Event, Held]]:
             held[event.rank, event.role] -= event.parts
 
 
-# -- a run ---------------------------------------------------------------------------------------------------------
-
-
 class Rehearsal:
     """What happened, in order, over all processes."""
 
@@ -206,9 +203,6 @@ class Process:
         values = list(self.peers.values)
         self.peers.barrier.wait()
         return values
-
-
-# -- stand-ins -----------------------------------------------------------------------------------------------------
 
 
 class Trainer(torch.nn.Module):
