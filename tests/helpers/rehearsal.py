@@ -1,8 +1,9 @@
 """A whole stage with the GPU's memory kept account of instead of used: two ranks, a process of either role on each.
 
 The stages, roles, workers, engines, the trainers' `DeviceMemory` and the exchange are the real ones, in one thread for
-each process. Stand-ins are what would touch a GPU: vLLM itself, the trainer's mathematics, the messages of a weight sync
-and CUDA's allocator. They write down what a process takes of its rank's GPU and gives back, and what it works on.
+each process. Stand-ins are what would touch a GPU: vLLM, the trainer's mathematics, the messages of a weight sync and
+CUDA's allocator. They write down what a process takes of its rank's GPU and gives back, and what it works on. What
+only a GPU can tell: how much it all takes, that copies on streams are done in time, what libraries take by themselves.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class Event:
 
     take, return: `parts` came to lie on its GPU, or left it. work: it did `name`, for which `parts` must lie there.
     together: all ranks of the role have come to the collective `name` and now do it, each on its `parts`; `rank` is -1.
-    sleep, wake: it asked vLLM for that; `parts` are those of which vLLM would refuse it. generate: with the weights that
-    are there after `versions[0]` updates while the trainer's have had `versions[1]`.
+    sleep, wake: it asked vLLM for that; `parts` are those of which vLLM would refuse it. generate: with weights of
+    `versions[0]` updates, while the trainer's have had `versions[1]`.
     """
 
     kind: Literal["take", "return", "work", "together", "sleep", "wake", "generate"]
@@ -72,7 +73,7 @@ Held = dict[tuple[int, str], set[str]]
 
 
 def replay(events: Sequence[Event]) -> Iterator[tuple[Event, Held]]:
-    """Each event with what the processes, by rank and role, hold when it happens; after the last one `held` is final."""
+    """Each event with what the processes, by rank and role, hold when it happens."""
     held: Held = defaultdict(set)
     for event in events:
         yield event, held
@@ -82,14 +83,11 @@ def replay(events: Sequence[Event]) -> Iterator[tuple[Event, Held]]:
             held[event.rank, event.role] -= event.parts
 
 
-# -- a run ---------------------------------------------------------------------------------------------------------
-
-
 class Rehearsal:
     """What happened, in order, over all processes."""
 
     def __init__(self, stop: tuple[str, int] | None = None, gap: bool = False) -> None:
-        """`stop`: (phase, n), told to stop at the n-th safe point before `phase`. `gap`: trainers and engines disagree."""
+        """`stop`: (phase, n), told so at the n-th safe point before `phase`. `gap`: trainers and engines disagree."""
         self.events: list[Event] = []
         self.stop, self.gap = stop, gap
         self._lock = threading.Lock()
@@ -207,9 +205,6 @@ class Process:
         return values
 
 
-# -- stand-ins -----------------------------------------------------------------------------------------------------
-
-
 class Trainer(torch.nn.Module):
     """Weights, optimizer state and gradients in one storage each. All elements of either are the number of updates."""
 
@@ -260,10 +255,8 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
             rehearsal.here.use_for_a_while("trainer activations")
 
         def update(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> UpdateStats:
-            suffix = self.trainer.suffix
-            rehearsal.here.work(
-                "update", *(f"{part}{suffix}" for part in ("trainer weights", "optimizer", "gradients"))
-            )
+            parts = (f"{part}{self.trainer.suffix}" for part in ("trainer weights", "optimizer", "gradients"))
+            rehearsal.here.work("update", *parts)
             rehearsal.here.use_for_a_while("trainer activations")
             if rehearsal.gap:
                 raise LogprobGapError("trainer and engine differ")
@@ -359,23 +352,26 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
         barrier=lambda: rehearsal.here.gather(None),
         all_gather_object=all_gather_object,
     )
-    monkeypatch.setattr(exchange_module, "dist", world)
-    monkeypatch.setattr(exchange_module, "all_gather_objects", lambda value: rehearsal.here.gather(value))
-    monkeypatch.setattr(exchange_module, "any_rank", lambda flag: any(rehearsal.here.gather(flag)))
-    monkeypatch.setattr(engine_module, "dist", world)
-    monkeypatch.setattr(RolloutEngine, "_complete", complete)
-    monkeypatch.setattr(role_worker, "Policy", StandInPolicy)
-    monkeypatch.setattr(role_worker, "WeightSync", StandInSync)
-    monkeypatch.setattr(role_worker, "make_engine", make_engine)
-    monkeypatch.setattr(sft, "Policy", StandInPolicy)
-    monkeypatch.setattr(sft, "this_device", lambda: torch.device("cuda"))
-    monkeypatch.setattr(sft, "dist", world)
-    monkeypatch.setattr(sft, "gc", SimpleNamespace(collect=collect))
-    monkeypatch.setattr(saved_state, "save", save)
-    monkeypatch.setattr(saved_state, "load", load)
-    monkeypatch.setattr(host_memory, "on_gpu", lambda _: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: rehearsal.here.look_at_storages())
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: rehearsal.here.empty_cache())
+    for owner, name, stand_in in (
+        (exchange_module, "dist", world),
+        (exchange_module, "all_gather_objects", lambda value: rehearsal.here.gather(value)),
+        (exchange_module, "any_rank", lambda flag: any(rehearsal.here.gather(flag))),
+        (engine_module, "dist", world),
+        (RolloutEngine, "_complete", complete),
+        (role_worker, "Policy", StandInPolicy),
+        (role_worker, "WeightSync", StandInSync),
+        (role_worker, "make_engine", make_engine),
+        (sft, "Policy", StandInPolicy),
+        (sft, "this_device", lambda: torch.device("cuda")),
+        (sft, "dist", world),
+        (sft, "gc", SimpleNamespace(collect=collect)),
+        (saved_state, "save", save),
+        (saved_state, "load", load),
+        (host_memory, "on_gpu", lambda _: True),
+        (torch.cuda, "synchronize", lambda: rehearsal.here.look_at_storages()),
+        (torch.cuda, "empty_cache", lambda: rehearsal.here.empty_cache()),
+    ):
+        monkeypatch.setattr(owner, name, stand_in)
 
 
 class StandInLLM:

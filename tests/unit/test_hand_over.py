@@ -31,6 +31,7 @@ from tests.helpers.rehearsal import ENGINE, FOR_A_SYNC, RANKS, TRAINER, Event, R
 from tests.helpers.runs import small_config
 
 Events = Sequence[Event]
+Attempts = Sequence[tuple[str, tuple[str, int] | None]]
 
 # -- the rules: what breaks them, in order -----------------------------------------------------------------------------
 
@@ -121,24 +122,29 @@ SHORT = (*ON_A_GPU, "train.verifier_warmup_steps=1", "train.generator_steps=1", 
 LONGER = (*ON_A_GPU, "train.generator_steps=3", "train.generator_steps_per_cycle=2", "train.eval_every=1")
 NO_STEPS = ("train.verifier_warmup_steps=0", "train.verifier_steps_per_cycle=0")
 
+THROUGH: Attempts = (("train", None), ("eval", None))
 # Settings, and the attempts at stages: where each is told to stop.
-SCENARIOS: dict[str, tuple[Sequence[str], Sequence[tuple[str, tuple[str, int] | None]]]] = {
-    "both roles are trained": (LONGER, [("train", None), ("eval", None)]),
-    "both roles are fine-tuned": (ON_A_GPU, [("sft", ("between steps", 5)), ("sft", None)]),
+SCENARIOS: dict[str, tuple[Sequence[str], Attempts]] = {
+    "both roles are trained": (LONGER, THROUGH),
+    "both roles are fine-tuned": (ON_A_GPU, (("sft", ("between steps", 5)), ("sft", None))),
     "a batch has two updates and a reference": (
         (*SHORT, "train.updates_per_batch=2", "algorithm.kl_coef=0.01"),
-        [("train", None)],
+        (("train", None),),
     ),
-    "the verifier is frozen": (
-        (*LONGER, *NO_STEPS, "verifier.trainable=false"), [("train", None), ("eval", None)]),
-    "the generator is frozen": ((*LONGER, "generator.trainable=false"), [("train", None), ("eval", None)]),
-    "there is no verifier": ((*LONGER, *NO_STEPS, "verifier=null", "sft.verifier=null"), [("train", None), ("eval", None)]),
+    "the verifier is frozen": ((*LONGER, *NO_STEPS, "verifier.trainable=false"), THROUGH),
+    "the generator is frozen": ((*LONGER, "generator.trainable=false"), THROUGH),
+    "there is no verifier": ((*LONGER, *NO_STEPS, "verifier=null", "sft.verifier=null"), THROUGH),
     "stopped, resumed, all checkpoints evaluated": (
         (*LONGER, "checkpoint.every_steps=1", "checkpoint.keep=9", "eval.checkpoints=all", "eval.samples=1"),
-        [("train", stop) for stop in (("rollout", 1), ("verify", 1), ("between steps", 2), ("rollout", 1))]
-        + [("train", None), ("eval", None)],
+        (
+            ("train", ("rollout", 1)),
+            ("train", ("verify", 1)),
+            ("train", ("between steps", 2)),
+            ("train", ("rollout", 1)),
+            *THROUGH,
+        ),
     ),
-}  # fmt: skip
+}
 
 
 class Run:
