@@ -92,6 +92,8 @@ def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str
             f"{name}.parallel: tensor {role.parallel.tensor} * pipeline {role.parallel.pipeline} does not divide "
             f"the {config.world_size} ranks (launch.nodes * launch.tasks_per_node)"
         )
+    if role.parallel.sequence and role.parallel.tensor == 1:
+        yield f"{name}.parallel.sequence: true, but with parallel.tensor 1 no rank has tokens to share out; set it to false"
     if role.trainable and role.top_p < 1:
         yield (
             f"{name}.top_p: {role.top_p} with {name}.trainable: the engine's log-probabilities are those of the "

@@ -40,6 +40,11 @@ class ParallelConfig(Section):
 
     tensor: Positive = 1
     pipeline: Positive = 1
+    sequence: bool = Field(
+        False,
+        description="Tensor ranks share out the tokens wherever they would all hold the same (norms, residuals), to save "
+        "memory; needs tensor > 1.",
+    )
 
 
 class OptimizerConfig(Section):

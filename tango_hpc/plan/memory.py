@@ -135,6 +135,7 @@ class _Role:
                 element_bytes=element_bytes,
                 on_cpu=on_cpu,
                 recompute=settings.recompute_activations,
+                sequence=settings.parallel.sequence,
                 with_reference=config.algorithm.kl_coef > 0,
             )
             for stage in range(pipeline)

@@ -65,6 +65,7 @@ class Trainer:
     on_cpu: bool
     recompute: bool
     with_reference: bool
+    sequence: bool = False
 
     @property
     def sizes(self) -> TrainerSizes:
@@ -99,20 +100,25 @@ class Trainer:
         else:
             norms = 4 * hidden * size
             attention = 2 * query + 2 * key
+        norms //= self.tensor if self.sequence else 1
         return int(norms + (attention + 5 * inner) * size)  # 5: gate and up together, each half again, their product
 
     def activations(self, num_tokens: int, num_in_flight: int) -> int:
         """Bytes kept for the backward pass of `num_in_flight` micro-batches of T tokens on this stage."""
         hidden = self.shape.hidden_size * self.element_bytes
         if self.recompute:
-            kept = self.num_layers * hidden * num_tokens * num_in_flight
+            kept = self.num_layers * hidden * num_tokens * num_in_flight // (self.tensor if self.sequence else 1)
             return kept + self.saved_per_token() * num_tokens
         return (self.num_layers * self.saved_per_token() + hidden) * num_tokens * num_in_flight
 
     def layer_workspace(self, num_tokens: int, *, backward: bool) -> int:
-        """What one layer's forward or backward pass needs on top, at its largest: the feed-forward part."""
-        inner = self._widths()[3]
-        return (6 if backward else 4) * inner * self.element_bytes * num_tokens
+        """What one layer's forward or backward pass needs on top, at its largest: the feed-forward part.
+
+        Tokens that ranks have shared out come together for it, and in the backward pass their gradients too.
+        """
+        hidden, _, _, inner = self._widths()
+        gathered = (2 if backward else 1) * hidden if self.sequence else 0
+        return ((6 if backward else 4) * inner + gathered) * self.element_bytes * num_tokens
 
     def head_workspace(self, num_tokens: int, *, backward: bool) -> int:
         """What log-probabilities and, with `backward`, their gradients need on top; only the last stage has a head."""

@@ -49,13 +49,19 @@ def build_micro_batch(
     frequencies: Tensor,
     dtype: torch.dtype,
     device: torch.device,
+    multiple: int = 1,
 ) -> MicroBatch:
-    """Pack the sequences that `members` index. An empty micro-batch feeds one token and predicts none."""
+    """Pack the sequences that `members` index, the longest first; an empty micro-batch predicts nothing.
+
+    The number of tokens is made a `multiple` by more of them behind the first sequence, where causal attention shows
+    them to no other token.
+    """
     if not members:
         empty = torch.zeros(0, dtype=torch.int64, device=device)
-        packed = PackedSequences.of_lengths([1], frequencies, dtype, device)
-        return MicroBatch(torch.zeros((1, 1), dtype=torch.int64, device=device), packed, empty, empty, empty)
+        packed = PackedSequences.of_lengths([multiple], frequencies, dtype, device)
+        return MicroBatch(torch.zeros((1, multiple), dtype=torch.int64, device=device), packed, empty, empty, empty)
     tokens, predicted, targets, flat, lengths, start = [], [], [], [], [], 0
+    filling = -sum(fed_length(sequences[member]) for member in members) % multiple
     for member in members:
         sequence = sequences[member]
         ids = np.array(sequence.prompt_ids + sequence.response_ids, dtype=np.int64)
@@ -64,8 +70,10 @@ def build_micro_batch(
         predicted.append(np.arange(start + num_prompt - 1, start + length))
         targets.append(ids[num_prompt:])
         flat.append(np.arange(offsets[member], offsets[member + 1]))
-        lengths.append(length)
-        start += length
+        tokens.append(np.zeros(filling, dtype=np.int64))
+        lengths.append(length + filling)
+        start += length + filling
+        filling = 0
 
     def joined(parts: list[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts)).to(device)

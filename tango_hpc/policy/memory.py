@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tango_hpc.policy import host_memory
-from tango_hpc.policy.model import PolicyModel
+from tango_hpc.policy.model import PolicyModel, drop_buffers
 from tango_hpc.policy.optimizer import PolicyOptimizer
 
 
@@ -47,6 +47,7 @@ class DeviceMemory:
         for storage in leaving:
             self._away[storage._cdata] = storage.nbytes()
             storage.resize_(0)
+        drop_buffers()
         torch.cuda.empty_cache()
 
     def onload(self, weights_only: bool = False) -> None:

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core import tensor_parallel
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
-from torch import Tensor
+from torch import Tensor, nn
 
 from tango_hpc.model.shape import ModelShape, padded_vocab_size, pipeline_stages
 from tango_hpc.parallel.groups import PolicyGroups
@@ -29,12 +31,18 @@ _CUT_DIMENSION = {
     "linear_proj.weight": 1,
     "linear_fc2.weight": 1,
 }
+_DROPOUT_STATE = "model-parallel-rng"
 
 
 class PolicyModel(GPTModel):
     """A GPTModel whose last stage returns hidden states: log-probabilities are computed from them in chunks."""
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        if self.post_process and self.config.sequence_parallel:
+            # What follows adds up its gradients over the tensor ranks by itself.
+            return tensor_parallel.gather_from_sequence_parallel_region(
+                hidden_states, tensor_parallel_output_grad=False, group=self.tp_group
+            )
         return hidden_states
 
     def output_weight(self) -> Tensor:
@@ -64,10 +72,27 @@ class PolicyModel(GPTModel):
         )
 
 
+class TokenNorm(nn.RMSNorm):
+    """PyTorch's norm, also of a share of the tokens: the gradients of its weight are then added up over tensor ranks."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **_: Any) -> None:
+        super().__init__(hidden_size, eps=eps)
+        self.weight.sequence_parallel = config.sequence_parallel
+
+
 def transformer_config(
-    shape: ModelShape, hf_config: Mapping[str, Any], groups: PolicyGroups, dtype: torch.dtype, recompute: bool
+    shape: ModelShape,
+    hf_config: Mapping[str, Any],
+    groups: PolicyGroups,
+    dtype: torch.dtype,
+    *,
+    recompute: bool,
+    sequence: bool,
 ) -> TransformerConfig:
-    """Megatron-core's configuration of the model; nothing in it needs Transformer Engine, Apex or a compiler."""
+    """Megatron-core's configuration of the model; nothing in it needs Transformer Engine, Apex or a compiler.
+
+    With `sequence`, tensor ranks share out the tokens between the cut weights.
+    """
     stages = [len(layers) for layers in pipeline_stages(shape.num_layers, groups.pipeline_size)]
     uneven = len(set(stages)) > 1
     on_cpu = not torch.cuda.is_available()
@@ -88,6 +113,7 @@ def transformer_config(
         hidden_dropout=0.0,
         attention_dropout=0.0,
         tensor_model_parallel_size=groups.tensor_size,
+        sequence_parallel=sequence,
         pipeline_model_parallel_size=groups.pipeline_size,
         num_layers_in_first_pipeline_stage=stages[0] if uneven else None,
         num_layers_in_last_pipeline_stage=stages[-1] if uneven else None,
@@ -119,9 +145,15 @@ def build_model(shape: ModelShape, config: TransformerConfig, groups: PolicyGrou
     attention = spec.submodules.self_attention
     attention.module = PackedSelfAttention
     attention.submodules.core_attention = PackedCoreAttention
+    if shape.qk_norm:
+        attention.submodules.q_layernorm = attention.submodules.k_layernorm = TokenNorm
+    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = TokenNorm
+    num_layers = len(pipeline_stages(shape.num_layers, groups.pipeline_size)[groups.pipeline_rank])
+    if config.sequence_parallel:
+        _prepare_sequence_parallelism()
     model = PolicyModel(
         config,
-        spec,
+        TransformerBlockSubmodules(layer_specs=[spec] * num_layers, layer_norm=TokenNorm),
         vocab_size=padded_vocab_size(shape.vocab_size, groups.tensor_size),
         max_sequence_length=0,  # only learned positions, which we do not have, would use it
         pre_process=groups.is_first_stage,
@@ -139,3 +171,18 @@ def build_model(shape: ModelShape, config: TransformerConfig, groups: PolicyGrou
         if ending in _CUT_DIMENSION and not hasattr(parameter, "tensor_model_parallel"):
             tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, _CUT_DIMENSION[ending], 1)
     return model
+
+
+def _prepare_sequence_parallelism() -> None:
+    """Two things of a process that Megatron-core expects to find, and would make with its global groups."""
+    if parallel_state._GLOBAL_MEMORY_BUFFER is None:
+        parallel_state._set_global_memory_buffer()  # where all tokens come together in front of a cut weight
+    tracker = get_cuda_rng_tracker()
+    if _DROPOUT_STATE not in tracker.get_states():
+        tracker.add(_DROPOUT_STATE, 0)  # nothing is dropped, but the state is asked for
+
+
+def drop_buffers() -> None:
+    """Free what Megatron-core keeps to gather tokens in; it makes another when it needs one."""
+    if parallel_state._GLOBAL_MEMORY_BUFFER is not None:
+        parallel_state._GLOBAL_MEMORY_BUFFER.buffer.clear()

@@ -78,8 +78,14 @@ class Policy:
         self._frequencies = rope_frequencies(self.hf_config, self.shape.head_dim)
         with megatron_on_cpu():
             config = transformer_config(
-                self.shape, self.hf_config, self.groups, self.dtype, settings.recompute_activations
+                self.shape,
+                self.hf_config,
+                self.groups,
+                self.dtype,
+                recompute=settings.recompute_activations,
+                sequence=parallel.sequence,
             )
+            self._multiple = parallel.tensor if parallel.sequence else 1
             self.model = build_model(self.shape, config, self.groups)
             if optimizer is None:
                 self.model.requires_grad_(False)
@@ -283,7 +289,9 @@ class Policy:
         def micro_batches() -> Iterator[MicroBatch]:
             for indices in packs:
                 chosen = [members[i] for i in indices]
-                yield build_micro_batch(sequences, chosen, offsets, self._frequencies, self.dtype, self.device)
+                yield build_micro_batch(
+                    sequences, chosen, offsets, self._frequencies, self.dtype, self.device, self._multiple
+                )
 
         def forward_step(data: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
             batch = next(data)

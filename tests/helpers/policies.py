@@ -11,6 +11,7 @@ def policy_of(
     tensor: int = 1,
     pipeline: int = 1,
     *,
+    sequence: bool = False,
     dtype: str = "float32",
     micro_batch_tokens: int = 256,
     max_response_tokens: int = 2048,
@@ -24,7 +25,7 @@ def policy_of(
 
     settings = RoleConfig(
         model=ModelConfig(path=Path(model_dir), reference_path=reference_dir),
-        parallel=ParallelConfig(tensor=tensor, pipeline=pipeline),
+        parallel=ParallelConfig(tensor=tensor, pipeline=pipeline, sequence=sequence),
         micro_batch_tokens=micro_batch_tokens,
         max_response_tokens=max_response_tokens,
         recompute_activations=recompute,

@@ -62,11 +62,17 @@ LOSSES: dict[str, dict[str, Any]] = {
     "constant": EQ1 | {"loss_average": "constant", "kl_estimator": "k1", "entropy_coef": 0.5},
 }
 MAX_RESPONSE = 25
+# Family, tensor, pipeline, loss, and whether tensor ranks share out the tokens.
 CASES = [
-    *((family, *layout, "eq1") for family in FAMILIES for layout in LAYOUTS),
-    ("qwen3", 1, 4, "eq1"),
-    *(("qwen2", *layout, loss) for loss in ("token", "constant") for layout in ((1, 1), (2, 2))),
+    *((family, *layout, "eq1", False) for family in FAMILIES for layout in LAYOUTS),
+    ("qwen3", 1, 4, "eq1", False),
+    *(("qwen2", *layout, loss, False) for loss in ("token", "constant") for layout in ((1, 1), (2, 2))),
+    *((family, *layout, "eq1", True) for family in FAMILIES for layout in LAYOUTS if layout[0] > 1),
 ]
+
+
+def name_of(family: str, tensor: int, pipeline: int, loss: str, sequence: bool) -> str:
+    return f"{family}-{tensor}x{pipeline}-{loss}{'-sequence' if sequence else ''}"
 
 
 def batch() -> list[TrainSequence]:
@@ -84,12 +90,13 @@ def run_all(folder: Path) -> dict[str, dict[str, Any]]:
     from tango_hpc.policy.loss import LossSettings
 
     results = {}
-    for family, tensor, pipeline, loss in CASES:
-        layout = f"{family}-{tensor}x{pipeline}-{loss}"
+    for family, tensor, pipeline, loss, sequence in CASES:
+        layout = name_of(family, tensor, pipeline, loss, sequence)
         policy = policy_of(
             folder / family,
             tensor,
             pipeline,
+            sequence=sequence,
             micro_batch_tokens=70,
             max_response_tokens=MAX_RESPONSE,
             reference_dir=folder / f"{family}-reference",
@@ -143,7 +150,7 @@ def on_ranks(folder: Path) -> list[dict[str, dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    pairs = dict.fromkeys((family, loss) for family, _, _, loss in CASES)
+    pairs = dict.fromkeys((family, loss) for family, _, _, loss, _ in CASES)
     return {(family, loss): by_transformers(folder, family, LOSSES[loss]) for family, loss in pairs}
 
 
@@ -229,10 +236,7 @@ def by_transformers(folder: Path, family: str, settings: dict[str, Any]) -> dict
 
 
 def cases() -> list[Any]:
-    return [
-        pytest.param(family, loss, f"{family}-{tensor}x{pipeline}-{loss}", id=f"{family}-{tensor}x{pipeline}-{loss}")
-        for family, tensor, pipeline, loss in CASES
-    ]
+    return [pytest.param(case[0], case[3], name_of(*case), id=name_of(*case)) for case in CASES]
 
 
 @pytest.mark.parametrize(("family", "loss", "layout"), cases())
@@ -244,7 +248,7 @@ def test_forward_matches_transformers(family: str, loss: str, layout: str, on_ra
     assert mine["sft_loss"] == pytest.approx(theirs["sft_loss"], abs=1e-5)
 
 
-@pytest.mark.parametrize("layout", [f"{family}-{tensor}x{pipeline}-{loss}" for family, tensor, pipeline, loss in CASES])
+@pytest.mark.parametrize("layout", [name_of(*case) for case in CASES])
 def test_a_policy_prepares_what_its_updates_need(layout: str, on_ranks: Any) -> None:
     mine = on_ranks[0][layout]
     for prepared, computed in (("reference_alone", "reference"), ("old", "logprobs")):

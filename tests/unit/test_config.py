@@ -83,6 +83,7 @@ def test_a_key_of_another_section_is_led_to_its_place() -> None:
         (["verifier.rollout.max_batched_tokens=300"], "verifier.rollout.max_batched_tokens: 300 is below verifier.max_prompt_tokens + max_response_tokens = 440"),
         (["generator.max_response_tokens=600"], "is over the model's 512 positions"),
         (["generator.micro_batch_tokens=100"], "cannot hold one sequence"),
+        (["generator.parallel={tensor: 1, sequence: true}"], "generator.parallel.sequence: true, but with parallel.tensor 1"),
         (["generator.rollout.tensor=3"], "generator.rollout.tensor: 3 does not divide the 2 ranks"),
         (["verifier.rollout.tensor=3"], "verifier.rollout.tensor: 3 does not divide the 2 ranks"),
         (["generator.rollout.kv_cache_gb=null"], "generator.rollout.kv_cache_gb: required with launch.device cpu"),

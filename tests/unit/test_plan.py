@@ -133,6 +133,17 @@ def test_recomputation_keeps_the_inputs_of_layers_and_one_layer():
     assert saved.activations(100, 1) < full.activations(100, 1)
 
 
+def test_shared_out_tokens_cut_what_norms_keep():
+    plain, shared = trainer(tensor=2), trainer(tensor=2, sequence=True)
+    norms = 4 * 8 * 4 + 2 * 8 * 4  # inputs and normalised inputs of two in fp32, and what comes out
+    assert plain.saved_per_token() - shared.saved_per_token() == norms / 2
+    recomputed = trainer(tensor=2, sequence=True, recompute=True)
+    assert recomputed.activations(100, 1) == 2 * 8 * 4 * 100 / 2 + shared.saved_per_token() * 100
+    gathered = 8 * 4 * 100
+    assert shared.layer_workspace(100, backward=False) == plain.layer_workspace(100, backward=False) + gathered
+    assert shared.layer_workspace(100, backward=True) == plain.layer_workspace(100, backward=True) + 2 * gathered
+
+
 def test_a_step_takes_gloos_copies_on_a_cpu_and_nothing_on_a_gpu():
     """One token, so that what a forward pass keeps is little beside the weights."""
     shape = ModelShape.from_hf_config(TINY | {"num_hidden_layers": 200, "tie_word_embeddings": False})
