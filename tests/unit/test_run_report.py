@@ -146,7 +146,7 @@ def test_report_of_a_crash_names_the_failure_and_what_was_not_finite(tmp_path):
         metrics.write({"step": 4, "role": "generator", "loss": math.nan})
     with directory.metrics.open("a") as file:
         file.write('{"step": 5, "ro')
-    write_outcome(directory, Outcome(1, "ValueError: <boom>"))
+    write_outcome(directory, Outcome(1, "generator", "ValueError: <boom>"))
     update_summary(directory, "train", "failed", steps=4)
     page = report_of(directory)
     assert "ValueError: <boom>" in page.text and "failed" in page.text and "step 4: loss" in page.text
