@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
 from tango_hpc.control.heartbeat import read_beat
-from tango_hpc.errors import StoppedEarly
+from tango_hpc.errors import StoppedEarly, UserError
 from tango_hpc.files import write_atomically
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
@@ -73,7 +73,8 @@ def outcome_of(worker: Worker, phase: str, error: BaseException | None) -> Outco
     return replace(
         ended,
         error=f"{type(error).__name__}: {error}",
-        traceback="".join(traceback.format_exception(error)),
+        # The text of our own errors is the whole message; where they came from stands in the log.
+        traceback="" if isinstance(error, UserError) else "".join(traceback.format_exception(error)),
         echo=_is_echo(error),
     )
 

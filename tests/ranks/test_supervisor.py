@@ -114,6 +114,7 @@ def test_one_process_fails(tmp_path: Path, action: str, code: int, told: str, ro
     assert supervisor.run() == code
     assert told.format(role=role, host=os.uname().nodename) in output(supervisor)
     assert output(supervisor).startswith("rank 1 ")
+    assert ("Traceback" in output(supervisor)) == (action == "fail")
     assert not supervisor.starter.running()
 
 
