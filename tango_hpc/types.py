@@ -21,19 +21,24 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How to decode; `temperature` 0 is greedy. `max_tokens` counts response tokens."""
+    """How to decode; `temperature` 0 is greedy. `max_tokens` counts response tokens.
+
+    A response ends with the first of `stop_token_ids`, or with the token that completes the first of `stop_strings`,
+    special tokens included, in what it says; that token belongs to it in either case.
+    """
 
     temperature: float
     top_p: float
     max_tokens: int
     stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Generation:
     """One response. `token_ids` and `logprobs` (of the sampled tokens, at the sampling temperature) are parallel.
 
-    `finish_reason` is "stop" (a stop token, which is the last of `token_ids`) or "length".
+    `finish_reason` is "stop" (the last of `token_ids` is a stop token or completes a stop string) or "length".
     """
 
     token_ids: list[int]

@@ -86,6 +86,11 @@ class RoleConfig(Section):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     micro_batch_tokens: Positive = Field(16384, description="Most tokens of one packed micro-batch, prompts included.")
     recompute_activations: bool = Field(False, description="Recompute each layer in the backward pass to save memory.")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (),
+        description="Strings that end a response, beside the tokenizer's ends of turn. The tokens up to the one that "
+        "completes the string are the response, and are trained on.",
+    )
     prompt: Path | None = Field(None, description="File with this role's prompt (docs/data.md); null: the shipped one.")
     chat_template: str = Field(
         "auto", description="auto: the tokenizer's, where it has one; none: plain prompts; or the path of a Jinja file."

@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from tango_hpc.config.values import MIN_TEMPERATURE
 from tango_hpc.parallel.ranks import sees_one_gpu
+from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.rollout.spread import spread_requests
 from tango_hpc.types import Generation, GenerationRequest, SamplingSettings
 
@@ -135,6 +136,10 @@ class RolloutEngine:
     def _worker(self) -> Any:
         return self.llm.llm_engine.model_executor.driver_worker.worker
 
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        return load_tokenizer(self.model_dir)
+
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSettings) -> list[Generation]:
         """Complete every request, in their order. Collective, with the same arguments on every rank.
 
@@ -160,17 +165,22 @@ class RolloutEngine:
 
         if 0 < sampling.temperature < MIN_TEMPERATURE:
             raise ValueError(f"temperature {sampling.temperature} is neither 0 (greedy) nor >= {MIN_TEMPERATURE}")
+        if sampling.stop_strings:  # found in the text; vLLM's own choice of a tokenizer may lose spaces (load_tokenizer)
+            self.llm.llm_engine.output_processor.tokenizer = self._tokenizer
         parameters = [
             SamplingParams(
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
                 max_tokens=sampling.max_tokens,
                 stop_token_ids=list(sampling.stop_token_ids),
-                ignore_eos=True,  # stop_token_ids alone decide
+                stop=list(sampling.stop_strings),
+                include_stop_str_in_output=True,
+                ignore_eos=True,  # the two above alone decide
                 seed=request.seed if sampling.temperature else None,
                 logprobs=0,  # of the sampled token only
                 flat_logprobs=True,
-                detokenize=False,
+                detokenize=bool(sampling.stop_strings),
+                skip_special_tokens=False,
             )
             for request in requests
         ]

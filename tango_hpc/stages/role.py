@@ -94,6 +94,7 @@ class Role:
             top_p=1.0 if greedy else self.settings.top_p,
             max_tokens=self.settings.max_response_tokens,
             stop_token_ids=stop_token_ids(self.tokenizer),
+            stop_strings=self.settings.stop,
         )
         if self.stale:
             self.sync_weights()

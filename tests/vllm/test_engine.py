@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from tango_hpc.rollout.spread import spread_requests
 from tango_hpc.types import Generation, GenerationRequest, SamplingSettings
@@ -15,6 +18,8 @@ from tests.helpers.tiny import make_tiny_hf
 from tests.helpers.vllm_engines import make_engine
 
 SAMPLED = SamplingSettings(temperature=0.7, top_p=1.0, max_tokens=24, stop_token_ids=(3, 5))
+LETTERS = "abcdefghijk"
+STOPPED = replace(SAMPLED, stop_strings=("ab", "bca"))
 GREEDY = SamplingSettings(temperature=0.0, top_p=1.0, max_tokens=16)
 
 
@@ -33,14 +38,24 @@ def generate_on_ranks(model_dir: str, tensor: int) -> dict[str, list[Generation]
         "greedy": engine.generate(requests(), GREEDY),
         "again": engine.generate(requests(), SAMPLED),
         "reordered": engine.generate(requests()[::-1], SAMPLED)[::-1],
+        "stopped": engine.generate(requests(), STOPPED),
         "one request": engine.generate(requests()[:1], SAMPLED),
     }
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Heads of 32: the CPU attention kernel knows no smaller ones."""
-    return make_tiny_hf(tmp_path_factory.mktemp("engine") / "model", "qwen2", hidden_size=128)
+    """Heads of 32: the CPU attention kernel knows no smaller ones. The tokenizer writes each token as two letters."""
+    model = make_tiny_hf(tmp_path_factory.mktemp("engine") / "model", "qwen2", hidden_size=128)
+    tokenizer = Tokenizer(models.WordLevel({said(token): token for token in range(107)}, unk_token=said(0)))
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(model)
+    return model
+
+
+def said(token: int) -> str:
+    """What the test's tokenizer makes of a token."""
+    return LETTERS[token // len(LETTERS)] + LETTERS[token % len(LETTERS)]
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +90,23 @@ def test_responses_end_at_a_stop_token_or_at_the_limit(alone: dict[str, list[Gen
         assert stops[-1] or len(stops) == SAMPLED.max_tokens
         reasons.add(generation.finish_reason)
     assert reasons == {"stop", "length"}
+
+
+def test_a_response_ends_with_the_token_that_completes_a_stop_string(alone: dict[str, list[Generation]]) -> None:
+    """What is trained on is what was generated: the very tokens of a response without stop strings, up to there."""
+    within, across = 0, 0
+    for free, stopped in zip(alone["sampled"], alone["stopped"], strict=True):
+        count = len(stopped.token_ids)
+        assert (stopped.token_ids, stopped.logprobs) == (free.token_ids[:count], free.logprobs[:count])
+        text = "".join(map(said, free.token_ids))
+        ends = [text.index(stop) + len(stop) for stop in STOPPED.stop_strings if stop in text]
+        if not ends:
+            assert count == len(free.token_ids) and stopped.finish_reason == free.finish_reason
+            continue
+        assert count == -(-min(ends) // 2) and stopped.finish_reason == "stop"
+        within += min(ends) % 2  # the token goes on after the string
+        across += count < len(free.token_ids)
+    assert within and across
 
 
 def test_a_request_decides_its_own_tokens(alone: dict[str, list[Generation]]) -> None:
