@@ -4,7 +4,7 @@ The training loop and `tango score` both come here, so what a dump says can be r
 NumPy out; which responses are normalised together (the rollouts of a question, or with REINFORCE++ the whole
 batch) is decided here and nowhere else.
 
-Shape legend: N responses of the batch, K steps of one solution (ragged), T tokens of one response (ragged).
+Shape legend: N responses of the batch, V verifications of each, K steps of one solution (ragged), T tokens of one response (ragged).
 """
 
 from __future__ import annotations
@@ -13,19 +13,25 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tango_hpc import equations
 from tango_hpc.equations import Algorithm, ClassWeights, FloatArray
+from tango_hpc.successors.prof import kept_rollouts
 
 
 @dataclass(frozen=True)
 class GeneratorAdvantages:
-    """What Eqs. 2–7 give for the N solutions of a generator step."""
+    """What Eqs. 2–7 give for the N solutions of a generator step.
+
+    `step_rewards_N_K`: of several verifications of a solution the mean of those that give it step rewards. `kept_N`:
+    which solutions are to be trained on; the others, left out by PROF, have advantages of 0.
+    """
 
     outcome_rewards_N: FloatArray
     step_rewards_N_K: list[FloatArray]
     outcome_advantages_N: FloatArray
-    normalized_step_rewards_N_K: list[FloatArray]
+    kept_N: NDArray[np.bool_]
     advantages_N_T: list[FloatArray]
 
 
@@ -49,6 +55,8 @@ def generator_advantages_batch(
     algorithm: Algorithm,
     step_scale: float = 1.0,
     outcome_rewards_N: FloatArray | None = None,
+    num_verifications: int = 1,
+    prof_rollouts: int | None = None,
 ) -> GeneratorAdvantages:
     """Eqs. 2–7 for a whole generator step; responses with the same group id answer the same question.
 
@@ -57,20 +65,61 @@ def generator_advantages_batch(
     without a verifier, where `alpha` is 0. `outcome_rewards_N` takes the place of Eq. 2's where a switch asks for
     others. Groups need neither be contiguous nor equally large. Raises ValueError where the inputs do not fit each
     other.
+
+    With `num_verifications` V above 1 these two columns have V entries for each solution, solution after solution. As
+    in the authors' code Eq. 5 is then over the step rewards of all verifications, and a solution's step advantages are
+    the mean over its V, those without step rewards counting as 0.
+
+    `prof_rollouts`: of each group only so many solutions are compared and kept (`successors.prof`); `alpha` is 0 then.
     """
-    _check_lengths(len(group_ids_N), correct_N, judgements_N_K, step_end_tokens_N_K, response_lengths_N)
+    _check_lengths(len(group_ids_N), correct_N, response_lengths_N)
+    _check_lengths(len(group_ids_N) * num_verifications, judgements_N_K, step_end_tokens_N_K)
     if outcome_rewards_N is None:
         outcome_rewards_N = equations.outcome_rewards(correct_N)
-    step_rewards_N_K = [equations.step_rewards(judgements_K) for judgements_K in judgements_N_K]
+    verified = [i for i in range(len(group_ids_N)) for _ in range(num_verifications)]  # the solution of each
+    rewards_NV_K = [equations.step_rewards(judgements_K) for judgements_K in judgements_N_K]
+    step_advantages_NV_T = _step_advantages(
+        [group_ids_N[i] for i in verified],
+        rewards_NV_K,
+        step_end_tokens_N_K,
+        [response_lengths_N[i] for i in verified],
+        algorithm,
+    )
+    of_solution_N = [slice(i * num_verifications, (i + 1) * num_verifications) for i in range(len(group_ids_N))]
+    step_rewards_N_K = [
+        np.mean([rewards_K for rewards_K in rewards_NV_K[its] if len(rewards_K)] or [np.zeros(0)], axis=0)
+        for its in of_solution_N
+    ]
+    step_advantages_N_T = [np.mean(step_advantages_NV_T[its], axis=0) for its in of_solution_N]
 
+    kept_N = np.ones(len(group_ids_N), dtype=bool)
+    if prof_rollouts is not None:
+        assert alpha == 0.0, "PROF chooses by the step rewards instead of blending them in"
+        kept_N = kept_rollouts(group_ids_N, correct_N, step_rewards_N_K, prof_rollouts)
     outcome_advantages_N = np.zeros(len(group_ids_N))
+    for members in _populations(group_ids_N, algorithm):
+        compared = [i for i in members if kept_N[i]]
+        outcome_advantages_N[compared] = equations.outcome_advantages(outcome_rewards_N[compared], algorithm)
+    advantages_N_T = [
+        equations.generator_advantages(outcome_advantages_N[i], step_advantages_T, alpha, step_scale)
+        for i, step_advantages_T in enumerate(step_advantages_N_T)
+    ]
+    return GeneratorAdvantages(outcome_rewards_N, step_rewards_N_K, outcome_advantages_N, kept_N, advantages_N_T)
+
+
+def _step_advantages(
+    group_ids_N: Sequence[Hashable],
+    step_rewards_N_K: Sequence[FloatArray],
+    step_end_tokens_N_K: Sequence[Sequence[int]],
+    response_lengths_N: Sequence[int],
+    algorithm: Algorithm,
+) -> list[FloatArray]:
+    """Eqs. 5 and 6 for N verified solutions: the step advantages of their tokens."""
     normalized_N_K = [np.zeros(0)] * len(group_ids_N)
     for members in _populations(group_ids_N, algorithm):
-        outcome_advantages_N[members] = equations.outcome_advantages(outcome_rewards_N[members], algorithm)
         normalized = equations.normalized_step_rewards([step_rewards_N_K[i] for i in members], algorithm)
         for i, normalized_K in zip(members, normalized, strict=True):
             normalized_N_K[i] = normalized_K
-
     step_advantages_N_T = [
         equations.step_advantages(normalized_K, ends_K, num_tokens)
         for normalized_K, ends_K, num_tokens in zip(
@@ -82,13 +131,7 @@ def generator_advantages_batch(
         whitened = equations.whitened_step_advantages([step_advantages_N_T[i] for i in judged])
         for i, whitened_T in zip(judged, whitened, strict=False):  # one empty part where nothing was judged
             step_advantages_N_T[i] = whitened_T
-    advantages_N_T = [
-        equations.generator_advantages(outcome_advantages_N[i], step_advantages_T, alpha, step_scale)
-        for i, step_advantages_T in enumerate(step_advantages_N_T)
-    ]
-    return GeneratorAdvantages(
-        outcome_rewards_N, step_rewards_N_K, outcome_advantages_N, normalized_N_K, advantages_N_T
-    )
+    return step_advantages_N_T
 
 
 def verifier_advantages_batch(

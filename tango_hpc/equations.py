@@ -127,14 +127,16 @@ def outcome_rewards(
     """Eq. 2: 1 for each response whose extracted answer equals the gold answer, else 0. Shape (N,).
 
     Two switches of the authors' code go beyond it: with a `ground_truth_weight` w below 1 the rest of the reward is
-    the verifier's, w · Eq. 2 + (1 − w) · 1[verdict is right]; `format_weight` is added where the response keeps the
-    form. Raises ValueError where one is asked for without what it needs.
+    the verifier's, w · Eq. 2 + (1 − w) · 1[verdict is right], but Eq. 2 alone where there is no verdict (−1);
+    `format_weight` is added where the response keeps the form. Raises ValueError where one is asked for without what it
+    needs.
     """
     rewards = np.asarray([1.0 if correct else 0.0 for correct in correct_N], dtype=np.float64)
     if ground_truth_weight != 1.0:
         if verdicts_N is None:
             raise ValueError("a ground_truth_weight below 1 needs the verifier's verdicts")
-        by_verifier = np.asarray([1.0 if verdict == 1 else 0.0 for verdict in verdicts_N])
+        verdicts = np.asarray(verdicts_N)
+        by_verifier = np.where(verdicts == -1, rewards, verdicts == 1)
         rewards = ground_truth_weight * rewards + (1.0 - ground_truth_weight) * by_verifier
     if format_weight:
         if well_formed_N is None:

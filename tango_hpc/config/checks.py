@@ -63,6 +63,26 @@ def _training_conflicts(config: Config) -> Iterator[str]:
         yield f"algorithm.alpha_end: {algorithm.alpha_end} is above alpha_start {algorithm.alpha_start}"
     if config.verifier is None and algorithm.ground_truth_weight < 1:
         yield f"algorithm.ground_truth_weight: {algorithm.ground_truth_weight} needs a verifier; set it to 1"
+    if config.verifier is None and train.verifications_per_solution > 1:
+        yield f"train.verifications_per_solution: {train.verifications_per_solution} needs a verifier; set it to 1"
+    if algorithm.prof_rollouts is not None:
+        if config.verifier is None:
+            yield "algorithm.prof_rollouts: needs a verifier, whose step judgements choose the rollouts; set it to null"
+        if algorithm.prof_rollouts >= train.rollouts_per_question:
+            yield (
+                f"algorithm.prof_rollouts: {algorithm.prof_rollouts} leaves nothing to choose of "
+                f"train.rollouts_per_question {train.rollouts_per_question}; keep fewer or draw more"
+            )
+        if algorithm.alpha_start > 0:
+            yield (
+                "algorithm.prof_rollouts: chooses by the step judgements instead of blending them in; set "
+                "algorithm.alpha_start to 0"
+            )
+    if train.max_draws > 1 and algorithm.name == "reinforce++":
+        yield (
+            f"train.max_draws: {train.max_draws} with reinforce++, which compares a question's rollouts with the whole "
+            "batch: no question is without signal by itself; set it to 1, or take grpo or rloo"
+        )
     if algorithm.alpha_start > 0 and algorithm.alpha_end == 0:
         yield "algorithm.alpha_end: an exponential decay never reaches 0; give a small number such as 1e-3"
 

@@ -71,6 +71,16 @@ class AlgorithmConfig(Section):
         "judgements, 0.4 for text between the steps; 0 for anything beside the two elements. graded: each departure "
         "takes a small share.",
     )
+    combine_verifications: Literal["vote", "mean"] = Field(
+        "vote",
+        description="With several verifications of a solution: vote = the majority's judgement of each step and verdict "
+        "(SPARK); mean = the mean of their step advantages and outcome rewards, as in the authors' code.",
+    )
+    prof_rollouts: Annotated[int, Field(ge=2)] | None = Field(
+        None,
+        description="PROF: of each question's rollouts train on so many, right and wrong ones in balance, whose step "
+        "judgements agree best with their outcome; needs alpha_start 0. Null: on all.",
+    )
     class_ema_decay: Share = Field(0.8, description="Decay of the moving averages behind the class weights of Eq. 9.")
     importance_cap: PositiveFloat | None = Field(
         2.0, description="Truncated importance correction from engine to trainer log-probabilities; null turns it off."
@@ -86,6 +96,14 @@ class TrainConfig(Section):
     verifier_steps_per_cycle: Count = Field(1, description="N_v; 0 keeps the verifier as the warm-up left it.")
     questions_per_step: Positive = 256
     rollouts_per_question: Annotated[int, Field(ge=2)] = Field(5, description="M, for both roles.")
+    verifications_per_solution: Positive = Field(
+        1, description="Verifications of each solution in a generator step (algorithm.combine_verifications)."
+    )
+    max_draws: Positive = Field(
+        1,
+        description="Dynamic sampling: questions of a generator step whose rollouts are equally good in outcome and steps "
+        "are dropped and as many others drawn, in at most so many draws. 1: nothing is dropped.",
+    )
     updates_per_batch: Positive = Field(
         1, description="Optimizer updates on each batch; the clip of Eq. 1 acts from the second on."
     )

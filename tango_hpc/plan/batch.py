@@ -18,21 +18,26 @@ class RoleBatch:
     longest: int  # tokens of one sequence
     micro_batches: int  # of each data-parallel rank
     micro_batch_tokens: int  # in the fullest micro-batch
-    rollouts_per_engine: int  # responses of this role that one rollout group generates in its largest phase
+    rollouts_per_engine: (
+        int  # responses of this role that one rollout group generates in its largest phase, a first draw
+    )
     rollout_tokens_per_engine: int
 
 
 def role_batch(config: Config, name: str) -> RoleBatch:
-    """The batch of `name`: the sequences that its policy trains on, M for each question of a step."""
+    """The batch of `name`: the sequences that its policy trains on, M (or what PROF keeps) for each question of a step."""
     role, train = config.roles[name], config.train
-    responses = train.questions_per_step * train.rollouts_per_question
+    sampled = train.questions_per_step * train.rollouts_per_question
+    kept = config.algorithm.prof_rollouts if name == "generator" else None
+    responses = train.questions_per_step * kept if kept is not None else sampled
     longest = role.max_prompt_tokens + role.max_response_tokens
     tokens = responses * longest
     pipeline = role.parallel.pipeline
     data = config.world_size // (role.parallel.tensor * pipeline)
     packs = pack([longest] * responses, num_ranks=data, max_tokens=role.micro_batch_tokens, min_micro_batches=pipeline)
     groups = config.world_size // role.rollout.tensor
-    rollouts = math.ceil(responses / groups)
+    asked = sampled * (train.verifications_per_solution if name == "verifier" else 1)
+    rollouts = math.ceil(asked / groups)
     return RoleBatch(
         responses=responses,
         tokens=tokens,

@@ -76,7 +76,9 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Pl
         "schedule": {
             "generator_steps": steps["generator"],
             "verifier_steps": steps["verifier"],
-            "questions": sum(steps.values()) * config.train.questions_per_step,
+            "draws": config.train.max_draws,
+            "questions": (steps["generator"] * config.train.max_draws + steps["verifier"])
+            * config.train.questions_per_step,
         },
         "reshard": reshard,
     }
@@ -135,7 +137,7 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
     if plan["stage"] == "train":
         console.print(
             f"{steps['generator_steps']:,} generator and {steps['verifier_steps']:,} verifier steps, "
-            f"{steps['questions']:,} questions"
+            f"{'at most ' if steps['draws'] > 1 else ''}{steps['questions']:,} questions"
         )
     for place, title in (("gpu", "One GPU"), ("node", "Memory of one node")):
         memory = plan["memory"][place]

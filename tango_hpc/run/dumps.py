@@ -49,13 +49,17 @@ ROLLOUT_SCHEMA = pa.schema(
     metadata={"tango_hpc.rollout_dump": "1"},
 )
 
+# Beside these where a solution has several verifications.
+OTHER_VERIFICATIONS = pa.field("other_verifications", pa.list_(pa.string()))
+
 
 @dataclass
 class RolloutRow:
     """One response with what became of it. `role` is "generator" or "verifier".
 
-    In a generator row `verification_text`, `step_judgements` and `final_judgement` are those of the one verification
-    of this solution (null and empty without a verifier). In a verifier row `response_text` is the verification and
+    In a generator row `verification_text` is the verification of this solution, `other_verifications` are its others,
+    and `step_judgements` and `final_judgement` what they say, by vote (null and empty without a verifier). In a verifier
+    row `response_text` is the verification and
     `solution_text` and `solution_correct` are what it judged.
     """
 
@@ -75,6 +79,7 @@ class RolloutRow:
     solution_text: str | None = None
     solution_correct: bool | None = None
     verification_text: str | None = None
+    other_verifications: Sequence[str] = field(default_factory=list)
     step_judgements: Sequence[int] = field(default_factory=list)  # K, of +1, -1, 0 for missing
     final_judgement: int | None = None  # 1, 0, -1 for missing
     outcome_reward: float | None = None
@@ -93,13 +98,16 @@ class RolloutRow:
         )
 
 
-assert {column.name for column in fields(RolloutRow)} == set(ROLLOUT_SCHEMA.names)
+assert {column.name for column in fields(RolloutRow)} == {*ROLLOUT_SCHEMA.names, OTHER_VERIFICATIONS.name}
 
 
 def write_rollouts(path: Path, rows: Sequence[RolloutRow]) -> None:
     """Write one dump; readers see the whole file or none."""
-    columns = [pa.array([getattr(row, column.name) for row in rows], type=column.type) for column in ROLLOUT_SCHEMA]
-    write_parquet(path, pa.Table.from_arrays(columns, schema=ROLLOUT_SCHEMA))
+    schema = ROLLOUT_SCHEMA
+    if any(row.other_verifications for row in rows):
+        schema = schema.append(OTHER_VERIFICATIONS)
+    columns = [pa.array([getattr(row, column.name) for row in rows], type=column.type) for column in schema]
+    write_parquet(path, pa.Table.from_arrays(columns, schema=schema))
 
 
 def read_rollouts(path: Path) -> list[RolloutRow]:
@@ -114,8 +122,11 @@ def read_rollouts(path: Path) -> list[RolloutRow]:
             f"{path} is not a rollout dump: it has no column {', '.join(missing)}. "
             "Dumps lie in the rollouts folder of a run."
         )
+    schema = ROLLOUT_SCHEMA
+    if OTHER_VERIFICATIONS.name in table.column_names:
+        schema = schema.append(OTHER_VERIFICATIONS)
     try:
-        rows = table.select(ROLLOUT_SCHEMA.names).cast(ROLLOUT_SCHEMA).to_pylist()
+        rows = table.select(schema.names).cast(schema).to_pylist()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         raise UserError(f"{path} is not a rollout dump: {error}") from error
     return [RolloutRow(**row) for row in rows]

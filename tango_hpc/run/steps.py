@@ -8,12 +8,18 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-# Where in a step a checkpoint can be written, in the order in which a step passes them: "" is between two steps.
-SAVED_PHASES = ("", "rollout", "verify")
+# In which phases of a step a checkpoint can be written; a step that draws questions again passes them again, as
+# rollout_2 and verify_2.
+SAVED_PHASES = ("rollout", "verify")
 
 _NAME = re.compile(
-    r"(?:(?P<role>generator|verifier)_)?step_(?P<step>\d{6,})(?:\+(?P<phase>rollout|verify))?(?:\.parquet)?"
+    r"(?:(?P<role>generator|verifier)_)?step_(?P<step>\d{6,})(?:\+(?P<phase>(?:rollout|verify)(?:_\d+)?))?(?:\.parquet)?"
 )
+
+
+def numbered(phase: str, draw: int) -> str:
+    """The name of a phase in the `draw`-th draw of a step, from 1."""
+    return phase if draw == 1 else f"{phase}_{draw}"
 
 
 class StepName(NamedTuple):
@@ -39,4 +45,10 @@ def steps_in(folder: Path) -> list[tuple[StepName, Path]]:
     """The checkpoints or dumps in `folder`, the oldest first; empty where there is no folder."""
     names = ((StepName.read(path.name), path) for path in (folder.iterdir() if folder.is_dir() else []))
     found = [(name, path) for name, path in names if name is not None]
-    return sorted(found, key=lambda entry: (entry[0].step, SAVED_PHASES.index(entry[0].phase), entry[1].name))
+    return sorted(found, key=lambda entry: (entry[0].step, *_place(entry[0].phase), entry[1].name))
+
+
+def _place(phase: str) -> tuple[int, int]:
+    """When a step passes a phase; "", between two steps, comes first."""
+    kind, _, draw = phase.partition("_")
+    return (int(draw or 1), SAVED_PHASES.index(kind)) if phase else (0, 0)

@@ -21,6 +21,7 @@ from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.verification import read_verification
 from tango_hpc.run.dumps import RolloutRow, read_rollouts, write_rollouts
 from tango_hpc.stages.scoring import ScoredSolution, score_solutions
+from tango_hpc.successors.vote import majority_vote
 from tango_hpc.tasks import Task, get_task
 
 
@@ -79,14 +80,17 @@ def _score_generator(rows_N: list[RolloutRow], task: Task, config: Config) -> li
     solutions_N = [parse_solution(row.response_text) for row in rows_N]
     verdicts_N = task.grade_all([(_question(row), task.answer(row.response_text)) for row in rows_N])
     correct_N = [verdict.correct for verdict in verdicts_N]
-    verifications_N = [
-        None
-        if row.verification_text is None
-        else read_verification(row.verification_text, solution, config.algorithm.verifier_format)
+    verifications_N_V = [
+        [
+            read_verification(text, solution, config.algorithm.verifier_format)
+            for text in (row.verification_text, *row.other_verifications)
+            if text is not None
+        ]
         for row, solution in zip(rows_N, solutions_N, strict=True)
     ]
-    for row, solution, verification in zip(rows_N, solutions_N, verifications_N, strict=True):
-        if verification is not None and len(row.step_end_tokens) != len(solution.steps):
+    votes_N = [majority_vote(read_V) if read_V else None for read_V in verifications_N_V]
+    for row, solution, read_V in zip(rows_N, solutions_N, verifications_N_V, strict=True):
+        if read_V and len(row.step_end_tokens) != len(solution.steps):
             raise ValueError(
                 f"response {row.response_id} has {len(row.step_end_tokens)} step_end_tokens, but its response_text "
                 f"has {len(solution.steps)} steps"
@@ -96,10 +100,16 @@ def _score_generator(rows_N: list[RolloutRow], task: Task, config: Config) -> li
         raise ValueError(f"the column alpha must hold one number per step, not {[row.alpha for row in rows_N]}")
     result = score_solutions(
         [
-            ScoredSolution(row.group_id, solution, correct, row.step_end_tokens, len(row.response_ids), verification)
-            for row, solution, correct, verification in zip(
-                rows_N, solutions_N, correct_N, verifications_N, strict=True
+            ScoredSolution(
+                row.group_id,
+                solution,
+                correct,
+                row.step_end_tokens,
+                len(row.response_ids),
+                read_V[0] if read_V else None,
+                read_V[1:],
             )
+            for row, solution, correct, read_V in zip(rows_N, solutions_N, correct_N, verifications_N_V, strict=True)
         ],
         config.algorithm,
         alpha,
@@ -108,14 +118,14 @@ def _score_generator(rows_N: list[RolloutRow], task: Task, config: Config) -> li
         replace(
             row,
             solution_correct=None if row.solution_correct is None else correct,
-            step_judgements=verification.judgements if verification is not None else [],
-            final_judgement=verification.final if verification is not None else None,
+            step_judgements=vote.judgements if vote is not None else [],
+            final_judgement=vote.final if vote is not None else None,
             outcome_reward=float(result.outcome_rewards_N[i]),
             step_rewards=result.step_rewards_N_K[i].tolist(),
             algorithm=config.algorithm.name,
             advantages=result.advantages_N_T[i].tolist(),
         )
-        for i, (row, correct, verification) in enumerate(zip(rows_N, correct_N, verifications_N, strict=True))
+        for i, (row, correct, vote) in enumerate(zip(rows_N, correct_N, votes_N, strict=True))
     ]
 
 

@@ -1,14 +1,14 @@
 """What a step of either role learns from: responses, what the equations give for them, metrics, dump rows.
 
-Shape legend: N responses of the step, K steps of a solution (ragged), T tokens of a response (ragged).
+Shape legend: N responses of the step, V verifications of a solution, K steps of a solution (ragged), T tokens of a response (ragged).
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from tango_hpc.advantages import (
     GeneratorAdvantages,
@@ -16,43 +16,60 @@ from tango_hpc.advantages import (
     num_right_and_wrong_solutions,
     verifier_advantages_batch,
 )
-from tango_hpc.config.schema import AlgorithmConfig
-from tango_hpc.equations import Algorithm, ClassWeightEma, ClassWeights
+from tango_hpc.config import Config
+from tango_hpc.equations import Algorithm, ClassWeightEma, ClassWeights, FloatArray
 from tango_hpc.errors import CheckFailed
 from tango_hpc.run.dumps import RolloutRow
 from tango_hpc.stages.responses import ReadSolution, ReadVerification, Response
 from tango_hpc.stages.scoring import ScoredSolution, score_solutions
 from tango_hpc.stages.verifier_scores import JudgementCounts, outcome_counts, step_counts
+from tango_hpc.successors.dynamic_sampling import groups_with_signal
+from tango_hpc.successors.vote import majority_vote
 from tango_hpc.tasks import Task
 from tango_hpc.types import TrainSequence
 
+Item = TypeVar("Item")
 Metrics = dict[str, float | None]
 
 
 @dataclass(frozen=True)
 class GeneratorBatch:
-    """The N solutions of a generator step, group after group, with one verification each (None without a verifier)."""
+    """The N solutions of a generator step, group after group, with V verifications each (none without a verifier).
+
+    `trained` indexes those that the generator learns from; `num_missing` questions of the step's carry no signal.
+    """
 
     step: int
     group_size: int
     algorithm: Algorithm
     alpha: float
     solutions_N: list[ReadSolution]
-    verifications_N: list[ReadVerification] | None
+    verifications_N_V: list[list[ReadVerification]]
     scored: GeneratorAdvantages
+    trained: list[int]
+    num_missing: int
 
     @classmethod
     def score(
         cls,
         solutions_N: list[ReadSolution],
-        verifications_N: list[ReadVerification] | None,
+        verifications: Sequence[ReadVerification],
         *,
         step: int,
-        group_size: int,
-        settings: AlgorithmConfig,
+        config: Config,
         alpha: float,
     ) -> GeneratorBatch:
-        """Eqs. 2–7 for these solutions; every `group_size` of them answer one question."""
+        """Eqs. 2–7 for these solutions and the verifications of each of them, solution after solution.
+
+        They answer the questions of a step and, where `train.max_draws` allows, of those that were drawn in place of
+        some; that goes on until none is missing. If no question carries a signal, those drawn first are trained on.
+        """
+        train, num_solutions = config.train, len(solutions_N)
+        num_verifications = len(verifications) // num_solutions
+        verifications_N_V = [
+            list(verifications[i * num_verifications : (i + 1) * num_verifications]) for i in range(num_solutions)
+        ]
+        group_ids_N = _group_ids(step, train.rollouts_per_question, num_solutions)
         read_N = [
             ScoredSolution(
                 group_id,
@@ -60,47 +77,76 @@ class GeneratorBatch:
                 read.correct,
                 read.step_end_tokens,
                 read.response.num_tokens,
-                verifications_N[i].verification if verifications_N else None,
+                *_first_and_others([judged.verification for judged in judged_V]),
             )
-            for i, (group_id, read) in enumerate(
-                zip(_group_ids(step, group_size, len(solutions_N)), solutions_N, strict=True)
-            )
+            for group_id, read, judged_V in zip(group_ids_N, solutions_N, verifications_N_V, strict=True)
         ]
-        scored = score_solutions(read_N, settings, alpha)
-        return cls(step, group_size, settings.name, alpha, solutions_N, verifications_N, scored)
+        scored = score_solutions(read_N, config.algorithm, alpha)
+        groups = set(group_ids_N)
+        if train.max_draws > 1:
+            groups = groups_with_signal(group_ids_N, scored.advantages_N_T)
+        num_missing = train.questions_per_step - len(groups)
+        groups = groups or set(group_ids_N[: train.questions_per_step * train.rollouts_per_question])
+        trained = [i for i, group_id in enumerate(group_ids_N) if group_id in groups and scored.kept_N[i]]
+        return cls(
+            step,
+            train.rollouts_per_question,
+            config.algorithm.name,
+            alpha,
+            solutions_N,
+            verifications_N_V,
+            scored,
+            trained,
+            num_missing,
+        )
 
     def sequences(self) -> list[TrainSequence]:
         """What the generator is trained on."""
-        return _sequences([solution.response for solution in self.solutions_N], self.scored)
+        return _sequences(
+            [self.solutions_N[i].response for i in self.trained],
+            [self.scored.advantages_N_T[i] for i in self.trained],
+        )
 
     def metrics(self, task: Task) -> Metrics:
-        """What the solutions and their verifications are like."""
+        """What all solutions and their verifications are like, those included that are not trained on."""
         metrics = solution_metrics(self.solutions_N)
         metrics["alpha"] = self.alpha
         metrics["generator/outcome_reward"] = float(self.scored.outcome_rewards_N.mean())
-        if self.verifications_N is not None:
+        metrics["generator/trained_responses"] = len(self.trained)
+        metrics["generator/trained_accuracy"] = statistics.fmean(self.solutions_N[i].correct for i in self.trained)
+        num_drawn, trained = len(self.solutions_N) // self.group_size, {i // self.group_size for i in self.trained}
+        metrics["data/questions_drawn"], metrics["data/questions_dropped"] = num_drawn, num_drawn - len(trained)
+        verifications = [judged for judged_V in self.verifications_N_V for judged in judged_V]
+        if verifications:
             rewards = [float(value) for rewards_K in self.scored.step_rewards_N_K for value in rewards_K]
             metrics["generator/step_reward"] = statistics.fmean(rewards) if rewards else None
-            metrics |= verification_metrics(task, self.verifications_N)
+            metrics |= verification_metrics(task, verifications)
             unscored = [
                 not len(rewards_K)
                 for rewards_K, read in zip(self.scored.step_rewards_N_K, self.solutions_N, strict=True)
                 if read.solution.steps
             ]
             metrics["generator/without_step_rewards"] = statistics.fmean(unscored) if unscored else None
-        metrics["tokens/generated"] = _generated(self.solutions_N, self.verifications_N or [])
+        if len(verifications) > len(self.solutions_N):
+            voted = judging_metrics(task, [_voted(judged_V) for judged_V in self.verifications_N_V])
+            for name in ("outcome_f1", "step_f1"):
+                metrics[f"verifier/voted_{name}"] = voted[f"verifier/{name}"]
+        metrics["tokens/generated"] = _generated(self.solutions_N, verifications)
         return metrics
 
     def verdict_counts(self) -> JudgementCounts | None:
         """How the verdicts on the solutions fit the truth; None without a verifier."""
-        return _verdict_counts(self.verifications_N) if self.verifications_N is not None else None
+        verifications = [judged for judged_V in self.verifications_N_V for judged in judged_V]
+        return _verdict_counts(verifications) if verifications else None
 
     def dump_rows(self) -> list[RolloutRow]:
         """One row for each solution."""
         group_ids_N = _group_ids(self.step, self.group_size, len(self.solutions_N))
         rows = []
         for i, (group_id, solution) in enumerate(zip(group_ids_N, self.solutions_N, strict=True)):
-            judged = self.verifications_N[i] if self.verifications_N else None
+            judged_V = self.verifications_N_V[i]
+            vote = _voted(judged_V).verification if judged_V else None
+            first_text, other_texts = _first_and_others([judged.response.text for judged in judged_V])
             rows.append(
                 RolloutRow(
                     step=self.step,
@@ -113,9 +159,10 @@ class GeneratorBatch:
                     step_end_tokens=solution.step_end_tokens,
                     solution_text=solution.response.text,
                     solution_correct=solution.correct,
-                    verification_text=judged.response.text if judged else None,
-                    step_judgements=judged.verification.judgements if judged else [],
-                    final_judgement=judged.verification.final if judged else None,
+                    verification_text=first_text,
+                    other_verifications=other_texts,
+                    step_judgements=vote.judgements if vote else [],
+                    final_judgement=vote.final if vote else None,
                     outcome_reward=float(self.scored.outcome_rewards_N[i]),
                     step_rewards=self.scored.step_rewards_N_K[i].tolist(),
                     alpha=self.alpha,
@@ -180,7 +227,7 @@ class VerifierBatch:
 
     def sequences(self) -> list[TrainSequence]:
         """What the verifier is trained on."""
-        return _sequences([self.verifications[i].response for i in self.asked], self.scored)
+        return _sequences([self.verifications[i].response for i in self.asked], self.scored.advantages_N_T)
 
     def metrics(self, task: Task) -> Metrics:
         """What the verifications and the solutions that they judge are like."""
@@ -280,12 +327,19 @@ def _group_ids(step: int, group_size: int, count: int) -> list[str]:
     return [f"{step}-{index // group_size}" for index in range(count)]
 
 
-def _sequences(
-    responses_N: Sequence[Response], scored: GeneratorAdvantages | VerifierAdvantages
-) -> list[TrainSequence]:
+def _first_and_others(read_V: Sequence[Item]) -> tuple[Item | None, list[Item]]:
+    return (read_V[0] if read_V else None), list(read_V[1:])
+
+
+def _voted(judged_V: Sequence[ReadVerification]) -> ReadVerification:
+    """The verifications of one solution as one; the one itself where it is alone."""
+    return replace(judged_V[0], verification=majority_vote([judged.verification for judged in judged_V]))
+
+
+def _sequences(responses_N: Sequence[Response], advantages_N_T: Sequence[FloatArray]) -> list[TrainSequence]:
     return [
         TrainSequence(response.prompt_ids, response.generation.token_ids, advantages_T, response.generation.logprobs)
-        for response, advantages_T in zip(responses_N, scored.advantages_N_T, strict=True)
+        for response, advantages_T in zip(responses_N, advantages_N_T, strict=True)
     ]
 
 

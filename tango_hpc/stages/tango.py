@@ -25,8 +25,10 @@ from tango_hpc.policy.loss import LossSettings
 from tango_hpc.reshard.sync import SyncStats
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import write_rollouts
+from tango_hpc.run.steps import numbered
 from tango_hpc.stages.evaluation import HeldOut
 from tango_hpc.stages.journal import Clock, Journal
+from tango_hpc.stages.responses import ReadSolution, ReadVerification
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
 from tango_hpc.stages.schedule import role_schedule
 from tango_hpc.stages.sharing import in_shares
@@ -102,35 +104,35 @@ class Tango:
         self.journal.ended("done", self.tokens_per_second)
 
     def generator_batch(self) -> GeneratorBatch:
-        """M solutions of each question, one verification of each, advantages by Eq. 7."""
-        algorithm, group_size = self.config.algorithm, self.config.train.rollouts_per_question
+        """M solutions of each question, a verification of each or several, advantages by Eq. 7.
+
+        Where questions may be drawn again, those without a signal are replaced until there are enough with one.
+        """
+        train, num_questions = self.config.train, self.config.train.questions_per_step
+        solutions_N: list[ReadSolution] = []
+        verifications: list[ReadVerification] = []
         with self.clock("score"):
-            questions_N = [question for question in self._draw_questions() for _ in range(group_size)]
-            solutions_N = self.generator.ask(self.task, questions_N, **self._phase("rollout", len(questions_N)))
-            verifications_N = None
-            if self.verifier is not None:
-                verifications_N = self.verifier.judge(solutions_N, **self._phase("verify", len(solutions_N)))
-            alpha = alpha_schedule(
-                self.schedule[: self.step].count("generator"),
-                self.schedule.count("generator"),
-                algorithm.alpha_start if self.verifier is not None else 0.0,
-                algorithm.alpha_end,
-                algorithm.alpha_schedule,
-            )
-            return GeneratorBatch.score(
-                solutions_N,
-                verifications_N,
-                step=self.step + 1,
-                group_size=group_size,
-                settings=algorithm,
-                alpha=alpha,
-            )
+            for draw in range(1, train.max_draws + 1):
+                drawn = self._draw_questions(num_questions, draw)
+                questions = [question for question in drawn for _ in range(train.rollouts_per_question)]
+                solutions = self.generator.ask(self.task, questions, **self._phase("rollout", len(questions), draw))
+                solutions_N += solutions
+                if self.verifier is not None:
+                    repeated = [solution for solution in solutions for _ in range(train.verifications_per_solution)]
+                    verifications += self.verifier.judge(repeated, **self._phase("verify", len(repeated), draw))
+                batch = GeneratorBatch.score(
+                    solutions_N, verifications, step=self.step + 1, config=self.config, alpha=self._alpha()
+                )
+                num_questions = batch.num_missing
+                if not num_questions:
+                    break
+        return batch
 
     def verifier_batch(self, verifier: Verifier) -> VerifierBatch:
         """One solution of each question, M verifications of it, advantages by Eq. 9."""
         algorithm, group_size = self.config.algorithm, self.config.train.rollouts_per_question
         with self.clock("score"):
-            questions = self._draw_questions()
+            questions = self._draw_questions(self.config.train.questions_per_step)
             solutions = self.generator.ask(self.task, questions, **self._phase("rollout", len(questions)))
             repeated = [solution for solution in solutions for _ in range(group_size)]
             return VerifierBatch.score(
@@ -141,6 +143,16 @@ class Tango:
                 algorithm=algorithm.name,
                 gamma=algorithm.format_weight,
             )
+
+    def _alpha(self) -> float:
+        algorithm = self.config.algorithm
+        return alpha_schedule(
+            self.schedule[: self.step].count("generator"),
+            self.schedule.count("generator"),
+            algorithm.alpha_start if self.verifier is not None else 0.0,
+            algorithm.alpha_end,
+            algorithm.alpha_schedule,
+        )
 
     def _loss(self, role: Role) -> LossSettings:
         algorithm = self.config.algorithm
@@ -176,32 +188,34 @@ class Tango:
 
     # -- what surrounds it -------------------------------------------------------------------------------------
 
-    def _draw_questions(self) -> list[dict[str, Any]]:
-        """This step's questions; those of the interrupted step after a resume."""
-        if "questions" not in self.pending:
-            self.pending["questions"] = self.sampler.draw(self.config.train.questions_per_step)
-        return [self.questions[index] for index in self.pending["questions"]]
+    def _draw_questions(self, count: int, draw: int = 1) -> list[dict[str, Any]]:
+        """The questions of this step's `draw`-th draw; those of the interrupted step after a resume."""
+        name = numbered("questions", draw)
+        if name not in self.pending:
+            self.pending[name] = self.sampler.draw(count)
+        return [self.questions[index] for index in self.pending[name]]
 
-    def _phase(self, phase: str, count: int) -> dict[str, Any]:
-        """How a role is asked in `phase`: the seeds depend on run seed, step and phase alone, and what was generated
-        before an interruption is not generated again.
+    def _phase(self, phase: str, count: int, draw: int = 1) -> dict[str, Any]:
+        """How a role is asked in `phase`: the seeds depend on run seed, step, phase and draw alone, and what was
+        generated before an interruption is not generated again.
         """
-        seeds = request_seeds(self.config.seed, self.step, phase, count)
-        return {"seeds_N": seeds, "through": partial(self._generated_in, phase)}
+        seeds = request_seeds(self.config.seed, self.step, numbered(phase, draw), count)
+        return {"seeds_N": seeds, "through": partial(self._generated_in, phase, draw)}
 
-    def _generated_in(self, phase: str, generate: Callable[[], list[Generation]]) -> list[Generation]:
+    def _generated_in(self, phase: str, draw: int, generate: Callable[[], list[Generation]]) -> list[Generation]:
         """What `generate` gives in `phase`, or gave before the interruption; then a safe point."""
-        if phase not in self.pending:
+        name = numbered(phase, draw)
+        if name not in self.pending:
             asked = self.roles[PHASES[phase]]
             self._sync(asked)
             self.journal.phase(phase, role=self.schedule[self.step])
             with self.clock(phase):
                 generations = generate()
             self._note_what_is_owed(asked)
-            self.pending[phase] = [(made.token_ids, made.logprobs, made.finish_reason) for made in generations]
+            self.pending[name] = [(made.token_ids, made.logprobs, made.finish_reason) for made in generations]
             self.pending["seconds"] = self.clock.so_far()
-            self._safe_point(phase)
-        return [Generation(*saved) for saved in self.pending[phase]]
+            self._safe_point(name)
+        return [Generation(*saved) for saved in self.pending[name]]
 
     def _in_evaluation(self, role: Role) -> Callable[[Callable[[], list[Generation]]], list[Generation]]:
         """How a role is asked in an evaluation, which no interruption cuts in two."""

@@ -185,9 +185,9 @@ def test_eq2():
 
 
 def test_eq2_with_the_verifiers_word_and_with_the_form():
-    # 3/4 of the answer and 1/4 of the verdict: 3/4 + 0, 0 + 1/4, 3/4 + 1/4, 0 + 0 (no verdict)
-    rewards = equations.outcome_rewards([True, False, True, False], [0, 1, 1, -1], ground_truth_weight=0.75)
-    close(rewards, [0.75, 0.25, 1.0, 0.0])
+    # 3/4 of the answer and 1/4 of the verdict: 3/4 + 0, 0 + 1/4, 3/4 + 1/4; without a verdict the answer alone
+    rewards = equations.outcome_rewards([True, False, True, False, True], [0, 1, 1, -1, -1], ground_truth_weight=0.75)
+    close(rewards, [0.75, 0.25, 1.0, 0.0, 1.0])
     close(equations.outcome_rewards([True, False], None, [False, True], format_weight=0.1), [1.0, 0.1])
     with pytest.raises(ValueError, match="verdicts"):
         equations.outcome_rewards([True], ground_truth_weight=0.5)

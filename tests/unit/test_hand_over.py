@@ -134,6 +134,16 @@ SCENARIOS: dict[str, tuple[Sequence[str], Attempts]] = {
     "the verifier is frozen": ((*LONGER, *NO_STEPS, "verifier.trainable=false"), THROUGH),
     "the generator is frozen": ((*LONGER, "generator.trainable=false"), THROUGH),
     "there is no verifier": ((*LONGER, *NO_STEPS, "verifier=null", "sft.verifier=null"), THROUGH),
+    "stopped and resumed among draws and several verifications": (
+        (*LONGER, "train.max_draws=3", "train.verifications_per_solution=2"),
+        (
+            ("train", ("verify", 2)),
+            ("train", ("rollout_2", 1)),
+            ("train", ("verify_2", 1)),
+            ("train", ("verify_3", 2)),
+            ("train", None),
+        ),
+    ),
     "stopped, resumed, all checkpoints evaluated": (
         (*LONGER, "checkpoint.every_steps=1", "checkpoint.keep=9", "eval.checkpoints=all", "eval.samples=1"),
         (

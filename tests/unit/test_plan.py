@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tango_hpc.config import load_config
@@ -18,7 +19,7 @@ from tango_hpc.errors import UserError
 from tango_hpc.model.shape import ModelShape
 from tango_hpc.plan.batch import role_batch
 from tango_hpc.plan.memory import memory_of_this_machine
-from tango_hpc.plan.report import make_plan
+from tango_hpc.plan.report import make_plan, show_plan
 from tango_hpc.plan.sizes import (
     CPU_ENGINE_BYTES,
     CPU_PROCESS_BYTES,
@@ -182,6 +183,22 @@ def test_batch_arithmetic_by_hand(tmp_path):
     # 8 ranks at tensor size 4 are 2 data-parallel ranks with 160 sequences each, two to a micro-batch
     assert batch.micro_batches == 80 and batch.micro_batch_tokens == 2 * 3072
     assert batch.rollouts_per_engine == 80  # 4 engines of 2 ranks
+
+
+def test_batch_arithmetic_with_several_verifications_draws_and_prof(tmp_path):
+    plain = make_plan(make_config(tmp_path), gpu_gb=80, node_gb=None)
+    prof = {"algorithm__prof_rollouts": 2, "algorithm__alpha_start": 0}
+    config = make_config(tmp_path, train__verifications_per_solution=3, train__max_draws=4, **prof)
+    plan = make_plan(config, gpu_gb=80, node_gb=None)
+    # 64 questions, 5 rollouts each, of which 2 are trained on; 3 verifications of each for 4 engines
+    assert (plan["batch"]["generator"]["responses"], plan["batch"]["generator"]["rollouts_per_engine"]) == (128, 80)
+    assert (plan["batch"]["verifier"]["responses"], plan["batch"]["verifier"]["rollouts_per_engine"]) == (320, 240)
+    steps = plan["schedule"]
+    assert steps["draws"] == 4 and plain["schedule"]["draws"] == 1
+    assert steps["questions"] - plain["schedule"]["questions"] == 3 * 64 * steps["generator_steps"]
+    console = Console(record=True, width=200)
+    show_plan(plan, console)
+    assert f"at most {steps['questions']:,} questions" in console.export_text()
 
 
 def test_paper_models_fit_80_gb_and_say_what_to_change_on_40(tmp_path):
