@@ -22,7 +22,8 @@ class Answer:
     """A response to one question. `cluster` numbers the different answers to a question, -1 is no answer.
 
     sample: GREEDY or the index of a sample. verdict: 1, 0, -1 for no verdict, None where nothing was verified.
-    score: the verifier's, in [0, 1]. step_labels: gold labels, where the set has them. For ProcessBench `answer` is
+    asked: whether the prompt had room in the context of who is asked, the verifier for ProcessBench; if not, all is empty
+    and it counts as wrong. score: the verifier's, in [0, 1]. step_labels: gold labels, where the set has them. For ProcessBench `answer` is
     the first step judged wrong and `gold` the label.
     """
 
@@ -44,6 +45,7 @@ class Answer:
     step_labels: list[int] = field(default_factory=list)
     score: float | None = None
     split: str = ""
+    asked: bool = True
 
 
 SCHEMA = pa.schema(
@@ -53,6 +55,7 @@ SCHEMA = pa.schema(
         ("answer", pa.string()), ("correct", pa.bool_()), ("outcome", pa.string()), ("cluster", pa.int32()),
         ("verification", pa.string()), ("verdict", pa.int8()), ("step_judgements", pa.list_(pa.int8())),
         ("step_labels", pa.list_(pa.int8())), ("score", pa.float64()), ("split", pa.string()),
+        ("asked", pa.bool_()),
     ]
 )  # fmt: skip
 assert SCHEMA.names == [column.name for column in fields(Answer)]
@@ -136,14 +139,17 @@ def verifier_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
 
 
 def facts(answers: Sequence[Answer]) -> dict[str, Any]:
-    """What else is worth knowing of a benchmark's answers: form, length, cut-off answers, grading that hit a limit."""
+    """What else is worth knowing of a benchmark's answers: questions that were too long to be asked, form, length, cut-off
+    answers, grading that hit a limit.
+    """
     count = len(answers)
     limits = [answer.outcome for answer in answers if answer.outcome != "graded"]
     return {
         "answers": count,
+        "not_asked": sum(not answer.asked for answer in answers if answer.sample == GREEDY),
         "well_formed": sum(answer.well_formed for answer in answers) / count,
         "without_answer": sum(answer.answer is None for answer in answers) / count,
-        "cut_off": sum(not answer.finished for answer in answers) / count,
+        "cut_off": sum(answer.asked and not answer.finished for answer in answers) / count,
         "mean_tokens": sum(answer.num_tokens for answer in answers) / count,
         "grading_limits": {name: limits.count(name) for name in sorted(set(limits))},
     }

@@ -172,6 +172,7 @@ class BenchmarkRun:
                     verdict=verification.final,
                     step_judgements=verification.judgements,
                     split=read_metadata(row).get("split", ""),
+                    asked=read.response.was_asked,
                 )
             )
         return answers
@@ -191,6 +192,7 @@ def _answer(read: ReadSolution, sample: int) -> Answer:
         answer=read.answer,
         correct=read.correct,
         outcome=read.verdict.outcome,
+        asked=read.response.was_asked,
     )
 
 

@@ -50,6 +50,7 @@ class HeldOut:
         solutions_K = self._ask(self._through_of(self._generator))
         values: dict[str, float | None] = {
             "generator/accuracy": sum(answered.correct for answered in solutions_K) / self.num_questions,
+            "data/not_asked": self.num_too_long,
             "generator/response_tokens": statistics.fmean(answered.response.num_tokens for answered in solutions_K),
             "generator/format_failures": statistics.fmean(
                 not answered.solution.well_formed for answered in solutions_K

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from tango_hpc.benchmarks.records import GREEDY, Answer, write_answers
+from tango_hpc.benchmarks.records import GREEDY, Answer, read_answers, write_answers
 from tango_hpc.config import load_config
+from tango_hpc.data.tables import read_rows
 from tango_hpc.errors import UserError
 from tango_hpc.report.evaluation import write_results
 from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_file, evaluated_roles
 from tango_hpc.stages.preflight import check_inputs
+from tests.unit.test_hand_over import SHORT, Run
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
 
@@ -52,7 +56,7 @@ def test_results_hold_every_model_and_the_summary_the_last(folder: Path) -> None
     assert "out_of_domain_average" not in first
     assert summary == {"eval.math500": 1.0, "eval.gsm8k": 2 / 3, "eval.math_average": pytest.approx(7 / 12), "eval.processbench": 0.0}  # fmt: skip
     table = (folder / "results.md").read_text()
-    assert "| step_000010 | MATH-500 | 2 | 50.0 [" in table and "pass@8 of 8" in table
+    assert "| step_000010 | MATH-500 | 2 | 0 | 50.0 [" in table and "pass@8 of 8" in table
     widths = {line.count("|") for line in table.splitlines() if line.startswith("|")}
     assert len(widths) == 1
 
@@ -68,6 +72,42 @@ def test_the_page_is_self_contained_and_hostile_answers_stay_text(folder: Path) 
     shown = [row for row in data if row["model"] == "step_000020" and row["set"] == "math500"]
     assert len(shown) == 5  # greedy and four of eight samples
     assert "answers are shown" in page
+
+
+def test_questions_that_could_not_be_asked_are_counted(tmp_path: Path) -> None:
+    empty = {"num_tokens": 0, "finished": False, "well_formed": False, "answer": None, "asked": False}
+    unasked = replace(answer("2", False, ""), **empty)
+    cut_off = replace(answer("3", False), finished=False)
+    write_answers(tmp_path / "model/math500.parquet", [answer("1", True), unasked, cut_off, replace(unasked, sample=0)])
+    write_answers(tmp_path / "model/gsm8k.parquet", [answer("a", True)])
+    write_results(tmp_path, ["model"], ["math500", "gsm8k"])
+    results = json.loads((tmp_path / "results.json").read_text())["model"]
+    assert [results[name]["facts"]["not_asked"] for name in ("math500", "gsm8k")] == [1, 0]
+    assert results["math500"]["estimates"]["pass@1"]["value"] == pytest.approx(1 / 3)  # wrong, not left out
+    assert results["math500"]["facts"]["cut_off"] == 1 / 4
+    table = (tmp_path / "results.md").read_text()
+    assert "| model | MATH-500 | 3 | 1 |" in table and "| model | GSM8K | 1 | 0 |" in table
+    page = (tmp_path / "answers.html").read_text()
+    assert "not asked" in page and '<td class="number">3</td><td class="number">1</td>' in page
+    unasked.asked = True
+    write_answers(tmp_path / "old.parquet", [unasked])
+    old = pq.read_table(tmp_path / "old.parquet").drop_columns("asked")
+    pq.write_table(old, tmp_path / "old.parquet")
+    assert read_answers(tmp_path / "old.parquet") == [unasked]  # what earlier versions wrote
+
+
+def test_a_rehearsed_evaluation_counts_what_does_not_fit_its_generator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, monkeypatch, *SHORT, "generator.max_prompt_tokens=15")
+    _, errors = run.rehearse("eval")
+    assert errors == []
+    # a tiny model's prompt has a token for each character and two for its tags
+    questions = [row["question"] for row in read_rows(run.config.data.eval, ("question",))]
+    too_long = sum(len(question) + 2 > 15 for question in questions)
+    results = json.loads((run.directory.path / "eval/results.json").read_text())
+    assert results["model"]["task"]["facts"]["not_asked"] == too_long
+    assert 0 < too_long < results["model"]["task"]["questions"] == len(questions)
 
 
 def config(tmp_path: Path, *overrides: str):

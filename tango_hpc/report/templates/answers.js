@@ -30,6 +30,7 @@ const model = choice("model", [["", "all models"], ...distinct("model").map((nam
 const set = choice("set", [["", "all sets"], ...distinct("set").map((name) => [name, name])]);
 const kind = choice("verdict", [
   ["", "right and wrong"], ["right", "right"], ["wrong", "wrong"], ["none", "no answer"], ["cut", "cut off"],
+  ["unasked", "not asked: too long"],
   ["fooled", "verifier: wrong verdict"], ["limit", "grading hit a limit"],
 ]);
 const search = element("input");
@@ -44,7 +45,8 @@ function fits(row) {
   if (model.value && row.model !== model.value) return false;
   if (set.value && row.set !== set.value) return false;
   const tests = {
-    right: row.correct, wrong: !row.correct, none: row.answer === null, cut: !row.finished,
+    right: row.correct, wrong: !row.correct, none: row.answer === null, cut: row.asked && !row.finished,
+    unasked: !row.asked,
     fooled: row.verdict !== null && row.verdict !== Number(row.correct), limit: row.outcome !== "graded",
   };
   if (kind.value && !tests[kind.value]) return false;
