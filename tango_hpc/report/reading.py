@@ -147,6 +147,6 @@ def _rollout_panel(row: RolloutRow) -> RenderableType:
     if not step_views(row):
         parts.insert(1, Text(row.response_text.strip() or "(empty response)", style="dim"))
     verification = row.response_text if row.role == "verifier" else row.verification_text
-    if verification:
-        parts += [Text("verification", style="dim"), Text(verification.strip())]
+    for text in filter(None, [verification, *row.other_verifications]):
+        parts += [Text("verification", style="dim"), Text(text.strip())]
     return Panel(Group(*parts), title=f"{row.response_id}", title_align="left", border_style="dim")

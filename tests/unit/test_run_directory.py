@@ -170,10 +170,12 @@ def test_code_state_has_commit_and_diff_of_its_own_checkout_only(tmp_path):
 
 def test_steps_are_ordered_by_number_and_phase_and_strangers_are_left_out(tmp_path):
     names = ["step_1000000", "step_000002+verify", "step_000010", "step_000002", "step_000002+rollout"]
-    for name in [*names, ".step_000011", "step_3", "step_000004+lunch", "notes.txt"]:
+    names += ["step_000002+rollout_10", "step_000002+verify_2", "step_000002+rollout_2"]  # of further draws
+    for name in [*names, ".step_000011", "step_3", "step_000004+lunch", "step_000004+_2", "notes.txt"]:
         (tmp_path / name).touch()
     assert [str(name) for name, _ in steps_in(tmp_path)] == [
-        "step_000002", "step_000002+rollout", "step_000002+verify", "step_000010", "step_1000000"
+        "step_000002", "step_000002+rollout", "step_000002+verify", "step_000002+rollout_2", "step_000002+verify_2",
+        "step_000002+rollout_10", "step_000010", "step_1000000",
     ]  # fmt: skip
     assert steps_in(tmp_path / "nowhere") == []
 

@@ -23,8 +23,9 @@ from tango_hpc.stages.score import score_rows
 from tests.helpers.attempts import Attempt, make_attempts
 from tests.helpers.runs import prepare_small_run
 
-# Safe points in the order in which this schedule (v g g g v g) meets them; each attempt stops at the second of these.
-STOPS = ("rollout", "verify", "between steps", "rollout")
+# Safe points in the order in which this schedule (v g g g v g) meets them, and at which of these an attempt stops. The
+# models know nothing, so no question carries a signal, and a generator step draws twice.
+STOPS = (("rollout", 2), ("verify_2", 2), ("between steps", 2), ("rollout_2", 1))
 # Rank, role, phase, and how many of these it lives to see: a process of either role is killed in each phase, where its
 # role works and where it waits for the other. A checkpoint follows every step, so that attempts get on.
 KILLS = (
@@ -38,7 +39,12 @@ KILLS = (
     (1, "generator", "saving", 1),
     (0, "generator", "evaluation", 1),
 )
-TOO_LONG = "generator.max_prompt_tokens=15"  # for some of the questions
+SETTINGS = (
+    "generator.max_prompt_tokens=15",  # too few for some of the questions
+    "generator.stop=[z]",
+    "train.max_draws=2",
+    "train.verifications_per_solution=2",
+)
 
 Run = tuple[Config, RunDirectory]
 
@@ -47,12 +53,12 @@ Run = tuple[Config, RunDirectory]
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """The same run four times: uninterrupted, stopped, killed and resumed, and with engines that forget."""
     folder = tmp_path_factory.mktemp("training runs")
-    settings = {name: (TOO_LONG,) for name in ("straight", "stopped", "forgetful")}
-    settings["killed"] = (TOO_LONG, "checkpoint.every_steps=1")
+    settings = {name: SETTINGS for name in ("straight", "stopped", "forgetful")}
+    settings["killed"] = (*SETTINGS, "checkpoint.every_steps=1")
     made = {name: prepare_small_run(folder / name, *overrides) for name, overrides in settings.items()}
     path = {name: str(directory.path) for name, (_, directory) in made.items()}
     attempts = [Attempt(path["straight"])]
-    attempts += [*(Attempt(path["stopped"], stop=(phase, 2)) for phase in STOPS), Attempt(path["stopped"])]
+    attempts += [*(Attempt(path["stopped"], stop=stop) for stop in STOPS), Attempt(path["stopped"])]
     attempts += [*(Attempt(path["killed"], kill=kill) for kill in KILLS), Attempt(path["killed"])]
     attempts += [Attempt(path["forgetful"], forgetful=True)]
     ended = make_attempts(folder, attempts)
@@ -104,10 +110,11 @@ def test_engines_that_forget_in_their_sleep_get_their_weights_before_they_genera
         assert {key: row[key] for key in row if key not in SYNCED} == {
             key: more[key] for key in row if key not in SYNCED
         }
-    # Both roles generate in every step, and in the evaluations before steps 1, 2 and 4; all of either model comes back.
+    # Both roles generate in every draw, of which generator steps have two, and in the evaluations before steps 1, 2 and
+    # 4; all of either model comes back.
     moved = [row["reshard/bytes_sent"] + row["reshard/bytes_local"] for row in whenever]
     per_sync = bytes_of_the_engines(runs["straight"][0])
-    assert [bytes_moved / per_sync for bytes_moved in moved] == [4, 4, 2, 4, 2, 2]
+    assert [bytes_moved / per_sync for bytes_moved in moved] == [4, 6, 4, 6, 2, 4]
 
 
 def test_rows_keep_the_contract_and_the_engine_agrees_with_the_trainer(runs: dict[str, Run]) -> None:
@@ -146,13 +153,23 @@ def test_questions_that_are_too_long_are_not_asked_but_counted_and_told(runs: di
     assert f"{count} of {len(questions)} rows are too long" in directory.report.read_text()
 
 
+def test_draws_and_stop_strings(runs: dict[str, Run]) -> None:
+    _, directory = runs["straight"]
+    drawn = [(row["data/questions_drawn"], row["data/questions_dropped"]) for row in read_metrics(directory)[1:4]]
+    assert drawn == [(8, 4)] * 3  # nothing to choose: those drawn first are trained on
+    texts = [row.response_text for row in read_rollouts(directory.rollout_file("generator", 2))]
+    assert {text.find("z") for text in texts if "z" not in text[-1:]} == {-1}
+    assert any(text.endswith("z") for text in texts)
+
+
 def test_scoring_the_dumps_again_gives_the_same_rewards_and_advantages(runs: dict[str, Run]) -> None:
     config, directory = runs["straight"]
     steps = dumped_steps(directory.rollouts)
     assert steps == {"verifier": [1, 5], "generator": [2, 3, 4, 6]}
     for role, numbers in steps.items():
         rows = read_rollouts(directory.rollout_file(role, numbers[0]))
-        assert len(rows) == 8
+        assert len(rows) == {"verifier": 8, "generator": 16}[role]
+        assert {len(row.other_verifications) for row in rows} == {{"verifier": 0, "generator": 1}[role]}
         for old, new in zip(rows, score_rows(rows, config), strict=True):
             assert new.advantages == pytest.approx(old.advantages, abs=1e-6)
             assert (new.outcome_reward, new.reward) == (old.outcome_reward, pytest.approx(old.reward))
