@@ -44,30 +44,27 @@ def score_solutions(
     `alpha` is without effect where the step rewards choose the rollouts (PROF). Raises ValueError where a solution's
     parts do not fit each other.
     """
-    verifications_N_V: list[list[Verification]] = [read.verifications for read in solutions_N]
-    if settings.combine_verifications == "vote":
-        verifications_N_V = [[majority_vote(read_V)] if read_V else [] for read_V in verifications_N_V]
-    counts = {len(read_V) for read_V in verifications_N_V}
+    given_N_V = [_given(read, settings) for read in solutions_N]
+    counts = sorted({len(given_V) for given_V in given_N_V})
     if len(counts) > 1:
-        raise ValueError(f"each solution of a batch needs as many verifications, got {sorted(counts)}")
-    num_verifications = max(max(counts, default=0), 1)
+        raise ValueError(f"each solution of a batch needs as many verifications, got {counts}")
     judged_NV = [
         (verification.judgements, read.step_end_tokens)
         if verification is not None and verification.is_complete
         else ([], [])
-        for read, read_V in zip(solutions_N, verifications_N_V, strict=True)
-        for verification in read_V or [None]
+        for read, given_V in zip(solutions_N, given_N_V, strict=True)
+        for verification in given_V
     ]
     correct_N = [read.correct for read in solutions_N]
     outcomes_V_N = [
         outcome_rewards(
             correct_N,
-            [read_V[v].final if read_V else -1 for read_V in verifications_N_V],
+            [-1 if verification is None else verification.final for verification in given_N],
             [read.solution.well_formed for read in solutions_N],
             ground_truth_weight=settings.ground_truth_weight,
             format_weight=settings.generator_format_weight,
         )
-        for v in range(num_verifications)
+        for given_N in zip(*given_N_V, strict=True)
     ]
     return generator_advantages_batch(
         group_ids_N=[read.group_id for read in solutions_N],
@@ -79,6 +76,15 @@ def score_solutions(
         algorithm=settings.name,
         step_scale=settings.step_advantage_scale,
         outcome_rewards_N=np.mean(outcomes_V_N, axis=0),
-        num_verifications=num_verifications,
+        num_verifications=len(outcomes_V_N),
         prof_rollouts=settings.prof_rollouts,
     )
+
+
+def _given(read: ScoredSolution, settings: AlgorithmConfig) -> list[Verification | None]:
+    """The verifications of a solution that count, each by itself: all, or their vote; a missing one without any."""
+    if not read.verifications:
+        return [None]
+    if settings.combine_verifications == "vote":
+        return [majority_vote(read.verifications)]
+    return [*read.verifications]

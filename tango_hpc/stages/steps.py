@@ -6,7 +6,7 @@ Shape legend: N responses of the step, V verifications of a solution, K steps of
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -82,7 +82,7 @@ class GeneratorBatch:
             for group_id, read, judged_V in zip(group_ids_N, solutions_N, verifications_N_V, strict=True)
         ]
         scored = score_solutions(read_N, config.algorithm, alpha)
-        groups = set(group_ids_N)
+        groups: set[Hashable] = set(group_ids_N)
         if train.max_draws > 1:
             groups = groups_with_signal(group_ids_N, scored.advantages_N_T)
         num_missing = train.questions_per_step - len(groups)
