@@ -50,18 +50,17 @@ class HeldOut:
         solutions_K = self._ask(self._through_of(self._generator))
         values: dict[str, float | None] = {
             "generator/accuracy": sum(answered.correct for answered in solutions_K) / self.num_questions,
-            "data/not_asked": self.num_too_long,
             "generator/response_tokens": statistics.fmean(answered.response.num_tokens for answered in solutions_K),
             "generator/format_failures": statistics.fmean(
                 not answered.solution.well_formed for answered in solutions_K
             ),
         }
-        if self._verifier is None:
-            return values
-        self._to_judge_K = self._to_judge_K or solutions_K
-        through = self._through_of(self._verifier)
-        judged_K = self._verifier.judge(self._to_judge_K, range(len(self._to_judge_K)), through=through)
-        return values | judging_metrics(self._task, judged_K)
+        if self._verifier is not None:
+            self._to_judge_K = self._to_judge_K or solutions_K
+            through = self._through_of(self._verifier)
+            judged_K = self._verifier.judge(self._to_judge_K, range(len(self._to_judge_K)), through=through)
+            values |= judging_metrics(self._task, judged_K)
+        return values | {"data/not_asked": self.num_too_long}
 
     def state_dict(self) -> list[list[Any]]:
         """Token ids and finish reason of the solutions to judge; JSON."""

@@ -15,6 +15,7 @@ from tango_hpc.config import load_config
 from tango_hpc.data.tables import read_rows
 from tango_hpc.errors import UserError
 from tango_hpc.report.evaluation import write_results
+from tango_hpc.run.metrics import read_evaluations
 from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_file, evaluated_roles
 from tango_hpc.stages.preflight import check_inputs
 from tests.unit.test_hand_over import SHORT, Run
@@ -108,6 +109,9 @@ def test_a_rehearsed_evaluation_counts_what_does_not_fit_its_generator(
     results = json.loads((run.directory.path / "eval/results.json").read_text())
     assert results["model"]["task"]["facts"]["not_asked"] == too_long
     assert 0 < too_long < results["model"]["task"]["questions"] == len(questions)
+    _, errors = run.rehearse("train")
+    assert errors == []
+    assert {row["data/not_asked"] for row in read_evaluations(run.directory)} == {too_long}
 
 
 def config(tmp_path: Path, *overrides: str):
