@@ -66,7 +66,8 @@ def _type(annotation: Any, field: FieldInfo) -> str:
     elif typing.get_origin(annotation) is typing.Literal:
         text = ", ".join(f"`{option}`" for option in typing.get_args(annotation))
     elif typing.get_origin(annotation) is tuple and Ellipsis in options:
-        text = f"list of {', '.join(f'`{option}`' for option in typing.get_args(options[0]))}"
+        names = typing.get_args(options[0]) if typing.get_origin(options[0]) is typing.Literal else []
+        text = f"list of {', '.join(f'`{name}`' for name in names) or _name(options[0]) + 's'}"
     elif typing.get_origin(annotation) is tuple:
         text = "[low, high]"
     else:
