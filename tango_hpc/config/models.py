@@ -12,7 +12,9 @@ from tango_hpc.model.published import published_dimensions
 from tango_hpc.model.shape import ModelShape
 from tango_hpc.protocol.tiny import vocabulary
 
-SEED_FILE = "built_from.json"  # beside the config.json of a tiny model: the seed of its weights and the characters it knows
+SEED_FILE = (
+    "built_from.json"  # beside the config.json of a tiny model: the seed of its weights and the characters it knows
+)
 
 
 def model_dimensions(model: ModelConfig, config: Config) -> dict[str, Any] | None:

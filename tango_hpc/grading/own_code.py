@@ -73,7 +73,8 @@ def mistakes_in(file: str, prefix: str = "") -> Iterator[None]:
     except MemoryError:
         raise  # the worker's limit
     except (Exception, SystemExit) as error:
-        raise UserError(f"{prefix}{_place(file, error)}{type(error).__name__}: {error}") from error
+        text = error.msg if isinstance(error, SyntaxError) else str(error)  # whose own text repeats the place
+        raise UserError(f"{prefix}{_place(file, error)}{type(error).__name__}: {text}") from error
 
 
 def _place(file: str, error: BaseException) -> str:

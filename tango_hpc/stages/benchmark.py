@@ -107,9 +107,7 @@ class BenchmarkRun:
         if name == "processbench":
             return self._ask_verifier(rows)
         task: Task = (
-            get_task(self.config.task)
-            if name == "task"
-            else BenchmarkTask(benchmarks.get_benchmark(name), self.pool)
+            get_task(self.config.task) if name == "task" else BenchmarkTask(benchmarks.get_benchmark(name), self.pool)
         )
         generator = self.roles["generator"]
         assert isinstance(generator, Generator)

@@ -57,13 +57,15 @@ class OwnTask(PlainQuestions):
             GradeItem("own_steps", "", "", {**self._called, "question": row, "steps": [step.text for step in steps]})
             for row, steps in solutions
         )
-        self.complaints += [verdict.error or f"label_steps: {verdict.outcome}" for verdict in verdicts if verdict.outcome != "graded"]
+        self.complaints += [
+            verdict.error or f"label_steps: {verdict.outcome}" for verdict in verdicts if verdict.outcome != "graded"
+        ]
         return [verdict.labels for verdict in verdicts]
 
 
 @dataclass(frozen=True)
 class OwnRecipe:
-    """A file that the user's class makes; `apart_from` are rows of questions that must not be in it."""
+    """A file that the user's class makes."""
 
     task: TaskConfig
     kind: Kind
@@ -137,15 +139,19 @@ def check_own_task(config: Config) -> None:
         if path.is_file():
             first[path] = read_rows(path, QUESTION_COLUMNS, limit=_CHECKED_ROWS)
     questions = [row for path in (config.data.train, config.data.eval) for row in first.get(path, ())]
-    with GradingPool() as pool:
+    with GradingPool(num_workers=1) as pool:
         task = OwnTask(config.task, pool)
         for row, verdict in zip(questions, task.grade_all([(row, row["answer"]) for row in questions]), strict=True):
             if not verdict.correct:
                 why = verdict.error or f"grade calls it wrong ({verdict.outcome})"
-                raise UserError(f"{_file(config.task)}: the reference answer {row['answer']!r} of {row['question']!r}: {why}")
+                raise UserError(
+                    f"{_file(config.task)}: the reference answer {row['answer']!r} of {row['question']!r}: {why}"
+                )
         for row, verdict in zip(questions, task.grade_all([(row, "") for row in questions]), strict=True):
             if verdict.outcome != "graded":
-                raise UserError(f"{_file(config.task)}: an empty answer to {row['question']!r}: {verdict.error or verdict.outcome}")
+                raise UserError(
+                    f"{_file(config.task)}: an empty answer to {row['question']!r}: {verdict.error or verdict.outcome}"
+                )
         steps = parse_solution("<think><step></step><step>?</step></think>").steps
         task.label_all([(row, steps[:count]) for row in questions for count in range(3)])
         if task.complaints:

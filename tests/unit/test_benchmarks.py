@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tango_hpc import benchmarks
-from tango_hpc.config.schema import TaskConfig
 from tango_hpc.benchmarks.acceptance import measure
 from tango_hpc.benchmarks.processbench import first_wrong_step, solution_text
+from tango_hpc.config.schema import TaskConfig
 from tango_hpc.data.prepare.pipeline import prepare
 from tango_hpc.data.prepare.rows import SCHEMA
 from tango_hpc.data.tables import read_rows
@@ -67,7 +67,11 @@ def test_training_and_evaluation_read_one_answer_from_a_response(pool):
         "<answer>te</answer>",
         r"\boxed{a} \boxed{te",
     ]
-    tasks = [get_task(TaskConfig(name="math")), get_task(TaskConfig(name="last_letter")), BenchmarkTask(benchmarks.get_benchmark("gsm8k"), pool)]
+    tasks = [
+        get_task(TaskConfig(name="math")),
+        get_task(TaskConfig(name="last_letter")),
+        BenchmarkTask(benchmarks.get_benchmark("gsm8k"), pool),
+    ]
     for task in tasks:
         assert [task.answer(response) for response in responses] == ["te", "te", None, None]
 

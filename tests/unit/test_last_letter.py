@@ -7,8 +7,8 @@ import json
 import pytest
 from transformers import AutoModelForCausalLM
 
-from tango_hpc.config.schema import TaskConfig
 from tango_hpc.config.roles import TinyModelConfig
+from tango_hpc.config.schema import TaskConfig
 from tango_hpc.protocol.prompts import shipped_prompt
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.tokenizer import load_tokenizer
