@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,11 +42,11 @@ def label_steps(
 
 def own_task(file: str, settings: Mapping[str, Any]) -> Any:
     """The object that `file` describes, made once in a process. Raises `UserError` for a mistake in it."""
-    return _own_task(file, json.dumps(settings, sort_keys=True))
+    return _own_task(file, json.dumps(settings, sort_keys=True), os.stat(file).st_mtime_ns)
 
 
 @lru_cache
-def _own_task(file: str, settings: str) -> Any:
+def _own_task(file: str, settings: str, changed: int) -> Any:
     spec = importlib.util.spec_from_file_location(MODULE, file)
     assert spec is not None and spec.loader is not None, file  # its name ends in .py
     module = importlib.util.module_from_spec(spec)

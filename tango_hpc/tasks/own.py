@@ -143,19 +143,16 @@ def check_own_task(config: Config) -> None:
         task = OwnTask(config.task, pool)
         for row, verdict in zip(questions, task.grade_all([(row, row["answer"]) for row in questions]), strict=True):
             if not verdict.correct:
-                why = verdict.error or f"grade calls it wrong ({verdict.outcome})"
-                raise UserError(
-                    f"{_file(config.task)}: the reference answer {row['answer']!r} of {row['question']!r}: {why}"
-                )
+                why = verdict.error or f"{_file(config.task)}: grade calls it wrong ({verdict.outcome})"
+                raise UserError(f"{why} (asked about the reference answer {row['answer']!r} to {row['question']!r})")
         for row, verdict in zip(questions, task.grade_all([(row, "") for row in questions]), strict=True):
             if verdict.outcome != "graded":
-                raise UserError(
-                    f"{_file(config.task)}: an empty answer to {row['question']!r}: {verdict.error or verdict.outcome}"
-                )
+                why = verdict.error or f"{_file(config.task)}: grade ran out of {verdict.outcome}"
+                raise UserError(f"{why} (asked about an empty answer to {row['question']!r})")
         steps = parse_solution("<think><step></step><step>?</step></think>").steps
         task.label_all([(row, steps[:count]) for row in questions for count in range(3)])
         if task.complaints:
-            raise UserError(f"steps that a model may write: {task.complaints[0]}")
+            raise UserError(f"{task.complaints[0]} (asked about steps that a model may write: '' and '?')")
 
 
 def _check_sft_row(config: Config, row: Mapping[str, str]) -> None:

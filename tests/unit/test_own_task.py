@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tango_hpc.config import Config
+from tango_hpc.config import Config, load_config
 from tango_hpc.data.tables import read_rows
 from tango_hpc.errors import UserError
+from tango_hpc.grading.own_code import own_task
 from tango_hpc.grading.pool import GradingPool
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.stages.preflight import check_inputs
 from tango_hpc.tasks import get_task
 from tango_hpc.tasks.made_files import check_made_files, make_missing_files
 from tango_hpc.tasks.own import OwnTask
+from tests.helpers.own_task import PAGE, write_what_the_page_shows
 from tests.helpers.runs import small_config
 
 DOUBLE = '''
@@ -162,3 +165,23 @@ def test_settings_and_the_file_are_checked(tmp_path: Path) -> None:
         small_config(tmp_path / "run", "task={name: chess}")
     with pytest.raises(UserError, match="no file at .*missing.py"):
         check_inputs(small_config(tmp_path / "run", f"task={{name: {tmp_path}/missing.py}}"), "sft")
+
+
+def test_the_page_shows_a_task_that_passes_and_the_message_of_a_mistake_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, settings = write_what_the_page_shows(tmp_path)
+    assert len((code + settings).splitlines()) < 100
+    monkeypatch.chdir(tmp_path)
+    config = load_config(Path("chain.yaml"))
+    check_inputs(config, "sft")
+    row, steps = {"question": "385", "answer": "6"}, ["0+3=3", "3+8=1", "1+5=6"]
+    chain = own_task(str(tmp_path / "chain.py"), config.task.settings)
+    assert chain.label_steps(row, steps) == [1, 1, 1]
+    assert chain.label_steps(row, ["0+3=3", "3+8=2", "2+5=7", "7"]) == [1, -1, 1, -1]
+    quoted = re.search(r"^tango: .*(/chain\.py, line .*)$", PAGE, re.MULTILINE)
+    assert quoted is not None
+    (tmp_path / "chain.py").write_text(code.replace('strip() == question["answer"]', 'strip() == question["anwser"]'))
+    with pytest.raises(UserError) as raised:
+        check_inputs(config, "sft")
+    assert quoted[1] in str(raised.value)
