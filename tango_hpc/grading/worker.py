@@ -35,7 +35,7 @@ def main(time_limit_seconds: float, memory_limit_bytes: int) -> None:
         signal.setitimer(signal.ITIMER_PROF, time_limit_seconds)
         try:
             result = RULES[request["rule"]](request["gold"], request["answer"], **request["options"])
-            verdict = {"outcome": "graded"}
+            verdict: dict[str, object] = {"outcome": "graded"}
             verdict |= {"labels": result} if request["rule"] == "own_steps" else {"correct": bool(result)}
         except MemoryError:
             verdict = {"correct": False, "outcome": "memory"}

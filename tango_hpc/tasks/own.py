@@ -34,9 +34,9 @@ class OwnTask(PlainQuestions):
     def __init__(self, settings: TaskConfig, pool: GradingPool | None = None) -> None:
         self.name = Path(settings.name).stem
         self.pool = pool or GradingPool()
-        self._called = {"file": _file(settings), "settings": settings.settings}
+        self._called: dict[str, Any] = {"file": _file(settings), "settings": settings.settings}
         self._has_labels = hasattr(own_task(**self._called), "label_steps")
-        self.complaints: list[str] = []
+        self.complaints: Sequence[str] = []
 
     def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[Verdict]:
         """What `grade` says of each answer; no answer is wrong without being asked."""
@@ -57,9 +57,10 @@ class OwnTask(PlainQuestions):
             GradeItem("own_steps", "", "", {**self._called, "question": row, "steps": [step.text for step in steps]})
             for row, steps in solutions
         )
-        self.complaints += [
+        failed = [
             verdict.error or f"label_steps: {verdict.outcome}" for verdict in verdicts if verdict.outcome != "graded"
         ]
+        self.complaints = [*self.complaints, *failed]
         return [verdict.labels for verdict in verdicts]
 
 
@@ -75,7 +76,7 @@ class OwnRecipe:
     def made_with(self) -> dict[str, Any]:
         """All that the rows depend on; JSON."""
         code = hashlib.sha256(Path(_file(self.task)).read_bytes()).hexdigest()[:16]
-        made = {"task": Path(self.task.name).name, "code": code, "settings": self.task.settings}
+        made: dict[str, Any] = {"task": Path(self.task.name).name, "code": code, "settings": self.task.settings}
         made |= {"kind": self.kind, "seed": self.seed}
         return made if self.split is None else made | {"split": self.split}
 
