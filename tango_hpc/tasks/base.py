@@ -13,7 +13,7 @@ class Task(Protocol):
     """One kind of question. A question is a row of a data set: id, question, answer, source."""
 
     name: str
-    complaints: Sequence[str]  # what `label_all` could not do
+    complaints: Sequence[str]  # the first thing that `label_all` could not do
 
     def statement(self, row: Mapping[str, Any]) -> str:
         """What a model is asked for a row."""

@@ -14,10 +14,10 @@ from tango_hpc.config.schema import TaskConfig
 from tango_hpc.data.tables import QUESTION_COLUMNS, SFT_COLUMNS, read_rows, write_rows
 from tango_hpc.errors import UserError
 from tango_hpc.grading.own_code import mistakes_in, own_task
-from tango_hpc.grading.pool import GradeItem, GradingPool, Verdict
+from tango_hpc.grading.pool import GradeItem, GradingPool
 from tango_hpc.protocol.solution import Step, parse_solution
 from tango_hpc.protocol.verification import read_verification
-from tango_hpc.tasks.base import PlainQuestions
+from tango_hpc.tasks.math import Math
 
 Kind = Literal["questions", "solutions", "verifications"]  # methods of the class that make rows
 COLUMNS: dict[Kind, tuple[str, ...]] = {
@@ -28,39 +28,31 @@ COLUMNS: dict[Kind, tuple[str, ...]] = {
 _CHECKED_ROWS = 8  # of each file, before a run begins
 
 
-class OwnTask(PlainQuestions):
+class OwnTask(Math):
     """Grades and labels by the user's class, in worker processes: what that breaks costs one answer, not the run."""
 
     def __init__(self, settings: TaskConfig, pool: GradingPool | None = None) -> None:
+        super().__init__(pool)
         self.name = Path(settings.name).stem
-        self.pool = pool or GradingPool()
         self._called: dict[str, Any] = {"file": _file(settings), "settings": settings.settings}
         self._has_labels = hasattr(own_task(**self._called), "label_steps")
-        self.complaints: Sequence[str] = []
+        self.complaints: Sequence[str] = ()
 
-    def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[Verdict]:
-        """What `grade` says of each answer; no answer is wrong without being asked."""
-        graded = iter(
-            self.pool.grade(
-                GradeItem("own", row["answer"], answer, {**self._called, "question": row})
-                for row, answer in answers
-                if answer is not None
-            )
-        )
-        return [next(graded) if answer is not None else Verdict(False) for _, answer in answers]
+    def item(self, row: Mapping[str, Any], answer: str) -> GradeItem:
+        """Graded by the class's `grade`."""
+        return GradeItem("own", row["answer"], answer, {**self._called, "question": row})
 
     def label_all(self, solutions: Sequence[tuple[dict[str, Any], Sequence[Step]]]) -> list[list[int] | None]:
-        """What `label_steps` says of each solution; None for one that it fails at, which `complaints` then name."""
+        """What `label_steps` says of each solution; None for one that it fails at: `complaints` has the first."""
         if not self._has_labels:
             return super().label_all(solutions)
         verdicts = self.pool.grade(
             GradeItem("own_steps", "", "", {**self._called, "question": row, "steps": [step.text for step in steps]})
             for row, steps in solutions
         )
-        failed = [
-            verdict.error or f"label_steps: {verdict.outcome}" for verdict in verdicts if verdict.outcome != "graded"
-        ]
-        self.complaints = [*self.complaints, *failed]
+        failed = [verdict for verdict in verdicts if verdict.outcome != "graded"]
+        if failed and not self.complaints:
+            self.complaints = (failed[0].error or f"label_steps: {failed[0].outcome}",)
         return [verdict.labels for verdict in verdicts]
 
 
