@@ -95,6 +95,8 @@ def _task_conflicts(config: Config) -> Iterator[str]:
         yield f"teacher.shard: {config.teacher.shard} is not below num_shards {config.teacher.num_shards} (they count from 0)"
     if config.teacher is not None and config.teacher.test_rows is not None and config.teacher.test_share is not None:
         yield "teacher.test_share: given beside teacher.test_rows; give one of them (the other null)"
+    if config.task.settings and not config.task.is_own:
+        yield f"task.settings: given, but task.name is {config.task.name}; they are for a task of your own"
     synthetic = config.task.last_letter
     if config.task.name != "last_letter" and synthetic is not None:
         yield f"task.last_letter: given, but task.name is {config.task.name}"

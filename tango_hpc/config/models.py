@@ -10,9 +10,11 @@ from tango_hpc.config.schema import Config
 from tango_hpc.errors import UserError
 from tango_hpc.model.published import published_dimensions
 from tango_hpc.model.shape import ModelShape
-from tango_hpc.protocol.tiny import VOCABULARY
+from tango_hpc.protocol.tiny import vocabulary
 
-SEED_FILE = "built_from.json"  # beside the config.json of a tiny model: the seed of its weights
+SEED_FILE = (
+    "built_from.json"  # beside the config.json of a tiny model: the seed of its weights and the characters it knows
+)
 
 
 def model_dimensions(model: ModelConfig, config: Config) -> dict[str, Any] | None:
@@ -37,7 +39,7 @@ def built_dimensions(sizes: TinyModelConfig) -> dict[str, Any]:
     """The Hugging Face config of a tiny model that is built with these sizes."""
     return {
         "model_type": sizes.family,
-        "vocab_size": len(VOCABULARY),
+        "vocab_size": len(vocabulary(sizes.characters)),
         "hidden_size": sizes.hidden_size,
         "intermediate_size": sizes.intermediate_size,
         "num_hidden_layers": sizes.num_layers,
@@ -57,7 +59,7 @@ def built_otherwise(model: ModelConfig, seed: int) -> str | None:
     asked = built_dimensions(model.build)
     found = json.loads(file.read_text())
     if (seed_file := model.path / SEED_FILE).is_file():
-        asked["seed"] = seed
+        asked |= {"seed": seed, "characters": model.build.characters}
         found |= json.loads(seed_file.read_text())
     differing = [name for name in asked if found.get(name) != asked[name]]
     if not differing:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from tango_hpc.config.values import NonNegative, Positive, PositiveFloat, Section, Share, Temperature
+from tango_hpc.protocol.tiny import LETTERS, TAGS
+
+
+def _characters(characters: str) -> str:
+    if len(set(characters)) < len(characters) or set(characters) & set(TAGS):
+        named = " ".join(tag for tag in TAGS if len(tag) == 1)
+        raise ValueError(f"must be different characters, none of them a token anyway ({named} and blank)")
+    return characters
 
 
 class TinyModelConfig(Section):
@@ -20,6 +28,9 @@ class TinyModelConfig(Section):
     num_heads: Positive = 6
     num_kv_heads: Positive = 2
     tie_embeddings: bool = True
+    characters: Annotated[str, AfterValidator(_characters)] = Field(
+        LETTERS, description="What its tokenizer knows besides the tags of the formats, one token each."
+    )
     max_position: Positive = Field(512, description="Longest sequence, prompt and response together, in tokens.")
 
 

@@ -7,9 +7,9 @@ Section 4 and Appendix D) where it states one.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from tango_hpc.config.roles import ModelConfig, OptimizerConfig, RoleConfig
 from tango_hpc.config.values import (
@@ -150,13 +150,30 @@ class LastLetterConfig(Section):
     sft_rows: Positive = 20000
 
 
+SHIPPED_TASKS = ("last_letter", "math")
+
+
+def _task_name(name: str) -> str:
+    if name not in SHIPPED_TASKS and not name.endswith(".py"):
+        raise ValueError(f"must be {', '.join(SHIPPED_TASKS)} or the path of a Python file that ends in .py")
+    return name
+
+
 class TaskConfig(Section):
     """What is asked and how answers are graded."""
 
-    name: Literal["last_letter", "math"]
+    name: Annotated[str, AfterValidator(_task_name)] = Field(
+        description="last_letter, math, or the path of a Python file with a task of your own (docs/your_own_task.md)."
+    )
+    settings: dict[str, Any] = Field({}, description="Of your own task: the arguments that its class is made with.")
     last_letter: LastLetterConfig | None = Field(
         None, description="Synthesise the files that `data` and `sft` name, where missing."
     )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the task stands in a file of the user's."""
+        return self.name.endswith(".py")
 
 
 class SftRoleConfig(Section):

@@ -45,10 +45,14 @@ class GradeItem:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`outcome` says how it came about: "graded", or "time", "memory", "crash" or "error" (all of them wrong)."""
+    """`outcome` says how it came about: "graded", or "time", "memory", "crash" or "error" (all of them wrong), which
+    `error` describes. `labels` are what the rule own_steps gives instead.
+    """
 
-    correct: bool
+    correct: bool = False
     outcome: str = "graded"
+    labels: list[int] | None = None
+    error: str = ""
 
 
 class _Worker:
@@ -195,7 +199,7 @@ class GradingPool:
             return 0
         assert worker.key is not None
         answer = json.loads(line)
-        verdicts[worker.key] = Verdict(answer["correct"], answer["outcome"])
+        verdicts[worker.key] = Verdict(**answer)
         worker.key = None
         if answer["outcome"] == "memory" or worker.num_requests >= _REQUESTS_PER_WORKER:
             self._replace(worker, selector, waiting, verdicts)

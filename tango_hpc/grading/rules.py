@@ -1,6 +1,7 @@
 """The grading rules by name. Each is a predicate on (gold, answer); a benchmark names its rule and options.
 
-`math` is the only one that evaluates expressions; the others are exact, quick and safe in any process.
+`math` is the only one of ours that evaluates expressions; the others are exact, quick and safe in any process. `own` and
+`own_steps` call the code of a user's own task, which may do anything.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from tango_hpc.grading import own_code
 from tango_hpc.grading.latex import clean, split_top_level, words
 from tango_hpc.grading.numbers import plain_number
 from tango_hpc.grading.units import split_unit
 
 MAX_ANSWER_CHARACTERS = 4000  # the longest gold answer of the supported sets has 260
 
-Rule = Callable[..., bool]
+Rule = Callable[..., bool | list[int] | None]  # labels of steps, or None, only by the rule own_steps
 
 
 def number(gold: str, answer: str) -> bool:
@@ -59,6 +61,7 @@ def math(gold: str, answer: str, **options) -> bool:
 
 RULES: dict[str, Rule] = {
     "math": math, "number": number, "label": label, "choice": choice, "literal": literal, "table": table,
+    "own": own_code.grade, "own_steps": own_code.label_steps,
 }  # fmt: skip
 
 
@@ -67,10 +70,12 @@ def shortcut(rule: str, gold: str, answer: str, options: Mapping[str, object]) -
 
     An answer beyond `MAX_ANSWER_CHARACTERS` is wrong: no reference comes near it and nobody reads it.
     """
+    if rule in ("own", "own_steps"):
+        return None
     if len(answer) > MAX_ANSWER_CHARACTERS:
         return False
     if rule != "math":
-        return RULES[rule](gold, answer, **options)
+        return bool(RULES[rule](gold, answer, **options))
     if gold.strip() and gold.strip() == answer.strip():
         return True
     if not answer.strip():

@@ -4,7 +4,7 @@ Started by `pool.GradingPool` as a fresh interpreter, so it holds no copy of the
 itself: address space for memory, and a CPU-time alarm for each request whose signal ends the process even
 inside one long multiplication. CPU time and not wall time, so a busy machine does not change verdicts.
 
-Request: {"rule", "gold", "answer", "options"}. Verdict: {"correct", "outcome"}.
+Request: {"rule", "gold", "answer", "options"}. Verdict: {"correct", "outcome"}, with "error" or "labels" where there are any.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 
 def main(time_limit_seconds: float, memory_limit_bytes: int) -> None:
     """Answer requests until stdin closes. The first line written says that the process is ready."""
+    from tango_hpc.errors import UserError
     from tango_hpc.grading import mathematics
     from tango_hpc.grading.rules import RULES
 
@@ -33,10 +34,13 @@ def main(time_limit_seconds: float, memory_limit_bytes: int) -> None:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, time_limit_seconds)
         try:
-            correct = RULES[request["rule"]](request["gold"], request["answer"], **request["options"])
-            verdict = {"correct": bool(correct), "outcome": "graded"}
+            result = RULES[request["rule"]](request["gold"], request["answer"], **request["options"])
+            verdict: dict[str, object] = {"outcome": "graded"}
+            verdict |= {"labels": result} if request["rule"] == "own_steps" else {"correct": bool(result)}
         except MemoryError:
             verdict = {"correct": False, "outcome": "memory"}
+        except UserError as error:  # a mistake in a user's own task, with its place
+            verdict = {"correct": False, "outcome": "error", "error": str(error)}
         except Exception as error:  # whatever a hostile answer breaks inside sympy makes that answer wrong, no more
             verdict = {"correct": False, "outcome": "error", "error": f"{type(error).__name__}: {error}"[:500]}
         signal.setitimer(signal.ITIMER_PROF, 0)

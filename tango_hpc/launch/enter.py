@@ -19,7 +19,7 @@ from tango_hpc.launch.provenance import note_changes
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_summary, update_summary
 from tango_hpc.stages.preflight import check_inputs
-from tango_hpc.tasks.last_letter_files import synthesise_data
+from tango_hpc.tasks.made_files import make_missing_files
 
 # Settings that a resumed run may change: they decide where, how fast and how long it runs, not what it computes.
 # A longer run also stretches the schedules of alpha and of the learning rate from the resumed step on.
@@ -60,7 +60,7 @@ def prepare_run(stages: Sequence[str], config: Config, *, resume: bool) -> RunDi
     for stage in stages:
         if changes and is_done(directory, stage):
             update_summary(directory, stage, "stopped")  # done under the old settings, not under the new ones
-    synthesise_data(config)
+    make_missing_files(config)
     return directory
 
 

@@ -8,7 +8,7 @@ tokenizer is known by its `<solve>` token, and their prompts are `<question>…<
 `<question>…<solution>…<verify>`.
 
 A step is judged on its own, given what the steps before it say: a mistake costs the step that makes it, and a right
-continuation of it is right. Gold labels (`Task.label_steps`) and the verifier's instructions agree in this. The first
+continuation of it is right. Gold labels (`Task.label_all`) and the verifier's instructions agree in this. The first
 step that is INCORRECT, which ProcessBench asks for, is the same either way.
 """
 

@@ -1,4 +1,4 @@
-"""The language of tiny models that start from random weights: one token per letter and per tag."""
+"""The language of tiny models that start from random weights: one token per character and per tag."""
 
 from __future__ import annotations
 
@@ -9,4 +9,8 @@ TAGS = (
 )  # fmt: skip
 END, PAD, UNKNOWN = "<eos>", "<pad>", "<unk>"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-VOCABULARY = (PAD, END, UNKNOWN, *TAGS, *LETTERS)
+
+
+def vocabulary(characters: str = LETTERS) -> tuple[str, ...]:
+    """The tokens of a model that knows these characters, in the order of their ids."""
+    return (PAD, END, UNKNOWN, *TAGS, *characters)

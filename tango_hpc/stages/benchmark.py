@@ -107,9 +107,7 @@ class BenchmarkRun:
         if name == "processbench":
             return self._ask_verifier(rows)
         task: Task = (
-            get_task(self.config.task.name)
-            if name == "task"
-            else BenchmarkTask(benchmarks.get_benchmark(name), self.pool)
+            get_task(self.config.task) if name == "task" else BenchmarkTask(benchmarks.get_benchmark(name), self.pool)
         )
         generator = self.roles["generator"]
         assert isinstance(generator, Generator)
@@ -128,8 +126,9 @@ class BenchmarkRun:
         )
         if "verifier" in self.roles and self.settings.use_verifier:
             self._verify(solutions, answers)
-        for solution, answer in zip(solutions, answers, strict=True):
-            answer.step_labels = task.label_steps(solution.question, solution.solution.steps) or []
+        labels = task.label_all([(solution.question, solution.solution.steps) for solution in solutions])
+        for answer, step_labels in zip(answers, labels, strict=True):
+            answer.step_labels = step_labels or []
         return answers
 
     # -- judging -----------------------------------------------------------------------------------------------

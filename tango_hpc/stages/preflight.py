@@ -15,7 +15,8 @@ from tango_hpc.data.prepare.pipeline import check_held_out
 from tango_hpc.data.tables import QUESTION_COLUMNS, SFT_COLUMNS, check_table
 from tango_hpc.errors import UserError
 from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_columns, evaluated_file, evaluated_roles
-from tango_hpc.tasks.last_letter_files import check_made_files
+from tango_hpc.tasks.made_files import check_made_files, recipes
+from tango_hpc.tasks.own import check_own_task
 
 NODE_LOCAL = ("/tmp", "/dev/shm", "/var/tmp", "/run")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -37,15 +38,18 @@ def check_inputs(config: Config, stage: str, *, after: Sequence[str] = ()) -> No
         except UserError as error:
             problems.append(str(error))
 
+    if config.task.is_own:
+        check_own_task(config)
+    makes: set[Path] = set()
     if stage in ("sft", "train"):
+        makes = set(recipes(config))
         problems += check_made_files(config)
-    synthetic = config.task.last_letter is not None
     if stage == "sft":
         if not _sft_roles(config):
             problems.append("the config names nothing to fine-tune; add sft.generator or sft.verifier")
         made: set[Path] = set()
         for role, settings in _sft_roles(config).items():
-            if not (synthetic and not settings.data.exists()):
+            if settings.data not in makes or settings.data.exists():
                 note(check_table, settings.data, SFT_COLUMNS[role])
             is_made = settings.init.build is not None or settings.init.path in made
             if not is_made or settings.init.path.exists():
@@ -53,7 +57,7 @@ def check_inputs(config: Config, stage: str, *, after: Sequence[str] = ()) -> No
             made.add(settings.output)
     elif stage == "train":
         for path in (config.data.train, config.data.eval):
-            if not (synthetic and not path.exists()):
+            if path not in makes or path.exists():
                 note(check_table, path, QUESTION_COLUMNS)
         if config.data.train.is_file() and config.data.eval.is_file():
             note(lambda path: check_held_out(path, config.data.eval), config.data.train)

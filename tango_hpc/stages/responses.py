@@ -66,6 +66,21 @@ class ReadVerification:
     verification: Verification
 
 
+class FailureWatch:
+    """Names the first thing that grading or labelling failed at, once in an attempt."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def observe(self, task: Task, solutions: Sequence[ReadSolution]) -> str | None:
+        """Take in a step; what failed, None where nothing did or it was said."""
+        failures = [*(read.verdict.error for read in solutions if read.verdict.error), *task.complaints]
+        if not failures or self._told:
+            return None
+        self._told = True
+        return failures[0]
+
+
 def read_solutions(
     task: Task, questions_N: Sequence[dict[str, Any]], statements_N: Sequence[str], responses_N: Sequence[Response],
     tokenizer: Any, exchange: Exchange,

@@ -60,7 +60,7 @@ def score_rows(rows: Sequence[RolloutRow], config: Config) -> list[RolloutRow]:
 
     Raises ValueError, naming step and role, where a batch does not hold together.
     """
-    task = get_task(config.task.name)
+    task = get_task(config.task)
     batches: dict[tuple[int, str], list[int]] = {}
     for index, row in enumerate(rows):
         batches.setdefault((row.step, row.role), []).append(index)

@@ -134,6 +134,10 @@ class GeneratorBatch:
         metrics["tokens/generated"] = _generated(self.solutions_N, verifications)
         return metrics
 
+    def graded(self) -> list[ReadSolution]:
+        """The solutions that were graded."""
+        return self.solutions_N
+
     def verdict_counts(self) -> JudgementCounts | None:
         """How the verdicts on the solutions fit the truth; None without a verifier."""
         verifications = [judged for judged_V in self.verifications_N_V for judged in judged_V]
@@ -231,12 +235,16 @@ class VerifierBatch:
 
     def metrics(self, task: Task) -> Metrics:
         """What the verifications and the solutions that they judge are like."""
-        solutions = [read.judged for read in self.verifications[:: self.group_size]]
+        solutions = self.graded()
         metrics = solution_metrics(solutions) | verification_metrics(task, self.verifications)
         metrics["verifier/reward"] = float(self.scored.rewards_N.mean())
         metrics["verifier/class_weight_right"], metrics["verifier/class_weight_wrong"] = self.weights
         metrics["tokens/generated"] = _generated(solutions, self.verifications)
         return metrics
+
+    def graded(self) -> list[ReadSolution]:
+        """The solutions that were graded, each once."""
+        return [read.judged for read in self.verifications[:: self.group_size]]
 
     def verdict_counts(self) -> JudgementCounts:
         """How the verdicts on the solutions fit the truth."""
@@ -280,12 +288,13 @@ def solution_metrics(solutions_N: Sequence[ReadSolution]) -> Metrics:
         "generator/num_steps": mean(len(read.solution.steps) for read in solutions_N),
         "generator/truncated_share": mean(read.response.generation.finish_reason == "length" for read in solutions_N),
         "generator/format_failures": mean(not read.solution.well_formed for read in solutions_N),
+        "generator/not_graded": mean(read.verdict.outcome != "graded" for read in solutions_N),
     }
 
 
 def judging_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metrics:
     """How verdicts and step judgements fit the truth."""
-    labels_N_K = [task.label_steps(read.judged.question, read.judged.solution.steps) for read in read_N]
+    labels_N_K = task.label_all([(read.judged.question, read.judged.solution.steps) for read in read_N])
     labelled = [
         (labels_K, read.verification.judgements)
         for labels_K, read in zip(labels_N_K, read_N, strict=True)

@@ -28,7 +28,7 @@ from tango_hpc.run.dumps import write_rollouts
 from tango_hpc.run.steps import numbered
 from tango_hpc.stages.evaluation import HeldOut
 from tango_hpc.stages.journal import Clock, Journal
-from tango_hpc.stages.responses import ReadSolution, ReadVerification
+from tango_hpc.stages.responses import FailureWatch, ReadSolution, ReadVerification
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
 from tango_hpc.stages.schedule import role_schedule
 from tango_hpc.stages.sharing import in_shares
@@ -53,7 +53,7 @@ class Tango:
     def __init__(self, config: Config, directory: RunDirectory, stop: StopSignal, exchange: Exchange) -> None:
         self.config, self.directory, self.stop, self.exchange = config, directory, stop, exchange
         self.schedule = role_schedule(config)
-        self.task = get_task(config.task.name)
+        self.task = get_task(config.task)
         num_updates = {name: steps * config.train.updates_per_batch for name, steps in Counter(self.schedule).items()}
         stop.enter("loading the generator")
         self.generator = Generator("generator", config, exchange, num_updates.get("generator", 0))
@@ -70,6 +70,7 @@ class Tango:
         self.class_weights = ClassWeightEma(config.algorithm.class_ema_decay, config.algorithm.class_weights)
         self.usefulness = UsefulnessWatch()
         self.gaps = GapWatch(config.train.max_logprob_gap)
+        self.failures = FailureWatch()
         self.checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep, exchange)
         self.step = 0  # optimizer steps done, over both roles
         self.pending: dict[str, Any] = {}  # what the step under way has computed so far
@@ -274,6 +275,8 @@ class Tango:
         self.journal.step_done(row)
         self._watch_usefulness(batch.verdict_counts())
         self._watch_gap(role, row["logprob_gap/mean_abs"])
+        if failure := self.failures.observe(self.task, batch.graded()):
+            self.journal.note(f"at step {self.step} grading failed, and what it failed at counts as wrong: {failure}")
         eval_every, save_every = self.config.train.eval_every, self.config.checkpoint.every_steps
         warmed_up = self.step == self.config.train.verifier_warmup_steps
         leading = "generator" if "generator" in self.trained else "verifier"

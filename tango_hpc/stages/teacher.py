@@ -87,7 +87,7 @@ class Teacher:
     def __init__(self, config: Config, exchange: Exchange) -> None:
         assert config.teacher is not None
         self.settings, self.seed = config.teacher, config.seed
-        self.task = get_task(config.task.name)
+        self.task = get_task(config.task)
         greedy = self.settings.temperature == 0
         frozen = {"trainable": False, "top_p": self.settings.top_p}
         role = config.generator.model_copy(

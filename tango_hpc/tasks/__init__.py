@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+from tango_hpc.config.schema import TaskConfig
 from tango_hpc.tasks.base import Task
 
 __all__ = ["Task", "get_task"]
@@ -14,9 +15,11 @@ _TASKS = {
 }
 
 
-def get_task(name: str) -> Task:
-    """The task of that name; its module is imported only now."""
-    if name not in _TASKS:
-        raise ValueError(f"no task {name!r}; there are {', '.join(_TASKS)}")
-    module, _, attribute = _TASKS[name].partition(":")
+def get_task(settings: TaskConfig) -> Task:
+    """The task of these settings; its module is imported only now."""
+    if settings.is_own:
+        from tango_hpc.tasks.own import OwnTask
+
+        return OwnTask(settings)
+    module, _, attribute = _TASKS[settings.name].partition(":")
     return getattr(importlib.import_module(module), attribute)()

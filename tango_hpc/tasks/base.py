@@ -13,6 +13,7 @@ class Task(Protocol):
     """One kind of question. A question is a row of a data set: id, question, answer, source."""
 
     name: str
+    complaints: Sequence[str]  # the first thing that `label_all` could not do
 
     def statement(self, row: Mapping[str, Any]) -> str:
         """What a model is asked for a row."""
@@ -26,16 +27,18 @@ class Task(Protocol):
         """Eq. 2 for each (question row, extracted answer); no answer is wrong."""
         ...
 
-    def label_steps(self, row: dict[str, Any], steps: Sequence[Step]) -> list[int] | None:
-        """The gold label of each step, +1 right or −1 wrong; None for a task that has none.
+    def label_all(self, solutions: Sequence[tuple[dict[str, Any], Sequence[Step]]]) -> list[list[int] | None]:
+        """For each (question row, steps) the gold label of each step, +1 right or −1 wrong; None where there is none.
 
         A step is judged on its own, given what the steps before it say, as the verifier is told to.
         """
         ...
 
 
-class OwnQuestions:
-    """Of a task whose questions say all and whose answers stand where `find_answer` looks."""
+class PlainQuestions:
+    """Of a task whose questions say all, whose answers stand where `find_answer` looks, and whose steps have no labels."""
+
+    complaints: Sequence[str] = ()
 
     def statement(self, row: Mapping[str, Any]) -> str:
         """The question as it stands."""
@@ -44,3 +47,7 @@ class OwnQuestions:
     def answer(self, response: str) -> str | None:
         """The answer of our own format, or else the last box."""
         return find_answer(response)
+
+    def label_all(self, solutions: Sequence[tuple[dict[str, Any], Sequence[Step]]]) -> list[list[int] | None]:
+        """No labels."""
+        return [None] * len(solutions)

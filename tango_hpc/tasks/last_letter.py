@@ -25,7 +25,7 @@ from tango_hpc.grading.pool import Verdict
 from tango_hpc.protocol.solution import Step
 from tango_hpc.protocol.tiny import LETTERS
 from tango_hpc.protocol.verification import CORRECT, INCORRECT
-from tango_hpc.tasks.base import OwnQuestions
+from tango_hpc.tasks.base import PlainQuestions
 
 Range = tuple[int, int]  # from, to; both included
 Split = Literal["train", "eval", "sft_generator", "sft_verifier"]
@@ -38,7 +38,7 @@ _MAX_DRAWS = 1000  # of letters for a question of given lengths: no split gets t
 _LETTERS = re.compile(r"(?:\\text[a-z]*\{)?([A-Za-z]+)\}?")
 
 
-class LastLetter(OwnQuestions):
+class LastLetter(PlainQuestions):
     """The task: `question` is the words with spaces between them or `worded_question` of them, `answer` their last
     letters.
     """
@@ -48,6 +48,10 @@ class LastLetter(OwnQuestions):
     def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[Verdict]:
         """Whether each answer is the gold string; case, white space and a surrounding `\\text{}` do not count."""
         return [Verdict(answer is not None and _plain(answer) == row["answer"]) for row, answer in answers]
+
+    def label_all(self, solutions: Sequence[tuple[dict[str, Any], Sequence[Step]]]) -> list[list[int] | None]:
+        """The labels of `label_steps`."""
+        return [self.label_steps(row, steps) for row, steps in solutions]
 
     def label_steps(self, row: dict[str, Any], steps: Sequence[Step]) -> list[int]:
         """+1 where step n appends the last letter of word n to the letters of the step before it, else −1.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tango_hpc.config import Config
-from tango_hpc.data.tables import check_made_with, write_rows
+from tango_hpc.data.tables import write_rows
 from tango_hpc.errors import UserError
 from tango_hpc.tasks import last_letter
 from tango_hpc.tasks.last_letter import SPLITS, Range, Split
@@ -55,7 +55,7 @@ class Recipe:
         write_rows(path, rows, made_with=self.made_with())
 
 
-def recipes(config: Config) -> dict[Path, Recipe]:
+def last_letter_recipes(config: Config) -> dict[Path, Recipe]:
     """The files that `task.last_letter` makes where they are missing; none without that section."""
     settings, seed = config.task.last_letter, config.seed
     if settings is None:
@@ -81,24 +81,6 @@ def recipes(config: Config) -> dict[Path, Recipe]:
             drill=settings.verifier_drill,
         )
     return made
-
-
-def check_made_files(config: Config) -> list[str]:
-    """What is wrong with files that are there already: made with other settings than the config's."""
-    problems = []
-    for path, recipe in recipes(config).items():
-        try:
-            check_made_with(path, recipe.made_with(), "task.last_letter or seed")
-        except UserError as error:
-            problems.append(str(error))
-    return problems
-
-
-def synthesise_data(config: Config) -> None:
-    """Write the last-letter files that the config names and that are not there yet; the same seed, the same files."""
-    for path, recipe in recipes(config).items():
-        if not path.exists():
-            recipe.write(path)
 
 
 def make_last_letter(

@@ -8,11 +8,10 @@ from typing import Any
 from tango_hpc import benchmarks
 from tango_hpc.benchmarks.base import math_item
 from tango_hpc.grading.pool import GradeItem, GradingPool, Verdict
-from tango_hpc.protocol.solution import Step
-from tango_hpc.tasks.base import OwnQuestions
+from tango_hpc.tasks.base import PlainQuestions
 
 
-class Math(OwnQuestions):
+class Math(PlainQuestions):
     """The task. Questions are asked as they stand; rows of a benchmark are graded as that benchmark says.
 
     Grading runs in worker processes that start with the first answer that needs one; `pool.outcomes` counts what
@@ -38,7 +37,3 @@ class Math(OwnQuestions):
         if row["source"] in benchmarks.NAMES:
             return benchmarks.get_benchmark(row["source"]).grade(row, answer)
         return math_item(row, answer)
-
-    def label_steps(self, row: dict[str, Any], steps: Sequence[Step]) -> None:
-        """There are no gold labels of steps."""
-        return None

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 
 from tango_hpc.config.models import SEED_FILE, built_dimensions
 from tango_hpc.config.roles import TinyModelConfig
-from tango_hpc.protocol.tiny import END, PAD, TAGS, UNKNOWN, VOCABULARY
+from tango_hpc.protocol.tiny import END, LETTERS, PAD, TAGS, UNKNOWN, vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def build_tokenizer(out_dir: Path) -> PreTrainedTokenizerBase:
-    """Write a tokenizer with one token per letter and per tag; text in other characters becomes `<unk>`.
+def build_tokenizer(out_dir: Path, characters: str = LETTERS) -> PreTrainedTokenizerBase:
+    """Write a tokenizer with one token per character and per tag; text in other characters becomes `<unk>`.
 
     Load it with `protocol.tokenizer.load_tokenizer`.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {token: i for i, token in enumerate(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    ids = {token: i for i, token in enumerate(vocabulary(characters))}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
     longest_first = sorted(TAGS, key=len, reverse=True)
     escaped = ["".join(f"\\{c}" if not c.isalnum() else c for c in tag) for tag in longest_first]
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"{'|'.join(escaped)}|[\\s\\S]"), behavior="isolated")
@@ -39,7 +39,7 @@ def build_tokenizer(out_dir: Path) -> PreTrainedTokenizerBase:
 def build_tiny_model(out_dir: Path, sizes: TinyModelConfig, seed: int) -> None:
     """Write a Hugging Face folder with that tokenizer and float32 weights drawn from `seed`, whole or not at all.
 
-    `SEED_FILE` in it remembers the seed; config.json has the sizes.
+    `SEED_FILE` in it remembers seed and characters; config.json has the sizes.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -47,7 +47,7 @@ def build_tiny_model(out_dir: Path, sizes: TinyModelConfig, seed: int) -> None:
     partial = out_dir.with_name(f".{out_dir.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    tokenizer = build_tokenizer(partial)
+    tokenizer = build_tokenizer(partial, sizes.characters)
     dimensions = built_dimensions(sizes)
     config = AutoConfig.for_model(
         dimensions.pop("model_type"),
@@ -59,5 +59,5 @@ def build_tiny_model(out_dir: Path, sizes: TinyModelConfig, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(partial)
-    (partial / SEED_FILE).write_text(json.dumps({"seed": seed}))
+    (partial / SEED_FILE).write_text(json.dumps({"seed": seed, "characters": sizes.characters}))
     partial.rename(out_dir)

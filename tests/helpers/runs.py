@@ -7,7 +7,7 @@ from pathlib import Path
 from tango_hpc.config import Config, config_to_yaml, load_config
 from tango_hpc.launch.enter import enter_run
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.tasks.last_letter_files import synthesise_data
+from tango_hpc.tasks.made_files import make_missing_files
 from tango_hpc.tasks.tiny import build_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def prepare_small_run(run_dir: Path, *overrides: str) -> tuple[Config, RunDirect
     """A run directory with data and untrained models, ready for its `train` stage."""
     config = small_config(run_dir, *overrides)
     directory, _ = enter_run(run_dir, config_to_yaml(config), resume=False, stage="train")
-    synthesise_data(config)
+    make_missing_files(config)
     sizes = config.sft.generator.init.build if config.sft.generator else None
     assert sizes is not None
     for seed, role in enumerate(config.roles.values()):

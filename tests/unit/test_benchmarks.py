@@ -13,6 +13,7 @@ import pytest
 from tango_hpc import benchmarks
 from tango_hpc.benchmarks.acceptance import measure
 from tango_hpc.benchmarks.processbench import first_wrong_step, solution_text
+from tango_hpc.config.schema import TaskConfig
 from tango_hpc.data.prepare.pipeline import prepare
 from tango_hpc.data.prepare.rows import SCHEMA
 from tango_hpc.data.tables import read_rows
@@ -66,7 +67,11 @@ def test_training_and_evaluation_read_one_answer_from_a_response(pool):
         "<answer>te</answer>",
         r"\boxed{a} \boxed{te",
     ]
-    tasks = [get_task("math"), get_task("last_letter"), BenchmarkTask(benchmarks.get_benchmark("gsm8k"), pool)]
+    tasks = [
+        get_task(TaskConfig(name="math")),
+        get_task(TaskConfig(name="last_letter")),
+        BenchmarkTask(benchmarks.get_benchmark("gsm8k"), pool),
+    ]
     for task in tasks:
         assert [task.answer(response) for response in responses] == ["te", "te", None, None]
 
@@ -170,7 +175,7 @@ def test_no_real_processbench_solution_has_an_empty_box(tmp_path):
 
 
 def test_the_math_task_grades_each_row_by_its_source():
-    task = get_task("math")
+    task = get_task(TaskConfig(name="math"))
     answers = [
         (row("eurus_rl", answer=r"\frac{1}{2}"), "0.5"),
         (row("gsm8k", answer="1,002"), r"\$1002"),
@@ -182,7 +187,7 @@ def test_the_math_task_grades_each_row_by_its_source():
     ]
     answers[5][0].pop("metadata")  # a file of the user's own has four columns
     assert [grade.correct for grade in task.grade_all(answers)] == [True, True, False, True, True, True, False]
-    assert task.label_steps(answers[0][0], []) is None
+    assert task.label_all([(answers[0][0], [])]) == [None]
 
 
 def test_tasks_and_benchmarks_load_no_heavy_library():

@@ -25,7 +25,7 @@ from tango_hpc.stages import benchmark, sft, tango
 from tango_hpc.stages.processes import process_roles
 from tango_hpc.stages.role import Role
 from tango_hpc.stages.role_worker import RoleWorker
-from tango_hpc.tasks.last_letter_files import synthesise_data
+from tango_hpc.tasks.made_files import make_missing_files
 from tango_hpc.tasks.tiny import build_tokenizer
 from tests.helpers.rehearsal import ENGINE, FOR_A_SYNC, RANKS, TRAINER, Event, Rehearsal, make_stand_ins, replay
 from tests.helpers.runs import small_config
@@ -163,7 +163,7 @@ class Run:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
         self.config = small_config(folder / "run", *overrides)
         self.directory, _ = enter_run(folder / "run", config_to_yaml(self.config), resume=False, stage="train")
-        synthesise_data(self.config)
+        make_missing_files(self.config)
         for role in self.config.roles.values():
             build_tokenizer(role.model.path)
         if self.config.sft.generator is not None:

@@ -11,7 +11,7 @@ import pytest
 from tango_hpc.data.tables import QUESTION_COLUMNS, check_table, evenly_spaced, read_rows, write_rows
 from tango_hpc.errors import UserError
 from tango_hpc.stages.preflight import check_inputs, check_model_folder
-from tango_hpc.tasks.last_letter_files import synthesise_data
+from tango_hpc.tasks.made_files import make_missing_files
 from tests.helpers.runs import small_config
 
 ROW = {"id": "1", "question": "ab cd", "answer": "bd", "source": "test"}
@@ -78,22 +78,22 @@ def test_what_an_earlier_stage_writes_need_not_be_there_yet_and_all_else_must(tm
 
 def test_synthesised_files_depend_on_the_seed_alone_and_existing_ones_are_kept(tmp_path: Path) -> None:
     first, second = small_config(tmp_path / "a"), small_config(tmp_path / "b")
-    synthesise_data(first)
-    synthesise_data(second)
+    make_missing_files(first)
+    make_missing_files(second)
     assert first.data.train.read_bytes() == second.data.train.read_bytes()
     third = small_config(tmp_path / "c", "seed=1")
-    synthesise_data(third)
+    make_missing_files(third)
     questions = {row["question"] for row in read_rows(third.data.train, QUESTION_COLUMNS)}
     assert questions.isdisjoint(row["question"] for row in read_rows(first.data.train, QUESTION_COLUMNS))
     write_rows(first.data.train, [ROW])
-    synthesise_data(first)
+    make_missing_files(first)
     assert read_rows(first.data.train, QUESTION_COLUMNS) == [ROW]
     check_inputs(first, "sft")
 
 
 def test_files_made_with_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run")
-    synthesise_data(config)
+    make_missing_files(config)
     check_inputs(config, "sft")
     other = small_config(tmp_path / "run", "task.last_letter.train_words=[2,3]", "task.last_letter.verifier_slip=0.1")
     with pytest.raises(UserError) as caught:
@@ -110,7 +110,7 @@ def test_files_made_with_other_settings_are_not_taken_for_these(tmp_path: Path) 
 def test_no_two_files_of_a_run_share_a_question(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run", "task.last_letter.sft_rows=2000", "task.last_letter.train_questions=2000",
                           "task.last_letter.eval_questions=500")  # fmt: skip
-    synthesise_data(config)
+    make_missing_files(config)
     assert config.sft.generator is not None and config.sft.verifier is not None
     paths = (config.data.train, config.data.eval, config.sft.generator.data, config.sft.verifier.data)
     questions = [{row["question"] for row in read_rows(path, ("question",))} for path in paths]

@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tango_hpc.config.roles import TinyModelConfig
+from tango_hpc.config.schema import TaskConfig
 from tango_hpc.protocol.prompts import shipped_prompt
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.tokenizer import load_tokenizer
@@ -20,7 +21,7 @@ SHORT = {"words": (2, 4), "letters": (3, 6)}
 
 @pytest.fixture(scope="module")
 def task():
-    return get_task("last_letter")
+    return get_task(TaskConfig(name="last_letter"))
 
 
 def labels(task, question: str, *steps: str) -> list[int]:
@@ -30,7 +31,7 @@ def labels(task, question: str, *steps: str) -> list[int]:
 
 def test_unknown_task_is_named():
     with pytest.raises(ValueError, match="chess"):
-        get_task("chess")
+        get_task(TaskConfig(name="chess"))
 
 
 def test_questions(task):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tango_hpc.config.schema import TaskConfig
 from tango_hpc.grading.pool import Verdict
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.verification import read_verification
@@ -84,7 +85,7 @@ def test_what_a_row_of_metrics_says_of_the_verifier() -> None:
     # Solutions: right and called right, right and called wrong, wrong and called right, wrong and called wrong twice.
     read_N = [read("te", [True] * 2), read("te", [True, False]), read("ce", [True] * 2), read("ce", [False, True])]
     read_N += [read("th", [False, False])]
-    metrics = judging_metrics(get_task("last_letter"), read_N)
+    metrics = judging_metrics(get_task(TaskConfig(name="last_letter")), read_N)
     assert metrics["verifier/outcome_pr_f1"] == pytest.approx(1 / 2)
     assert metrics["verifier/outcome_j"] == pytest.approx(1 / 2 - 1 / 3)
     assert metrics["verifier/outcome_f1"] == pytest.approx(2 * (1 / 2) * (2 / 3) / (1 / 2 + 2 / 3))
