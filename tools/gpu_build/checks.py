@@ -76,7 +76,9 @@ def told(error: Exception) -> str:
 
 
 def _short(filename: str) -> str:
-    return filename.rpartition("site-packages/")[2] if "site-packages/" in filename else "/".join(Path(filename).parts[-3:])
+    """From the name of the package on."""
+    _, found, inside = filename.rpartition("site-packages/")
+    return inside if found else "/".join(Path(filename).parts[-3:])
 
 
 def on_ranks(group: Callable[[], Results], num_ranks: int) -> Results:

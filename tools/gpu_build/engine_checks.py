@@ -6,16 +6,15 @@ repeated in a check. `stand_in_card.py` says what is vLLM's own and what stands 
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
-import os
 import re
 import tempfile
-from collections.abc import Callable
+import traceback
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import stand_in_card
 import torch
@@ -30,7 +29,7 @@ from tango_hpc.types import GenerationRequest, SamplingSettings
 from tests.helpers.tiny import make_tiny_hf
 
 CACHE_BYTES = 20 * 2**20
-STATE_DIMS = {"hidden_size": 128}  # heads of 32
+DIMS = {"hidden_size": 128}  # heads of 32
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2, tied": ("qwen2", {}),
     "qwen2, untied": ("qwen2", {"tie_word_embeddings": False}),
@@ -40,6 +39,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, untied, one key/value head": ("llama", {"num_key_value_heads": 1}),
 }
 
+TOUCHES: list[str] = []  # of a GPU, while importing
 CHECKS: list[Check] = []
 AT_TWO: list[Check] = []
 engine_check, check_at_two = partial(check, to=CHECKS), partial(check, to=AT_TWO)
@@ -48,21 +48,31 @@ engine_check, check_at_two = partial(check, to=CHECKS), partial(check, to=AT_TWO
 def run() -> Results:
     """All of them; this process then takes itself for one with a GPU."""
     stand_in_card.put_in()
-    import_vllm()
+    with patch.object(torch.cuda, "_lazy_init", _note_touch):
+        import_vllm()
+        importlib.import_module("tango_hpc.stages.tango")
     return on_ranks(one_rank, 1) | on_ranks(two_ranks, 2)
+
+
+def _note_touch() -> None:
+    places = [
+        f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_stack() if "torch" not in frame.filename
+    ]
+    TOUCHES.append(places[-1])
 
 
 def one_rank() -> Results:
     """The checks of an engine that one rank has alone."""
-    return _performed(CHECKS)
+    return performed(CHECKS)
 
 
 def two_ranks() -> Results:
     """Those of tensor parallelism."""
-    return _performed(AT_TWO)
+    return performed(AT_TWO)
 
 
-def _performed(checks: list[Check]) -> Results:
+def performed(checks: list[Check]) -> Results:
+    """What the checks say of one engine after the other, in this rank."""
     with tempfile.TemporaryDirectory() as folder:
         return perform(checks, Card(Path(folder)))
 
@@ -82,7 +92,7 @@ class Card:
         if name not in self.models:
             family, dims = FAMILIES[kind]
             out = self.folder / f"{len(self.models)}-{dist.get_rank()}"
-            self.models[name] = make_tiny_hf(out, family, seed=seed, **STATE_DIMS, **dims)
+            self.models[name] = make_tiny_hf(out, family, seed=seed, **DIMS, **dims)
         return self.models[name]
 
     def engine(self, load_weights: bool, kind: str = "qwen2, tied", tensor: int = 1) -> RolloutEngine:
@@ -125,6 +135,12 @@ def libraries(_card: Card) -> None:
             if "does not define module export function" not in str(error):  # loaded; it only registers kernels
                 problems.append(f"{name}: {error}")
     expect(problems, [], "libraries that do not load")
+
+
+@engine_check("imports leave the GPU alone", used="launch/workers.py (processes are forked after the imports)")
+def imports(_card: Card) -> None:
+    """Nothing starts CUDA while vLLM and a stage are imported: forked processes could not use a GPU."""
+    expect(TOUCHES, [], "lines that start CUDA")
 
 
 @engine_check("environment variables", used="rollout/engine.py: import_vllm, _socket_folder, _find_cache")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import tempfile
+import tomllib
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -46,6 +48,19 @@ def cuda_build() -> None:
         raise MovedError(f"the least driver of CUDA {torch.version.cuda} is not known (LEAST_DRIVER)")
 
 
+@torch_check("pins of pyproject.toml", used="pyproject.toml")
+def pins() -> None:
+    """What is installed beside this vLLM is what we ask for."""
+    from packaging.requirements import Requirement
+
+    asked = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["dependencies"]
+    requirements = [Requirement(line) for line in asked]
+    found = {requirement.name: version(requirement.name) for requirement in requirements}
+    others = [f"{item.name} {found[item.name]} is not {item.specifier}" for item in requirements
+              if not item.specifier.contains(found[item.name], prereleases=True)]  # fmt: skip
+    expect(others, [], "packages of other versions")
+
+
 @torch_check("varlen_attn", used="policy/attention.py")
 def varlen_attention() -> None:
     """Packed attention by PyTorch's flash attention: our call, grouped heads and not, forward and backward."""
@@ -72,9 +87,7 @@ def padded_attention() -> None:
     """Where flash attention has no kernel (fp32), grouped heads are those repeated."""
     from tango_hpc.policy import attention
 
-    packed = attention.PackedSequences.of_lengths(
-        [5, 3], torch.ones(HEAD_DIM // 2), torch.float32, torch.device("cpu")
-    )
+    packed = attention.PackedSequences.of_lengths([5, 3], torch.ones(HEAD_DIM // 2), torch.float32, torch.device("cpu"))
     query, *others = (torch.randn(TOKENS, heads, HEAD_DIM) for heads in (HEADS, GROUPS, GROUPS))
     grouped = attention.PackedCoreAttention()(query, *others, packed_seq_params=packed)
     repeated = [tensor.repeat_interleave(HEADS // GROUPS, dim=1) for tensor in others]
@@ -141,7 +154,9 @@ def nccl() -> None:
     expect(dist.is_nccl_available(), True, "torch.distributed.is_nccl_available()")
 
 
-@torch_check("CUDA calls", used="policy/host_memory.py, parallel/ranks.py, stages/role_worker.py, rank.py", cuda_build=True)
+@torch_check(
+    "CUDA calls", used="policy/host_memory.py, parallel/ranks.py, stages/role_worker.py, rank.py", cuda_build=True
+)
 def cuda_calls() -> None:
     """Locking of host memory, properties of a card, and counting cards without touching them."""
     names = [(torch._C._cudart, name) for name in ("cudaHostRegister", "cudaHostUnregister", "cudaGetErrorString")]
@@ -150,7 +165,9 @@ def cuda_calls() -> None:
     missing = [f"{owner.__name__}.{name}" for owner, name in names if not hasattr(owner, name)]
     if missing:
         raise MovedError(f"there is no {', '.join(missing)}")
-    expect(torch.cuda._device_count_nvml() >= -1, True, "torch.cuda._device_count_nvml() is a count, or -1 without NVML")
+    expect(
+        torch.cuda._device_count_nvml() >= -1, True, "torch.cuda._device_count_nvml() is a count, or -1 without NVML"
+    )
 
 
 @rank_check("Megatron-core: groups, model, update", used="parallel/groups.py, policy/model.py, policy/optimizer.py")
