@@ -45,7 +45,7 @@ need_mb() { # megabytes, and what for
 
 installed() { "$python" -c 'from importlib.metadata import version; print(version("vllm"))' 2>/dev/null || true; }
 
-install() { # a version of vLLM
+install_vllm() { # a version
     local stamp candidate
     stamp="$folder/.package-$(cksum <"$root/pyproject.toml" | cut -d' ' -f1)"
     if [ ! -e "$stamp" ]; then
@@ -84,7 +84,7 @@ stand_in_driver() {
 
 moved=0 results=()
 for version in "${versions[@]}"; do
-    install "$version"
+    install_vllm "$version"
     driver="$(stand_in_driver)"
     echo "Checking vLLM $version ..."
     result="$folder/$version.json" log="$folder/$version.log"

@@ -114,16 +114,12 @@ class Pool:
 
     def mapped(self) -> set[str]:
         """Tags of what lies on the card."""
-        return {entry.tag for entry in self.allocator.pointer_to_data.values() if not _asleep(entry)}
+        return {entry.tag for entry in self.allocator.pointer_to_data.values() if not entry.is_asleep}
 
     def backed_up(self) -> set[str]:
         """Tags of what the host keeps a copy of."""
         entries = self.allocator.pointer_to_data.values()
         return {entry.tag for entry in entries if entry.cpu_backup_tensor is not None}
-
-
-def _asleep(entry: Any) -> bool:
-    return bool(entry.is_asleep)
 
 
 def stand_in_worker(worker_cls: str) -> str:
