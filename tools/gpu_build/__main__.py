@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from checks import NOT_HERE, OK, told
+from checks import NOT_HERE, NOT_REACHED, OK, told
 
 COLUMN = 14  # characters
 ONLY_A_GPU = (
@@ -70,8 +70,8 @@ def print_table(paths: list[Path]) -> int:
         line = row.ljust(width)
         for run in runs:
             said = run["results"].get(row, NOT_HERE)
-            line += (said if said in (OK, NOT_HERE) else "MOVED").ljust(COLUMN)
-            if said not in (OK, NOT_HERE):
+            line += (said if said in (OK, NOT_HERE, NOT_REACHED) else "MOVED").ljust(COLUMN)
+            if said not in (OK, NOT_HERE, NOT_REACHED):
                 moved.append(f"Moved, vLLM {run['versions']['vLLM']}, {row}:\n  {said}")
         print(line.rstrip())
     for problem in moved:

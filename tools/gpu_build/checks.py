@@ -14,13 +14,17 @@ from typing import Any
 import torch
 
 SECONDS = 600.0  # for all checks of a group; a machine that is busy is slow
-Results = dict[str, str]  # by check: OK, NOT_HERE, or what moved
-OK, NOT_HERE = "ok", "-"
+Results = dict[str, str]  # by check: one of the three, or what moved
+OK, NOT_HERE, NOT_REACHED = "ok", "-", "not reached"
 HERE = Path(__file__).parent
 
 
 class MovedError(Exception):
     """Something of another package is not what our code takes it for. The message names it."""
+
+
+class NotReachedError(Exception):
+    """A check needs what another one, which has failed, was to make."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ def perform(checks: Sequence[Check], *arguments: Any) -> Results:
         try:
             item.run(*arguments)
             results[item.name] = OK
+        except NotReachedError:
+            results[item.name] = NOT_REACHED
         except Exception as error:
             results[item.name] = f"{told(error)} [used by {item.used}]"
     return results
@@ -71,6 +77,8 @@ def told(error: Exception) -> str:
         return text
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent != HERE]
     ours = [frame for frame in frames if "tango_hpc" in Path(frame.filename).parts]
+    if isinstance(error, AttributeError) and "'StandIn" in text:
+        text = f"tools/gpu_build/stand_in_card.py does not know this release, mend it first: {text}"
     places = dict.fromkeys(f"{_short(frame.filename)}:{frame.lineno}" for frame in [*ours[-1:], *frames[-1:]])
     return f"{type(error).__name__}: {text}" + (f" (at {', then '.join(places)})" if places else "")
 

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import stand_in_card
 import torch
 import torch.distributed as dist
-from checks import Check, MovedError, Results, check, expect, on_ranks, perform
+from checks import Check, MovedError, NotReachedError, Results, check, expect, on_ranks, perform
 
 from tango_hpc.model.engine_layout import engine_layout
 from tango_hpc.model.shape import ModelShape
@@ -84,6 +84,7 @@ class Card:
         self.folder, self.pool = folder, stand_in_card.Pool()
         self.models: dict[str, Path] = {}
         self.made: tuple[Any, ...] = ()
+        self.broken = False
         self._engine: RolloutEngine | None = None
 
     def model(self, kind: str, seed: int = 0) -> Path:
@@ -102,6 +103,9 @@ class Card:
                 self._engine.close()
                 self.pool = stand_in_card.Pool()
             self._engine, self.made = None, ()
+            if self.broken:  # of one that could not be made, parts are left in this process
+                raise NotReachedError
+            self.broken = True
             self._engine = RolloutEngine(
                 self.model(kind),
                 tensor=tensor,
@@ -115,7 +119,7 @@ class Card:
                 gpu_share=0.5,
                 enforce_eager=torch.version.cuda is None,  # the CPU build has not all that compiling imports
             )
-            self.made = (load_weights, kind, tensor)
+            self.made, self.broken = (load_weights, kind, tensor), False
         assert self._engine is not None
         return self._engine
 

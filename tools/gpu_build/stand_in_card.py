@@ -173,6 +173,7 @@ def stand_in_runner(worker: Any) -> Any:
             for part in ("model", "cache", "load", "parallel", "scheduler", "lora", "compilation", "speculative"):
                 setattr(self, f"{part}_config", getattr(vllm_config, f"{part}_config"))
             self.device, self.speculator = torch.device("cpu"), None
+            self.is_encoder_only = False  # up to 0.28
             self.asked: list[Any] = []  # sampling parameters, request by request
 
         def load_model(self, *_: Any, **__: Any) -> None:
@@ -192,6 +193,8 @@ def stand_in_runner(worker: Any) -> Any:
             return ("generate",)
 
         def shutdown(self) -> None: ...
+
+        def post_kv_cache_wake_up(self) -> None: ...  # up to 0.28: of the buffers, which are left out
 
         def reset_lora_state(self) -> None: ...
 
