@@ -279,12 +279,11 @@ ADVICE = {
     ),
     "reshard": "raise {role}.parallel.tensor or {role}.rollout.tensor, or lower reshard.bucket_mb",
     "saving": "raise {role}.parallel.tensor or pipeline, or take more ranks",
-    "training": "spread the ranks over more nodes (launch.nodes), or set algorithm.kl_coef=0 to drop the references",
-    "generating": "spread the ranks over more nodes (launch.nodes)",
 }
 NODE_ADVICE = (
-    "a smaller model, {role}.trainable=false, algorithm.kl_coef=0 (drops the reference), fewer ranks a node, "
-    "a smaller {role}.rollout.kv_cache_gb, or a machine with more memory"
+    "a larger {role}.parallel.tensor (fewer copies of weights and reference), a smaller model, {role}.trainable=false, "
+    "algorithm.kl_coef=0 (drops the reference), fewer ranks a node, on a CPU a smaller {role}.rollout.kv_cache_gb, or "
+    "nodes with more memory"
 )
 
 

@@ -363,7 +363,11 @@ def test_more_ranks_need_less_of_each(tmp_path):
 def test_host_memory_of_a_node_is_checked_where_known(tmp_path):
     plan = make_plan(make_config(tmp_path), gpu_gb=80, node_gb=256)
     assert not plan["fits"]
-    assert any("of a node's 256.0 GiB" in problem for problem in plan["problems"])
+    (problem,) = plan["problems"]
+    assert "of a node's 256.0 GiB" in problem and "a larger generator.parallel.tensor" in problem
+    assert make_plan(make_config(tmp_path), gpu_gb=80, node_gb=400)["fits"]
+    halved = make_config(tmp_path, generator__parallel={"tensor": 2}, verifier__parallel={"tensor": 2})
+    assert not make_plan(halved, gpu_gb=80, node_gb=400)["fits"]
 
 
 def test_cache_too_small_for_one_sequence_is_refused(tmp_path):
