@@ -44,6 +44,11 @@ def _conflicts(config: Config) -> Iterator[str]:
     yield from _task_conflicts(config)
     if config.launch.grace_seconds >= config.launch.hang_timeout_seconds:
         yield "launch.grace_seconds: must be below launch.hang_timeout_seconds"
+    if config.launch.collective_timeout_seconds <= config.launch.hang_timeout_seconds:
+        yield (
+            "launch.collective_timeout_seconds: must be above launch.hang_timeout_seconds "
+            f"({config.launch.hang_timeout_seconds:g}), or ranks that wait give up before the one that hangs is named"
+        )
 
 
 def _training_conflicts(config: Config) -> Iterator[str]:

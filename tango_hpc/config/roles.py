@@ -96,7 +96,11 @@ class RoleConfig(Section):
     temperature: Temperature = Field(1.0, description="Of the rollouts; 0.01 or more.")
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     micro_batch_tokens: Positive = Field(16384, description="Most tokens of one packed micro-batch, prompts included.")
-    recompute_activations: bool = Field(False, description="Recompute each layer in the backward pass to save memory.")
+    recompute: Literal["none", "selective", "full"] = Field(
+        "none",
+        description="What is computed again in the backward pass to save memory: nothing; norms and the activation "
+        "function, which cost little; or each whole layer, a third more work.",
+    )
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),
         description="Strings that end a response, beside the tokenizer's ends of turn. The tokens up to the one that "

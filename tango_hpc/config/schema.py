@@ -300,7 +300,9 @@ class LaunchConfig(Section):
         "where that is less.",
     )
     collective_timeout_seconds: PositiveFloat = Field(
-        1800.0, description="A collective that takes longer fails the run."
+        2400.0,
+        description="A collective that takes longer fails the run; above hang_timeout_seconds, so that the rank that hangs "
+        "is named before those that wait for it give up.",
     )
     hang_timeout_seconds: PositiveFloat = Field(
         1800.0, description="A rank without progress for this long ends the run, named."

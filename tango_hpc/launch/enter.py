@@ -42,7 +42,7 @@ CHANGEABLE_ON_RESUME = (
     "*.rollout.*",
     "*.parallel.*",
     "*.micro_batch_tokens",
-    "*.recompute_activations",
+    "*.recompute",
 )
 
 # What may lie in a directory before a run itself starts there.

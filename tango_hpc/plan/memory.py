@@ -134,7 +134,7 @@ class _Role:
                 stage=stage,
                 element_bytes=element_bytes,
                 on_cpu=on_cpu,
-                recompute=settings.recompute_activations,
+                recompute=settings.recompute,
                 sequence=settings.parallel.sequence,
                 with_reference=config.algorithm.kl_coef > 0,
             )
@@ -275,16 +275,15 @@ ADVICE = {
     "logprobs": "raise {role}.parallel.tensor or pipeline, or lower {role}.micro_batch_tokens",
     "train": (
         "raise {role}.parallel.tensor or pipeline, lower {role}.micro_batch_tokens, set "
-        "{role}.recompute_activations=true, or take more ranks (the optimizer is spread over data-parallel ones)"
+        "{role}.recompute=selective or full, or take more ranks (the optimizer is spread over data-parallel ones)"
     ),
     "reshard": "raise {role}.parallel.tensor or {role}.rollout.tensor, or lower reshard.bucket_mb",
     "saving": "raise {role}.parallel.tensor or pipeline, or take more ranks",
-    "training": "spread the ranks over more nodes (launch.nodes), or set algorithm.kl_coef=0 to drop the references",
-    "generating": "spread the ranks over more nodes (launch.nodes)",
 }
 NODE_ADVICE = (
-    "a smaller model, {role}.trainable=false, algorithm.kl_coef=0 (drops the reference), fewer ranks a node, "
-    "a smaller {role}.rollout.kv_cache_gb, or a machine with more memory"
+    "a larger {role}.parallel.tensor (fewer copies of weights and reference), a smaller model, {role}.trainable=false, "
+    "algorithm.kl_coef=0 (drops the reference), fewer ranks a node, on a CPU a smaller {role}.rollout.kv_cache_gb, or "
+    "nodes with more memory"
 )
 
 

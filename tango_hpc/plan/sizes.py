@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from tango_hpc.model.shape import ModelShape, padded_vocab_size, pipeline_stages
 from tango_hpc.model.trainer_layout import LocalParam, megatron_layout
@@ -63,7 +64,7 @@ class Trainer:
     stage: int
     element_bytes: int
     on_cpu: bool
-    recompute: bool
+    recompute: Literal["none", "selective", "full"]
     with_reference: bool
     sequence: bool = False
 
@@ -91,25 +92,40 @@ class Trainer:
         return self.stage == self.pipeline - 1
 
     def saved_per_token(self) -> int:
-        """Bytes that one layer keeps of one token for its backward pass."""
+        """Bytes that one layer makes of one token and needs in its backward pass, the input of the layer included."""
         size = self.element_bytes
         hidden, query, key, inner = self._widths()
-        if self.on_cpu:  # composite RMSNorm keeps its input and the normalised input, in fp32
-            norms = 4 * hidden * 4 + 2 * hidden * size
-            attention = PADDED_ATTENTION * (2 * query + 2 * key) + query
-        else:
-            norms = 4 * hidden * size
-            attention = 2 * query + 2 * key
-        norms //= self.tensor if self.sequence else 1
-        return int(norms + (attention + 5 * inner) * size)  # 5: gate and up together, each half again, their product
+        # Composite RMSNorm keeps its input and the normalised input, in fp32.
+        norms = 4 * hidden * 4 + 2 * hidden * size if self.on_cpu else 4 * hidden * size
+        norms //= self._shares
+        # gate and up together, silu of the gate, their product
+        return int(norms + (self._attention_width(query, key) + 4 * inner) * size)
+
+    def kept_per_token(self) -> int:
+        """What a layer keeps of that from its forward pass on."""
+        size = self.element_bytes
+        hidden, query, key, inner = self._widths()
+        if self.recompute == "none":
+            return self.saved_per_token()
+        if self.recompute == "full":
+            return hidden * size // self._shares
+        inputs = 2 * hidden * size // self._shares  # of the norms; outputs of norms and gate are forgotten
+        return int(inputs + (self._attention_width(query, key) + 2 * inner) * size)
 
     def activations(self, num_tokens: int, num_in_flight: int) -> int:
-        """Bytes kept for the backward pass of `num_in_flight` micro-batches of T tokens on this stage."""
-        hidden = self.shape.hidden_size * self.element_bytes
-        if self.recompute:
-            kept = self.num_layers * hidden * num_tokens * num_in_flight // (self.tensor if self.sequence else 1)
-            return kept + self.saved_per_token() * num_tokens
-        return (self.num_layers * self.saved_per_token() + hidden) * num_tokens * num_in_flight
+        """Bytes kept for the backward pass of `num_in_flight` micro-batches of T tokens on this stage.
+
+        Where something is computed again, with what one layer then has.
+        """
+        hidden, _, _, inner = self._widths()
+        kept = self.num_layers * self.kept_per_token() + hidden * self.element_bytes
+        again = 0
+        if self.recompute == "full":
+            again = self.saved_per_token()
+        elif self.recompute == "selective":  # outputs of a norm and of the gate come back as copies
+            copies = (hidden // self._shares + inner) * self.element_bytes
+            again = self.saved_per_token() - self.kept_per_token() + copies
+        return (kept * num_in_flight + again) * num_tokens
 
     def layer_workspace(self, num_tokens: int, *, backward: bool) -> int:
         """What one layer's forward or backward pass needs on top, at its largest: the feed-forward part.
@@ -157,6 +173,17 @@ class Trainer:
         hidden = 4 * self.shape.hidden_size * self.element_bytes * num_tokens
         layer = self.layer_workspace(num_tokens, backward=False)
         return hidden + max(layer, self.head_workspace(num_tokens, backward=False))
+
+    @property
+    def _shares(self) -> int:
+        """Among how many ranks the tokens between the cut weights are shared out."""
+        return self.tensor if self.sequence else 1
+
+    def _attention_width(self, query: int, key: int) -> float:
+        """Elements that attention keeps of a token: queries, keys and values, and what comes out of it."""
+        if self.on_cpu:
+            return PADDED_ATTENTION * (2 * query + 2 * key) + query
+        return 2 * query + 2 * key
 
     def _widths(self) -> tuple[int, int, int, int]:
         """Hidden size, and this rank's widths of queries, keys and the feed-forward part."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +14,13 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
-from torch import Tensor, nn
+from torch import Tensor
 
 from tango_hpc.model.shape import ModelShape, padded_vocab_size, pipeline_stages
 from tango_hpc.parallel.groups import PolicyGroups
 from tango_hpc.parallel.ranks import this_device
 from tango_hpc.policy.attention import PackedCoreAttention, PackedSelfAttention
+from tango_hpc.policy.recompute import SwiGLU, TokenNorm, forget_cheap_outputs
 
 # The dimension along which tensor ranks cut a weight; all others are whole on every rank.
 _CUT_DIMENSION = {
@@ -72,21 +73,13 @@ class PolicyModel(GPTModel):
         )
 
 
-class TokenNorm(nn.RMSNorm):
-    """PyTorch's norm, also of a share of the tokens: the gradients of its weight are then added up over tensor ranks."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **_: Any) -> None:
-        super().__init__(hidden_size, eps=eps)
-        self.weight.sequence_parallel = config.sequence_parallel
-
-
 def transformer_config(
     shape: ModelShape,
     hf_config: Mapping[str, Any],
     groups: PolicyGroups,
     dtype: torch.dtype,
     *,
-    recompute: bool,
+    recompute: Literal["none", "selective", "full"],
     sequence: bool,
 ) -> TransformerConfig:
     """Megatron-core's configuration of the model; nothing in it needs Transformer Engine, Apex or a compiler.
@@ -107,6 +100,7 @@ def transformer_config(
         layernorm_epsilon=float(hf_config.get("rms_norm_eps", 1e-6)),
         gated_linear_unit=True,
         activation_func=F.silu,
+        use_te_activation_func=True,  # a module of the layers' specification, ours: no Transformer Engine
         add_bias_linear=False,
         add_qkv_bias=shape.qkv_bias,
         qk_layernorm=shape.qk_norm,
@@ -133,9 +127,10 @@ def transformer_config(
         apply_rope_fusion=False,
         persist_layer_norm=False,
         transformer_impl="local",
-        recompute_granularity="full" if recompute else None,
-        recompute_method="uniform" if recompute else None,
-        recompute_num_layers=1 if recompute else None,
+        recompute_granularity=None if recompute == "none" else recompute,
+        recompute_modules=[],  # none of Megatron-core's own: see recompute.py
+        recompute_method="uniform" if recompute == "full" else None,
+        recompute_num_layers=1 if recompute == "full" else None,
     )
 
 
@@ -148,6 +143,7 @@ def build_model(shape: ModelShape, config: TransformerConfig, groups: PolicyGrou
     if shape.qk_norm:
         attention.submodules.q_layernorm = attention.submodules.k_layernorm = TokenNorm
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = TokenNorm
+    spec.submodules.mlp.submodules.activation_func = SwiGLU
     num_layers = len(pipeline_stages(shape.num_layers, groups.pipeline_size)[groups.pipeline_rank])
     if config.sequence_parallel:
         _prepare_sequence_parallelism()
@@ -162,6 +158,8 @@ def build_model(shape: ModelShape, config: TransformerConfig, groups: PolicyGrou
         position_embedding_type="none",  # rotary, in our attention
         pg_collection=groups.collection,
     )
+    if config.recompute_granularity == "selective":
+        forget_cheap_outputs(model)
     # PyTorch's norms are made on the CPU in float32 whatever the configuration says.
     model.to(device=this_device(), dtype=config.params_dtype)
     for name, parameter in model.named_parameters():

@@ -82,7 +82,7 @@ class Policy:
                 self.hf_config,
                 self.groups,
                 self.dtype,
-                recompute=settings.recompute_activations,
+                recompute=settings.recompute,
                 sequence=parallel.sequence,
             )
             self._multiple = parallel.tensor if parallel.sequence else 1

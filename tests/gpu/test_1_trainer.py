@@ -20,15 +20,17 @@ from tests.helpers.tiny import make_tiny_hf
 
 LENGTHS = [4096, 1500, 333, 64, 17, 2, 1]
 # By precision: the largest mean difference of a log-probability, and of the gradient's norm as a share.
-LIMITS = {"float32": (1e-4, 1e-3), "bfloat16": (0.02, 0.05)}
+LIMITS = {"float32": (1e-4, 1e-3), "bfloat16": (0.03, 0.05)}
+# A step that 16-bit weights can take (log-probabilities move by 0.54) and that small gradients' signs do not decide.
+OPTIMIZER = OptimizerConfig(learning_rate=1e-3, epsilon=1e-3)
 
 
-def train_a_little(model_dir: str, dtype: str) -> dict[str, Any]:
+def train_a_little(model_dir: str, dtype: str, recompute: Any) -> dict[str, Any]:
     """Log-probabilities, one update, and log-probabilities after it."""
     from tango_hpc.policy.loss import LossSettings
 
     torch.backends.cuda.matmul.allow_tf32 = False
-    policy = policy_of(model_dir, dtype=dtype, optimizer=OptimizerConfig(learning_rate=1e-4), total_steps=2)
+    policy = policy_of(model_dir, dtype=dtype, optimizer=OPTIMIZER, total_steps=2, recompute=recompute)
     sequences = random_sequences(24, 107)
     before = np.concatenate(policy.logprobs(sequences))
     stats = policy.update(sequences, LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.0))
@@ -38,16 +40,18 @@ def train_a_little(model_dir: str, dtype: str) -> dict[str, Any]:
     return {"before": before, "after": after, "grad_norm": stats.grad_norm, "device": str(policy.device)}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "recompute"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "selective"), ("bfloat16", "full")]
+)
 def test_logprobs_and_one_update(
-    device: torch.device, dtype: str, note: Note, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, dtype: str, recompute: str, note: Note, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Part 1: log-probabilities, a gradient and an update are the CPU's in fp32."""
     model_dir = make_tiny_hf(tmp_path / "model", hidden_size=256, num_attention_heads=8)
-    found = run_ranks(train_a_little, 1, str(model_dir), dtype)[0]
+    found = run_ranks(train_a_little, 1, str(model_dir), dtype, recompute)[0]
     assert found["device"].startswith(device.type)
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
-    exact = run_ranks(train_a_little, 1, str(model_dir), "float32")[0]
+    exact = run_ranks(train_a_little, 1, str(model_dir), "float32", "none")[0]
     assert exact["device"] == "cpu"
     limit, norm_limit = LIMITS[dtype]
     for when in ("before", "after"):

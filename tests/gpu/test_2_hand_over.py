@@ -28,7 +28,7 @@ def cycle(model_dir: str) -> dict[str, Any]:
 
     policy = policy_of(model_dir, dtype="bfloat16", optimizer=OptimizerConfig(), total_steps=1)
     trainer = Trainer(
-        shape=policy.shape, tensor=1, pipeline=1, data=1, stage=0, element_bytes=2, on_cpu=False, recompute=False,
+        shape=policy.shape, tensor=1, pipeline=1, data=1, stage=0, element_bytes=2, on_cpu=False, recompute="none",
         with_reference=False,
     )  # fmt: skip
     found: dict[str, Any] = {"sizes": trainer.sizes, "asleep": [], "reserved": []}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 
 def policy_of(
@@ -16,7 +16,7 @@ def policy_of(
     micro_batch_tokens: int = 256,
     max_response_tokens: int = 2048,
     reference_dir: Path | None = None,
-    recompute: bool = False,
+    recompute: Literal["none", "selective", "full"] = "none",
     **options: Any,
 ) -> Any:
     """A `Policy` cut this way, frozen unless `options` have an optimizer."""
@@ -28,6 +28,6 @@ def policy_of(
         parallel=ParallelConfig(tensor=tensor, pipeline=pipeline, sequence=sequence),
         micro_batch_tokens=micro_batch_tokens,
         max_response_tokens=max_response_tokens,
-        recompute_activations=recompute,
+        recompute=recompute,
     )
     return Policy(settings, dtype, **options)

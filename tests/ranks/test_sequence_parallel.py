@@ -15,7 +15,7 @@ import torch
 from tango_hpc.config.roles import OptimizerConfig
 from tango_hpc.model.shape import ModelShape
 from tango_hpc.plan.sizes import Trainer
-from tango_hpc.types import TrainSequence
+from tests.helpers.activations import kept_bytes
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sequences import random_sequences
@@ -23,12 +23,11 @@ from tests.helpers.tiny import make_tiny_hf, tiny_hf_config
 
 DIMS = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "vocab_size": 64}
 TOKENS = 251  # neither two nor four ranks can share them out evenly
-CASES = [
-    (tensor, sequence, recompute) for tensor in (2, 4) for sequence in (False, True) for recompute in (False, True)
-]
+WAYS = ("none", "selective", "full")
+CASES = [(tensor, sequence, recompute) for tensor in (2, 4) for sequence in (False, True) for recompute in WAYS]
 
 
-def make_policy(folder: Path, tensor: int, sequence: bool, recompute: bool = False) -> Any:
+def make_policy(folder: Path, tensor: int, sequence: bool, recompute: str = "none") -> Any:
     optimizer = OptimizerConfig(learning_rate=1e-2, epsilon=1e-3)
     return policy_of(
         folder,
@@ -41,23 +40,6 @@ def make_policy(folder: Path, tensor: int, sequence: bool, recompute: bool = Fal
     )
 
 
-def saved_bytes(policy: Any) -> int:
-    """What this rank keeps of one sequence of `TOKENS` fed tokens for its backward pass."""
-    tensors = [*policy.model.parameters(), *(buffer.param_data for buffer in policy.optimizer.ddp.buffers)]
-    weights = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-    saved: dict[int, torch.UntypedStorage] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            saved[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        policy.update_sft([TrainSequence([1], [2] * TOKENS)])
-    return sum(storage.nbytes() for storage in saved.values())
-
-
 def on_rank(folder: Path) -> dict[str, Any]:
     from megatron.core import parallel_state
 
@@ -66,13 +48,13 @@ def on_rank(folder: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for tensor, sequence, recompute in CASES:
         policy = make_policy(folder / "model", tensor, sequence, recompute)
-        results[f"bytes-{tensor}-{sequence}-{recompute}"] = saved_bytes(policy)
+        results[f"bytes-{tensor}-{sequence}-{recompute}"] = kept_bytes(policy, TOKENS)
         losses = [asdict(policy.update_sft(random_sequences(5, 64, seed))) for seed in range(2)]
         # One sequence for two data-parallel ranks leaves a micro-batch of nothing but filling.
         results[f"stats-{tensor}-{sequence}-{recompute}"] = [
             *losses, asdict(policy.update_sft(random_sequences(1, 64, 7)))
         ]  # fmt: skip
-        if not recompute:
+        if recompute == "none":
             policy.save(folder / f"saved-{tensor}-{sequence}")
             other = make_policy(folder / "model", tensor, not sequence)
             other.load(folder / f"saved-{tensor}-{sequence}")
@@ -98,32 +80,34 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_ranks(on_rank, 4, folder, timeout=300)[0]  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(("tensor", "sequence"), [(2, False), (2, True), (4, False), (4, True)])
+@pytest.mark.parametrize(("tensor", "sequence", "recompute"), [case for case in CASES if case[2] != "full"])
 def test_what_is_kept_for_the_backward_pass_is_what_the_plan_counts(
-    results: dict[str, Any], tensor: int, sequence: bool
+    results: dict[str, Any], tensor: int, sequence: bool, recompute: Any
 ) -> None:
     shape = ModelShape.from_hf_config(tiny_hf_config(**DIMS))
     trainer = Trainer(
         shape=shape, tensor=tensor, pipeline=1, data=4 // tensor, stage=0, element_bytes=4, on_cpu=True,
-        recompute=False, with_reference=False, sequence=sequence,
+        recompute=recompute, with_reference=False, sequence=sequence,
     )  # fmt: skip
-    assert results[f"bytes-{tensor}-{sequence}-False"] == pytest.approx(trainer.activations(TOKENS, 1), rel=0.1)
+    kept = (shape.num_layers * trainer.kept_per_token() + shape.hidden_size * 4) * TOKENS
+    assert results[f"bytes-{tensor}-{sequence}-{recompute}"] == pytest.approx(kept, rel=0.1)
 
 
 @pytest.mark.parametrize("tensor", [2, 4])
 def test_norms_are_kept_once_and_not_by_every_rank(results: dict[str, Any], tensor: int) -> None:
-    shared, alike = (results[f"bytes-{tensor}-{sequence}-False"] for sequence in (True, False))
+    shared, alike = (results[f"bytes-{tensor}-{sequence}-none"] for sequence in (True, False))
     assert shared < {2: 0.8, 4: 0.6}[tensor] * alike
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", WAYS)
 @pytest.mark.parametrize("tensor", [2, 4])
-def test_updates_are_the_same(results: dict[str, Any], tensor: int, recompute: bool) -> None:
-    shared, alike = (results[f"stats-{tensor}-{sequence}-{recompute}"] for sequence in (True, False))
-    for mine, theirs in zip(shared, alike, strict=True):
-        assert mine["num_tokens"] == theirs["num_tokens"] and not mine["skipped"]
-        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
-        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+def test_updates_are_the_same(results: dict[str, Any], tensor: int, recompute: str) -> None:
+    plain = results[f"stats-{tensor}-False-none"]
+    for sequence in (True, False):
+        for mine, theirs in zip(results[f"stats-{tensor}-{sequence}-{recompute}"], plain, strict=True):
+            assert mine["num_tokens"] == theirs["num_tokens"] and not mine["skipped"]
+            assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+            assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
 
 
 @pytest.mark.parametrize("sequence", [False, True])

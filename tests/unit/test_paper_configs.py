@@ -18,12 +18,12 @@ EXPERIMENTS = sorted(path for size in ("4x8", "1x8", "1x4") for path in (FOLDER 
 MODELS = json.loads((ROOT / "tests/data/hf_configs.json").read_text())
 # Parts of a file's path -> how the file differs from the paper's main run, 4x8/qwen_grpo_tango.yaml.
 DIFFERENCES = {
-    "1x8": ["launch.nodes=1", "generator.rollout.gpu_memory_utilization=0.5", "generator.recompute_activations=true"],
+    "1x8": ["launch.nodes=1", "generator.rollout.gpu_memory_utilization=0.5"],
     "1x4": [
         "launch.nodes=1",
         "launch.tasks_per_node=4",
         "generator.rollout.gpu_memory_utilization=0.4",
-        "generator.recompute_activations=true",
+        "generator.recompute=selective",
     ],
     "llama": [
         "sft.generator.init.path=models/Llama-3.1-8B-Instruct",
@@ -70,9 +70,11 @@ def test_experiments_differ_from_the_main_run_in_what_their_names_say(path):
     expected = load_config(FOLDER / "4x8/qwen_grpo_tango.yaml", [*differences, f"run.dir=runs/paper/{path.stem}"])
     assert load_config(path) == expected
     assert expected.verifier is None or expected.verifier.rollout == expected.generator.rollout
-    assert expected.verifier is None or (
-        expected.verifier.recompute_activations == expected.generator.recompute_activations == ("4x8" not in name)
-    )
+    for role in expected.roles.values():
+        assert (role.parallel, role.recompute) == (
+            expected.generator.parallel,
+            "selective" if "1x4" in name else "none",
+        )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(FOLDER).as_posix())
@@ -102,7 +104,8 @@ def test_the_main_run_says_what_the_paper_says_and_what_the_docs_say_of_the_rest
         assert (adam.learning_rate, adam.schedule, adam.warmup_ratio) == (1e-6, "constant", 0.0)
         assert (adam.beta1, adam.beta2, adam.epsilon) == (0.9, 0.95, 1e-8)
         assert (adam.weight_decay, adam.clip_grad_norm) == (0.0, 1.0)
-        assert (role.parallel.tensor, role.parallel.pipeline, role.recompute_activations) == (4, 1, False)
+        assert (role.parallel.tensor, role.parallel.pipeline, role.parallel.sequence) == (2, 1, True)
+        assert role.recompute == "none"
         rollout = role.rollout
         assert (rollout.tensor, rollout.gpu_memory_utilization) == (2, 0.6)
         assert (rollout.max_num_seqs, rollout.max_batched_tokens) == (256, 8192)
@@ -172,7 +175,7 @@ def test_the_authors_recipes_have_the_settings_of_their_scripts(path):
         assert (adam.learning_rate, adam.schedule, adam.warmup_ratio) == (1e-6, "constant", 0.0)
         assert (adam.beta1, adam.beta2, adam.weight_decay, adam.clip_grad_norm) == (0.9, 0.999, 0.01, 1.0)
         assert role.chat_template == "none"
-        assert (role.temperature, role.top_p, role.recompute_activations) == (1.0, 1.0, True)
+        assert (role.temperature, role.top_p, role.recompute) == (1.0, 1.0, "full")
         rollout = role.rollout
         assert (rollout.tensor, rollout.gpu_memory_utilization) == (2, 0.6)
     batched = [role.rollout.max_batched_tokens for role in (config.generator, config.verifier)]
@@ -203,19 +206,66 @@ def test_the_authors_recipes_have_the_settings_of_their_scripts(path):
 
 
 @pytest.mark.parametrize("path", [*EXPERIMENTS, *AUTHORS], ids=lambda path: path.relative_to(FOLDER).as_posix())
-def test_experiments_fit_their_gpus(path):
-    assert make_plan(load_config(path), gpu_gb=80.0, node_gb=None)["problems"] == []
+def test_experiments_fit_their_gpus_and_their_weight_syncs_move_nothing(path):
+    config = load_config(path)
+    plan = make_plan(config, gpu_gb=80.0, node_gb=None)
+    assert plan["problems"] == []
+    assert {role: sync["total"]["received_bytes"] for role, sync in plan["reshard"].items()} == dict.fromkeys(
+        config.roles, 0
+    )
+
+
+CUT_BY_FOUR = ["generator.parallel.tensor=4", "generator.rollout.tensor=4"]
 
 
 @pytest.mark.parametrize("path", [*EXPERIMENTS, *AUTHORS], ids=lambda path: path.relative_to(FOLDER).as_posix())
 def test_those_that_fit_40_gb_are_the_ones_that_the_docs_name(path):
-    """docs/reproduce.md, section 3: not four GPUs, and four nodes with two models only where activations are recomputed."""
-    size, tango = path.parent.name, "tango" in path.name
-    fits = make_plan(load_config(path), gpu_gb=40.0, node_gb=None)["problems"] == []
-    assert fits == (size in ("1x8", "authors") or (size == "4x8" and not tango))
-    if size == "4x8" and tango:
-        recomputing = load_config(path, ["generator.recompute_activations=true"])
-        assert make_plan(recomputing, gpu_gb=40.0, node_gb=None)["problems"] == []
+    """docs/reproduce.md, section 3: cut by four, on one node of eight with selective recomputation; not four GPUs."""
+    size = path.parent.name
+    overrides = [*CUT_BY_FOUR, *(["generator.recompute=selective"] if size == "1x8" else [])]
+    plan = make_plan(load_config(path, overrides), gpu_gb=40.0, node_gb=None)
+    assert plan["fits"] == (size != "1x4")
+    assert all(sync["total"]["received_bytes"] == 0 for sync in plan["reshard"].values())
+
+
+def peaks(plan: dict) -> tuple[float, float]:
+    """GiB of the trainers' fullest phase on a GPU, and of a node."""
+    trainers = [one for one in plan["memory"]["gpu"]["phases"] if one["phase"] not in ("rollout", "verify")]
+    return max(one["total_bytes"] for one in trainers) / 2**30, plan["memory"]["node"]["peak_bytes"] / 2**30
+
+
+def test_the_docs_have_the_figures_of_the_plan():
+    """docs/reproduce.md, section 3: its table of cuts, and its limits of 40 GiB and of host memory."""
+    text = (ROOT / "docs/reproduce.md").read_text()
+    _, _, table = text.partition("| settings after the config | cut |")
+    rows = [row.strip("|").split("|") for row in table.split("\n\n")[0].splitlines()[2:]]
+    assert len(rows) == 6
+    for settings, _, gpu, node, moved in rows:
+        overrides = [] if settings.strip() == "none" else settings.strip(" `").split()
+        plan = make_plan(load_config(FOLDER / "4x8/qwen_grpo_tango.yaml", overrides), gpu_gb=80.0, node_gb=None)
+        assert (f"{peaks(plan)[0]:.1f}", f"{peaks(plan)[1]:.0f}") == (gpu.strip(), node.strip()), settings
+        for sync in plan["reshard"].values():
+            assert sync["total"]["received_bytes"] / 1e9 == pytest.approx(float(moved), abs=0.05), settings
+    words = " ".join(text.split())
+    found = {}
+    for size in ("4x8", "1x8", "1x4"):
+        for cut, overrides in (("shipped", []), ("cut", CUT_BY_FOUR)):
+            for family in ("qwen", "llama"):
+                config = load_config(FOLDER / f"{size}/{family}_grpo_tango.yaml", overrides)
+                found[size, cut, family] = peaks(make_plan(config, gpu_gb=80.0, node_gb=None))
+    largest = [max(found[size, "shipped", family][0] for family in ("qwen", "llama")) for size in ("4x8", "1x8", "1x4")]
+    assert "at most {:.1f} GiB at 4×8, {:.1f} at 1×8 and {:.1f} at 1×4".format(*largest) in words
+    nodes = {key: round(node) for key, (_, node) in found.items()}
+    shipped = [nodes[size, "shipped", family] for family in ("qwen", "llama") for size in ("4x8", "1x8", "1x4")]
+    assert (
+        "take {} GiB of a node at 4×8, {} at 1×8 and {} at 1×4 for Qwen; {}, {} and {} for Llama".format(*shipped)
+        in words
+    )
+    cut = [nodes[size, "cut", family] for size in ("1x8", "4x8", "1x4") for family in ("qwen", "llama")]
+    assert "{} GiB at 1×8 for Qwen and {} for Llama, at 4×8 {} and {}; one of four {} and {}".format(*cut) in words
+    selective = load_config(FOLDER / "1x8/llama_grpo_tango.yaml", [*CUT_BY_FOUR, "generator.recompute=selective"])
+    peak = peaks(make_plan(selective, gpu_gb=80.0, node_gb=None))[0]
+    assert f"take at most {found['4x8', 'cut', 'llama'][0]:.1f} GiB; the `1x8/` files at most {peak:.1f}" in words
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("eval_*.yaml")), ids=lambda path: path.stem)
