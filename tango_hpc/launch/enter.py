@@ -31,6 +31,7 @@ CHANGEABLE_ON_RESUME = (
     "launch.threads_per_rank",
     "launch.*_seconds",
     "launch.max_attempts_without_progress",
+    "launch.stopped_exit_code",
     "train.generator_steps",
     "train.eval_every",
     "train.dump_every",

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tango_hpc.config import Config, load_config
-from tango_hpc.errors import UserError
+from tango_hpc.errors import StoppedEarly, UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import check_lock, known_jobs, remember_job
+from tango_hpc.launch.attempts import AttemptLog, check_lock, known_jobs, remember_job
 from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.environment import python_path
 from tango_hpc.launch.job import run_job
@@ -72,6 +72,13 @@ def submit(
     return RunJob(folder, job.job_id, directory.path)
 
 
+def was_stopped(config: Config) -> bool:
+    """Whether the last attempt of the run saved and stopped."""
+    return [attempt.code for attempt in AttemptLog(RunDirectory(config.run.dir)).read()][-1:] == [
+        StoppedEarly.exit_code
+    ]
+
+
 def script(stages: str, config: Config, profile: Profile) -> str:
     """The sbatch script that `submit` hands to Slurm."""
     from submitit.slurm.slurm import _make_sbatch_string
@@ -118,6 +125,7 @@ def batch_python(profile: Profile) -> str:
 def slurm_parameters(config: Config, profile: Profile, memory: Memory, name: str, snapshot: Path) -> dict[str, Any]:
     """What submitit's Slurm executor is given."""
     setup = [
+        slurm.BATCH_MARK_LINE,
         "trap '' USR2  # a near time limit may be announced before Python listens",
         *setup_lines(profile),
         f'export PYTHONPATH={shlex.quote(str(snapshot))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
