@@ -15,10 +15,11 @@ from typing import Any, Literal
 from tango_hpc.config import Config, load_config
 from tango_hpc.errors import StoppedEarly, UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import AttemptLog, check_lock, known_jobs, remember_job
+from tango_hpc.launch.attempts import AttemptLog, check_lock, remember_job
 from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.environment import python_path
 from tango_hpc.launch.job import run_job
+from tango_hpc.launch.queued import check_no_job_waits
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.manage.profiles import Profile, job_variables, load_profile, setup_lines, time_limit_minutes
 from tango_hpc.manage.resources import Memory, asked_of_a_node, cpus_per_rank, node_memory
@@ -242,14 +243,9 @@ def check_cluster(cluster: Cluster) -> None:
 
 
 def check_nobody_runs(directory: RunDirectory) -> None:
-    """Raise UserError where a job of this run waits or runs, or a process of this machine has it."""
+    """Raise UserError where a job of this run waits or runs, or may do so, or a process of this machine has it."""
     check_lock(directory)
-    for job in known_jobs(directory):
-        found = slurm.show_job(job) if slurm.is_available() else None
-        if found is not None and found.is_alive:
-            raise UserError(
-                f"job {job} of {directory.path} is {found.state}; `tango cancel {shlex.quote(str(directory.path))}` ends it"
-            )
+    check_no_job_waits(directory)
 
 
 def job_name(stages: str, directory: RunDirectory) -> str:

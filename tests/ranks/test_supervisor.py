@@ -21,6 +21,8 @@ from tango_hpc.config.load import validate_tree
 from tango_hpc.control.heartbeat import is_loading
 from tango_hpc.control.outcome import Outcome, read_outcomes, write_outcome
 from tango_hpc.control.stop import StopRequest, request_stop
+from tango_hpc.launch import supervisor as supervisor_module
+from tango_hpc.launch.deadline import Deadline
 from tango_hpc.launch.enter import enter_run
 from tango_hpc.launch.environment import free_port
 from tango_hpc.launch.starters import LocalStarter
@@ -175,20 +177,40 @@ def test_a_stop_while_loading_loses_nothing_and_takes_no_time(tmp_path: Path) ->
     assert "ended while loading, there was nothing to save" in output(supervisor)
 
 
-def test_a_deadline_needs_no_signal(tmp_path: Path) -> None:
+def test_a_deadline_needs_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tango_hpc.launch.deadline.REFRESH_SECONDS", 0.5)
     supervisor = make_run(tmp_path / "run", {"grace_seconds": 20}, steps=100_000, step_seconds=0.05)
-    supervisor.deadline = time.time() + 3600
-
-    def come_near() -> None:
-        wait_for(lambda: not is_loading(supervisor.directory))
-        supervisor.deadline = time.time() + 10
-
-    asker = threading.Thread(target=come_near)
-    asker.start()
+    supervisor.deadline = Deadline(lambda: 3600 if is_loading(supervisor.directory) else 10)
     assert supervisor.run() == 85
-    asker.join()
     assert "the time limit is near: saving at the next safe point" in output(supervisor)
     assert counted(supervisor.directory) >= 1
+
+
+def test_a_time_limit_that_ends_loading_says_so(tmp_path: Path) -> None:
+    supervisor = make_run(tmp_path / "run", load_seconds=300)
+    supervisor.deadline = Deadline(lambda: 10)
+    assert supervisor.run() == 85
+    assert supervisor.reason == "the time limit is near: ended while loading, there was nothing to save"
+
+
+def test_what_a_suspended_job_sleeps_through_is_no_hang(tmp_path: Path) -> None:
+    process = start_program(tmp_path / "run", "hang_timeout_seconds")
+    try:
+        everybody = [process.pid, *rank_pids(tmp_path / "run"), *parents(rank_pids(tmp_path / "run"))]
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in everybody:
+                os.kill(pid, number)
+            # Longer than the limit; then long enough for the supervisor to look before and after the first heartbeats.
+            time.sleep(7 if number == signal.SIGSTOP else 3)
+        assert process.poll() is None
+    finally:
+        process.send_signal(signal.SIGTERM)
+        text, _ = process.communicate(timeout=60)
+    assert process.returncode == 85, text
+
+
+def parents(pids: list[int]) -> set[int]:
+    return {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
 
 
 def ranks_are_in_rollout(directory: RunDirectory) -> bool:
@@ -196,10 +218,10 @@ def ranks_are_in_rollout(directory: RunDirectory) -> bool:
     return len(beats) == 2 and all("rollout" in beat.read_text() for beat in beats)
 
 
-def start_program(path: Path) -> subprocess.Popen[str]:
+def start_program(path: Path, *short_limits: str) -> subprocess.Popen[str]:
     """A supervisor in a process of its own, as a terminal or Slurm would start it."""
     make_run(path, steps=100_000, step_seconds=0.05)
-    program = f"import tests.ranks.test_supervisor as t; from pathlib import Path; t.main(Path({str(path)!r}))"
+    program = f"import tests.ranks.test_supervisor as t; from pathlib import Path; t.main(Path({str(path)!r}), {short_limits})"
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -209,8 +231,9 @@ def start_program(path: Path) -> subprocess.Popen[str]:
     return process
 
 
-def main(path: Path) -> None:
-    supervisor = make_run(path, steps=100_000, step_seconds=0.05)
+def main(path: Path, short_limits: tuple[str, ...]) -> None:
+    supervisor_module.LONGEST_GAP_SECONDS = 1.0
+    supervisor = make_run(path, dict.fromkeys(short_limits, 4.0), steps=100_000, step_seconds=0.05)
     code = supervisor.run()
     print(output(supervisor))
     sys.exit(code)

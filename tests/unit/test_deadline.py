@@ -1,0 +1,91 @@
+"""The end of a job by one clock, and the clock of a process that is put to sleep."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tango_hpc.launch import deadline
+from tango_hpc.launch.deadline import AwakeClock, Deadline
+from tango_hpc.launch.slurm import NoAnswer
+
+
+class Slurm:
+    """A clock of this process, and a controller that knows of an end: `end` by that clock, None for no limit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.asked = 5000.0, 0
+        self.end: float | None = None
+        self.silent = False
+        monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def left(self) -> float | None:
+        self.asked += 1
+        if self.silent:
+            raise NoAnswer("down")
+        return None if self.end is None else self.end - self.now
+
+    def poll(self, watched: Deadline, seconds: int) -> float | None:
+        """Look every 0.2 s for so many seconds; when it first said that fewer than 60 are left."""
+        until = self.now + seconds
+        while self.now < until:
+            if watched.is_near(60):
+                return self.now
+            self.now += 0.2
+        return None
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    return Slurm(monkeypatch)
+
+
+def test_the_end_comes_when_slurm_says_so(slurm: Slurm) -> None:
+    slurm.end = slurm.now + 3600
+    assert slurm.poll(Deadline(slurm.left), 4000) == pytest.approx(5000 + 3540, abs=0.5)
+    assert slurm.asked < 10
+
+
+def test_a_limit_that_was_extended_is_noticed(slurm: Slurm) -> None:
+    slurm.end = slurm.now + 600
+    watched = Deadline(slurm.left)
+    assert slurm.poll(watched, 300) is None
+    slurm.end += 900
+    assert slurm.poll(watched, 2000) == pytest.approx(5000 + 1440, abs=0.5)
+
+
+def test_a_limit_that_was_shortened_is_noticed_in_ten_minutes(slurm: Slurm) -> None:
+    slurm.end = slurm.now + 86400
+    watched = Deadline(slurm.left)
+    assert slurm.poll(watched, 60) is None
+    slurm.end = slurm.now + 1200
+    assert slurm.poll(watched, 2000) == pytest.approx(5000 + 60 + 1140, abs=0.5)
+
+
+def test_in_an_outage_what_was_known_holds(slurm: Slurm) -> None:
+    slurm.end = slurm.now + 600
+    watched = Deadline(slurm.left)
+    assert slurm.poll(watched, 10) is None
+    slurm.silent = True
+    assert slurm.poll(watched, 1000) == pytest.approx(5000 + 540, abs=0.5)
+
+
+def test_an_end_that_nobody_knew_is_not_near(slurm: Slurm) -> None:
+    slurm.silent = True
+    watched = Deadline(slurm.left)
+    assert slurm.poll(watched, 100) is None and slurm.asked <= 2
+    slurm.silent, slurm.end = False, slurm.now + 30
+    assert slurm.poll(watched, 61) is not None
+    slurm.end = None
+    assert Deadline(slurm.left).is_near(60) is False
+
+
+def test_what_a_process_sleeps_through_counts_little(slurm: Slurm) -> None:
+    clock = AwakeClock(longest_gap_seconds=10)
+    for _ in range(100):
+        slurm.now += 0.2
+        clock.now()
+    assert clock.now() == pytest.approx(20) and clock.longest_pause < 1
+    slurm.now += 3600
+    assert clock.now() == pytest.approx(30) and clock.longest_pause == pytest.approx(3600)
