@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
-from tango_hpc.launch import deadline
+from tango_hpc.control import watchdog
+from tango_hpc.control.heartbeat import Beat, write_beat
+from tango_hpc.control.outcome import Outcome, write_outcome
+from tango_hpc.launch import deadline, supervisor
 from tango_hpc.launch.deadline import AwakeClock, Deadline
+from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.slurm import NoAnswer
+from tango_hpc.launch.supervisor import Supervisor
+from tango_hpc.run.worker import Worker
+from tests.slurm.jobs import counting_config
 
 
 class Slurm:
@@ -89,3 +99,58 @@ def test_what_a_process_sleeps_through_counts_little(slurm: Slurm) -> None:
     assert clock.now() == pytest.approx(20) and clock.longest_pause < 1
     slurm.now += 3600
     assert clock.now() == pytest.approx(30) and clock.longest_pause == pytest.approx(3600)
+
+
+class Ranks:
+    """A rank that does nothing by itself: a starter for a supervisor whose time a test makes."""
+
+    def __init__(self) -> None:
+        self.alive = True
+
+    def start(self) -> None:
+        pass
+
+    def running(self) -> bool:
+        return self.alive
+
+    def deaths(self) -> list[Outcome]:
+        return []
+
+    def kill(self) -> None:
+        self.alive = False
+
+
+@pytest.mark.parametrize(("at_once", "code"), [(3600.0, 0), (0.0, 1)])
+def test_what_a_suspended_job_sleeps_through_is_no_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: float, code: int
+) -> None:
+    """An hour of suspension, beside an hour in which the supervisor looks and nothing moves."""
+    config = counting_config(tmp_path, "run", {"nodes": 1, "hang_timeout_seconds": 60, "grace_seconds": 10})
+    directory = prepare_run(["train"], config, resume=False)
+    worker, now, ranks = Worker(0, "generator"), 5000.0, Ranks()
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if now > 5020 and now < 5020 + 3600:
+            now += at_once  # between two looks of the supervisor, whose node sleeps too
+        if now > 5040 + 3600:  # the rank comes back some time after that
+            write_beat(directory, worker, Beat(pid=1, progress=2, reached_safe_point=True))
+        if now > 5050 + 3600:
+            write_outcome(directory, Outcome(*worker, code=0))
+            ranks.alive = False
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep, time=lambda: now)
+    for module in (supervisor, deadline, watchdog):
+        monkeypatch.setattr(module, "time", clock, raising=False)
+    watching = Supervisor(directory, config, ["generator"], ranks, Console(file=io.StringIO(), width=200))
+    begin = ranks.start
+    monkeypatch.setattr(
+        ranks,
+        "start",
+        lambda: (begin(), write_beat(directory, worker, Beat(pid=1, progress=1, reached_safe_point=True))),
+    )
+    assert watching.run() == code
+    assert watching.was_suspended == (code == 0)
+    if code:
+        assert "hangs: no progress for" in watching.reason
