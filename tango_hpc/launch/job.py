@@ -23,12 +23,12 @@ from tango_hpc.control.outcome import STOPPED
 from tango_hpc.control.stop import read_stop_request
 from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import Attempt, AttemptLog, RunLock, known_jobs
+from tango_hpc.launch.attempts import Attempt, AttemptLog, RunLock
 from tango_hpc.launch.deadline import Deadline
 from tango_hpc.launch.enter import is_done
 from tango_hpc.launch.environment import place
 from tango_hpc.launch.provenance import record_attempt
-from tango_hpc.launch.requeue import batch_script, requeue, resume_command
+from tango_hpc.launch.requeue import requeue, resume_command
 from tango_hpc.launch.starters import LocalStarter, SrunStarter, Starter
 from tango_hpc.launch.supervisor import ENDED_WHILE_LOADING, Supervisor
 from tango_hpc.run.directory import RunDirectory
@@ -53,8 +53,7 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
     job = slurm.job_id()
     ours = job if slurm.is_batch_process() else None  # the job is there for this run, and may be requeued
     log = AttemptLog(directory)
-    script = batch_script(ours) if ours is not None and ours not in known_jobs(directory) else None
-    command = resume_command(directory, stage, script)
+    command = resume_command(directory, stage)
     with ExitStack() as stack:
         lock = _enter_lock(directory, stack, console)
         asked = read_stop_request(directory)

@@ -83,22 +83,11 @@ def requeue(
         wait(min(RETRY_SECONDS, max(until - time.monotonic(), 0.1)))
 
 
-def batch_script(job: str) -> str | None:
-    """The file of the job's batch script, if Slurm tells and it is still there."""
-    try:
-        found = slurm.show_job(job)
-    except UserError:
-        return None
-    return found.script if found else None
-
-
-def resume_command(
-    directory: RunDirectory, stages: str, script: str | None = None, env: Mapping[str, str] = os.environ
-) -> str:
+def resume_command(directory: RunDirectory, stages: str, env: Mapping[str, str] = os.environ) -> str:
     """The command that continues this run in the way in which it was started last.
 
-    Of a job that was submitted: `tango submit` with the same profile. Of the batch `script` of a plain sbatch: sbatch
-    with the options that the job has, as far as the job's variables tell. Else, in an allocation too, `tango` itself.
+    Of a job that was submitted: `tango submit` with the same profile. Of one by plain sbatch: sbatch with the same
+    script and the options that the job has, as far as the job's variables tell. Else, in an allocation too, `tango`.
     """
     config = str(directory.config)
     job = slurm.job_id(env)
@@ -109,6 +98,15 @@ def resume_command(
             profile = ["--profile", entry["profile"]] if entry["profile"] is not None else []
             return shlex.join(["tango", "submit", entry["stages"], config, "--resume", *profile])
     options = [f"--{option}={env[name]}" for option, name in SBATCH_OPTIONS.items() if env.get(name)]
-    words = shlex.join(["sbatch", *options, script or "slurm/train.sbatch", config, "--resume"])
+    words = shlex.join(["sbatch", *options, _batch_script(job), config, "--resume"])
     stage = "" if stages == "train" else f"STAGE={stages} "
     return f"{stage}{words}  # and what else you had given to sbatch, such as --time"
+
+
+def _batch_script(job: str) -> str:
+    """The file of the job's batch script; the package's, where Slurm does not tell or it has been moved."""
+    try:
+        found = slurm.show_job(job)
+    except UserError:
+        found = None
+    return found.script if found is not None and found.script is not None else "slurm/train.sbatch"

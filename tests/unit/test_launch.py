@@ -32,6 +32,7 @@ from tango_hpc.manage.submit import check_time, script
 from tango_hpc.manage.sweep import load_sweep
 from tango_hpc.manage.sweep_results import CellResult, group
 from tango_hpc.run.directory import RunDirectory
+from tests.helpers.fake_slurm import FakeSlurm, described
 from tests.slurm.jobs import counting_config
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -319,9 +320,13 @@ def test_the_command_that_continues_a_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert resume_command(directory, "train", env=inside) == f"tango train {config} --resume"  # typed into a notebook
     inside[slurm.BATCH_MARK] = f"7:{os.getpid()}"
     options = "--nodes=2 --ntasks-per-node=4 --gpus-per-node=a100:4"
-    command = resume_command(directory, "sft", "/home/me/my.sbatch", env=inside)
+    script = tmp_path / "my own.sbatch"
+    script.touch()
+    fake = FakeSlurm(tmp_path, monkeypatch)
+    fake.says("scontrol", described("7", Command=f"{script} {directory.config} seed=1", WorkDir="/home/me"))
+    command = resume_command(directory, "sft", env=inside)
     told = "  # and what else you had given to sbatch, such as --time"
-    assert command == f"STAGE=sft sbatch {options} /home/me/my.sbatch {config} --resume{told}"
+    assert command == f"STAGE=sft sbatch {options} '{script}' {config} --resume{told}"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").touch()
     for number, profile in enumerate(("mycluster", "mine.yaml")):
