@@ -48,7 +48,10 @@ class Profile(Section):
     cpus_per_rank: Positive | None = Field(
         None, description="Default: launch.threads_per_rank, or 8 for a rank with a GPU and 1 without."
     )
-    gpu_request: Literal["gpus-per-node", "gres"] = Field("gpus-per-node", description="The option for GPUs.")
+    gpu_request: Literal["gpus-per-node", "gres", "gpus-per-task"] = Field(
+        "gpus-per-node",
+        description="The option for GPUs; by task only where a cluster wants it so: each rank then sees its own alone.",
+    )
     gpu_type: str | None = Field(None, description="e.g. a100: asks for --gpus-per-node=a100:4.")
     requeue: bool = Field(True, description="Let the job requeue itself; else it ends saying how to resume.")
     mail_user: str | None = None

@@ -166,8 +166,9 @@ def sbatch_options(config: Config, profile: Profile, memory: Memory) -> dict[str
         "requeue" if profile.requeue else "no-requeue": True,
     }
     if launch.device == "cuda":
-        # By node, not by task: isolating each task's GPU would break copies between the GPUs of a node.
-        count = f"{profile.gpu_type}:{launch.tasks_per_node}" if profile.gpu_type else launch.tasks_per_node
+        # By node, where the cluster lets us: isolating each task's GPU breaks copies between the GPUs of a node.
+        num_gpus = 1 if profile.gpu_request == "gpus-per-task" else launch.tasks_per_node
+        count = f"{profile.gpu_type}:{num_gpus}" if profile.gpu_type else num_gpus
         options[profile.gpu_request] = f"gpu:{count}" if profile.gpu_request == "gres" else count
     return {key: value for key, value in (options | profile.sbatch).items() if value is not None and value is not False}
 
