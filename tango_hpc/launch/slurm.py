@@ -49,11 +49,20 @@ def run_command(*words: str, check: bool = True) -> str:
     return done.stdout
 
 
-def _run(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+def would_take(script: str) -> tuple[bool, str]:
+    """Whether sbatch would accept a batch script, and its words. Raises NoAnswer where it takes too long."""
+    done = _run(("sbatch", "--test-only"), script)
+    return done.returncode == 0, done.stderr.strip()
+
+
+def _run(words: tuple[str, ...], text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command that reads `text`, by what it is told here alone: a user's own defaults would hide jobs and times."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
         process = subprocess.Popen(
             words,
-            stdin=subprocess.DEVNULL,
+            env=env | {"SLURM_TIME_FORMAT": "standard"},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -66,7 +75,7 @@ def _run(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
         ) from None
     with process:
         try:
-            output, errors = process.communicate(timeout=ANSWER_SECONDS)
+            output, errors = process.communicate(text, timeout=ANSWER_SECONDS)
         except subprocess.TimeoutExpired:
             raise NoAnswer(f"{words[0]} did not answer within {ANSWER_SECONDS:.0f} s") from None
         finally:

@@ -231,19 +231,10 @@ def _profile(profile: Profile, config: Config | None) -> Iterator[Finding]:
             "" if fine else "name a folder of your own",
         )
     if config is not None and slurm.is_available():
-        answer = subprocess.run(
-            ["sbatch", "--test-only"],
-            input=script("train", config, profile),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        taken = answer.returncode == 0
+        taken, answer = slurm.would_take(script("train", config, profile))
         yield Finding(
             "ok" if taken else "fail",
-            f"Slurm would take the job: {answer.stderr.strip()}"
-            if taken
-            else f"Slurm refuses: {answer.stderr.strip()}",
+            f"Slurm would take the job: {answer}" if taken else f"Slurm refuses: {answer}",
             "" if taken else "correct account, partition, qos, time or GPUs in the profile",
         )
 

@@ -81,6 +81,16 @@ def test_three_answers(fake: FakeSlurm) -> None:
     assert slurm.queue({"7": os.getuid(), "8": os.getuid()}) == {"8": ("RUNNING", "None")}
 
 
+def test_what_users_set_for_themselves_hides_no_jobs(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQUEUE_PARTITION", "cpu")
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    fake.runs("squeue", '[ -z "$SQUEUE_PARTITION" ] && echo "7|RUNNING|None"')
+    assert slurm.queue({"7": os.getuid()}) == {"7": ("RUNNING", "None")}
+    fake.runs("scontrol", f"[ $SLURM_TIME_FORMAT = standard ] && echo {described('7')!r}")
+    found = slurm.show_job("7")
+    assert found is not None and found.end_time is not None
+
+
 def test_a_command_that_hangs_is_no_answer_and_leaves_nothing_behind(
     fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
