@@ -24,7 +24,8 @@ from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import RANKS_OF_TASK, Worker
 
-# Words of a task before the run directory and the stage. TANGO_RANK_COMMAND replaces it, to run in a container.
+# Words of a task before the run directory and the stage. To run in a container, TANGO_RANK_COMMAND replaces it, and
+# TANGO_SRUN_OPTIONS are further options of the step.
 RANK_COMMAND = (sys.executable, "-P", "-m", "tango_hpc.rank")
 CODE_ROOT = Path(__file__).resolve().parents[2]
 # How long Slurm is asked to end a step; it takes a second or two, if its controller answers.
@@ -171,6 +172,7 @@ class SrunStarter:
             # Not through srun's own pipe: an orphan that held it would keep srun waiting.
             f"--output={logs}/rank_%5t.log",
             "--open-mode=append",
+            *shlex.split(os.environ.get("TANGO_SRUN_OPTIONS", "")),
             *IGNORE_UNTIL_READY,
             *self._command,
         ]

@@ -209,6 +209,8 @@ def _profile(profile: Profile, config: Config | None) -> Iterator[Finding]:
     named = {"venv": profile.venv and profile.venv / "bin/activate"}
     if profile.apptainer is not None:
         named["apptainer.image"] = profile.apptainer.image
+    if profile.pyxis is not None and profile.pyxis.image.startswith("/"):
+        named["pyxis.image"] = Path(profile.pyxis.image)
     for key, path in named.items():
         if path is None:
             continue

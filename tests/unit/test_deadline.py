@@ -1,8 +1,10 @@
-"""The end of a job by one clock, and the clock of a process that is put to sleep."""
+"""Times of one clock: the end of a job, a process that is put to sleep, heartbeats of other nodes."""
 
 from __future__ import annotations
 
 import io
+import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +19,9 @@ from tango_hpc.launch.deadline import AwakeClock, Deadline
 from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.slurm import NoAnswer
 from tango_hpc.launch.supervisor import Supervisor
+from tango_hpc.manage.status import run_state
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.summary import update_summary
 from tango_hpc.run.worker import Worker
 from tests.slurm.jobs import counting_config
 
@@ -154,3 +159,15 @@ def test_what_a_suspended_job_sleeps_through_is_no_hang(
     assert watching.was_suspended == (code == 0)
     if code:
         assert "hangs: no progress for" in watching.reason
+
+
+def test_a_clock_that_is_ahead_loses_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.control.mkdir()
+    directory.heartbeats.mkdir()
+    update_summary(directory, "train", "running")  # its ranks were started by hand
+    write_beat(directory, Worker(0, "generator"), Beat())
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + 3600)
+    assert run_state(directory, {}).state == "running"
+    os.utime(directory.heartbeat_file(Worker(0, "generator")), (1e9, 1e9))
+    assert run_state(directory, {}).state == "lost"

@@ -81,15 +81,6 @@ def test_a_time_limit_within_the_grace_time_is_refused() -> None:
     check_time(_gpu_config(), Profile(time="5"))
 
 
-@pytest.mark.parametrize(
-    ("request_by", "option"),
-    [("gpus-per-node", "gpus-per-node=a100:8"), ("gres", "gres=gpu:a100:8"), ("gpus-per-task", "gpus-per-task=a100:1")],
-)
-def test_gpus_are_asked_for_as_the_cluster_wants(request_by: Any, option: str) -> None:
-    text = script("train", _gpu_config(), Profile(gpu_request=request_by, gpu_type="a100"))
-    assert [line for line in text.splitlines() if "--g" in line] == [f"#SBATCH --{option}"]
-
-
 def test_golden_scripts_are_bash() -> None:
     for file in GOLDEN.glob("*.sbatch"):
         subprocess.run(["bash", "-n", file], check=True)
