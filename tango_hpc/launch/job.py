@@ -115,13 +115,16 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
 def _enter_lock(directory: RunDirectory, stack: ExitStack, console: Console) -> RunLock:
     """The run's lock. A batch job waits where only Slurm could say whether somebody else runs here, and does not."""
     until = time.monotonic() + LOCK_PATIENCE_SECONDS
+    told = False
     while True:
         try:
             return stack.enter_context(RunLock(directory))
         except slurm.NoAnswer as error:
             if not slurm.is_batch_process() or time.monotonic() > until:
                 raise
-            say(console, f"{error}: whether another job runs in {directory.path} is not known; asked again")
+            if not told:
+                say(console, f"{error}. Whether another job runs in {directory.path} is not known; asked until it is.")
+            told = True
             time.sleep(LOCK_RETRY_SECONDS)
 
 

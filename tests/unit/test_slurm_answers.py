@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,13 +16,11 @@ import pytest
 import yaml
 from rich.console import Console
 
-from tango_hpc.control.stop import StopRequest, read_stop_request, request_stop
+from tango_hpc.control.stop import read_stop_request
 from tango_hpc.errors import UserError
 from tango_hpc.launch import environment, slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, remember_job
 from tango_hpc.launch.enter import prepare_run
-from tango_hpc.launch.job import run_attempt
-from tango_hpc.launch.requeue import requeue
 from tango_hpc.launch.starters import SrunStarter
 from tango_hpc.manage import asking
 from tango_hpc.manage.asking import Asking
@@ -32,37 +29,8 @@ from tango_hpc.manage.handle import RunJob
 from tango_hpc.manage.status import run_state, show_logs, states
 from tango_hpc.manage.submit import check_nobody_runs
 from tango_hpc.manage.sweep import load_sweep, submit_sweep
-from tango_hpc.run.directory import RunDirectory
-from tests.helpers.fake_slurm import DOWN, GONE, FakeSlurm, described
+from tests.helpers.fake_slurm import DOWN, GONE, FakeSlurm, described, said, submitted_run
 from tests.slurm.jobs import counting_config
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    """A controller that is down, until a test says otherwise."""
-    for name in list(os.environ):
-        if name.startswith("SLURM_"):
-            monkeypatch.delenv(name)
-    return FakeSlurm(tmp_path, monkeypatch)
-
-
-def submitted_run(folder: Path, *, started: bool = True, name: str = "run") -> RunDirectory:
-    """A run that was submitted as job 7, which has made an attempt where it `started`."""
-    directory = prepare_run(["train"], counting_config(folder, name, {"nodes": 1}), resume=False)
-    job = SimpleNamespace(job_id="7", paths=SimpleNamespace(stdout=folder / "none.log"))
-    remember_job(directory, "train", "slurm", job, None)
-    if started:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("SLURM_JOB_ID", "7")
-            patch.setenv(slurm.BATCH_MARK, f"7:{os.getpid()}")
-            AttemptLog(directory).start("train")
-    return directory
-
-
-def said(action: Callable[[Console], None]) -> str:
-    console = Console(record=True, width=400, file=open(os.devnull, "w"))  # noqa: SIM115
-    action(console)
-    return console.export_text()
 
 
 def test_three_answers(fake: FakeSlurm) -> None:
@@ -239,60 +207,6 @@ def test_whoever_follows_a_run_asks_seldom(tmp_path: Path, monkeypatch: pytest.M
     assert 1200 in asked and max(later - sooner for sooner, later in itertools.pairwise(asked)) <= 20
 
 
-class Requeueing:
-    """What `requeue` says and does while Slurm changes its mind."""
-
-    def __init__(self, directory: RunDirectory) -> None:
-        self.directory = directory
-        self.told: list[str] = []
-        self.waits = 0
-        self.then: Callable[[int], None] = lambda count: None
-
-    def run(self, seconds_left: float | None = 100) -> bool:
-        def wait(seconds: float) -> None:
-            assert seconds <= 5
-            self.waits += 1
-            self.then(self.waits)
-
-        return requeue("7", self.directory, seconds_left, say=self.told.append, wait=wait, command="tango go on")
-
-
-def test_a_requeue_is_tried_until_slurm_answers(fake: FakeSlurm, tmp_path: Path) -> None:
-    trying = Requeueing(submitted_run(tmp_path))
-    answers = f'[ "$1" = requeue ] || echo {described("7")!r}'
-
-    def come_back(count: int) -> None:
-        if count == 2:  # the controller answers, but the requeue itself fails, as 22.05 does in the midst of a restart
-            fake.runs(
-                "scontrol",
-                f'[ "$1" = requeue ] && {{ echo "Unexpected message received for job 7"; exit 1; }}; {answers}',
-            )
-        if count == 3:
-            fake.runs("scontrol", answers)
-
-    trying.then = come_back
-    assert trying.run() and trying.waits == 3
-    assert fake.calls()[-1] == "scontrol requeue 7"
-    assert trying.told[0].startswith("Not requeued yet: Slurm did not answer: slurm_load_jobs error: Unable to contact")
-    assert trying.told[0].endswith("Should job 7 not come back, continue with: tango go on")
-
-
-def test_a_requeue_that_cannot_be_is_given_up(fake: FakeSlurm, tmp_path: Path) -> None:
-    trying = Requeueing(submitted_run(tmp_path))
-    assert not trying.run(seconds_left=0)  # the job is killed any moment
-    assert trying.told[-1].startswith("Not requeued: Slurm did not answer")
-    refused = '[ "$1" = requeue ] && { echo "Access/permission denied" >&2; exit 1; }'
-    fake.runs("scontrol", f"{refused}; echo {described('7')!r}")
-    assert not trying.run() and "Access/permission denied" in trying.told[-1] and trying.waits < 10
-    fake.says("scontrol", described("7", Requeue="0"))
-    assert not trying.run() and trying.told[-1] == "Not requeued: job 7 was not submitted with --requeue."
-    fake.says("scontrol", described("7", "CANCELLED"))
-    assert not trying.run() and trying.told[-1] == "Not requeued: job 7 is CANCELLED."
-    fake.fails("scontrol")
-    trying.then = lambda count: request_stop(trying.directory, StopRequest("user", "tango stop by me"))
-    assert not trying.run() and trying.told[-1] == "Not requeued: tango stop by me."
-
-
 ASK = "import tango_hpc.launch.slurm as slurm; print(slurm.is_batch_process(), slurm.restarts(), flush=True)"
 FAMILY = f"""
 import os, subprocess, sys
@@ -351,27 +265,6 @@ def test_a_nodes_address_is_asked_for_again(fake: FakeSlurm, monkeypatch: pytest
     assert environment.node_address("n1") == "10.0.0.1"
     fake.fails("scontrol", "Node n9 not found")
     assert environment.node_address("n9") is None
-
-
-def test_a_job_that_never_got_past_loading_says_what_to_raise(
-    fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = counting_config(tmp_path, "run", {"nodes": 1, "max_attempts_without_progress": 2})
-    directory = prepare_run(["train"], config, resume=False)
-    batch = {"SLURM_JOB_ID": "7", slurm.BATCH_MARK: f"7:{os.getpid()}", "SLURM_RESTART_COUNT": "2"}
-    for name, value in batch.items():
-        monkeypatch.setenv(name, value)
-    log = AttemptLog(directory)
-    for _ in range(2):
-        attempt = log.start("train")
-        attempt.started -= 500
-        log.end(attempt, 85, "the time limit is near: ended while loading, there was nothing to save")
-    told = said(lambda console: print(run_attempt(directory, "train", config, console)))
-    given_up = "given up: 2 attempts of job 7 in a row never got past loading, the longest in "
-    assert told.startswith(given_up) and "ask for more time (time in the profile, --time of sbatch)" in told
-    assert log.read()[-1].code == 1 and states([directory])[0].state == "unknown"
-    fake.says("squeue", "")
-    assert states([directory])[0].detail.startswith(given_up)
 
 
 def test_attempts_of_older_runs_have_own_jobs() -> None:
