@@ -245,7 +245,12 @@ def check_cluster(cluster: Cluster) -> None:
 
 def check_nobody_runs(directory: RunDirectory) -> None:
     """Raise UserError where a job of this run waits or runs, or may do so, or a process of this machine has it."""
-    check_lock(directory)
+    try:
+        check_lock(directory)
+    except slurm.NoAnswer as error:
+        raise UserError(
+            f"whether a job runs in {directory.path} is not known, so nothing was started; try again later. {error}"
+        ) from None
     check_no_job_waits(directory)
 
 

@@ -84,6 +84,9 @@ def test_while_slurm_is_silent_nothing_is_taken_for_gone(fake: FakeSlurm, tmp_pa
     assert not job.done(force_check=True) and job.state == "UNKNOWN"
     with pytest.raises(UserError, match="whether job 7 of .* waits or runs is not known, so nothing was started"):
         check_nobody_runs(directory)
+    directory.lock_file.write_text(json.dumps({"host": "n9", "pid": 1, "job": "7"}))
+    with pytest.raises(UserError, match="whether a job runs in .* is not known, so nothing was started; try again"):
+        check_nobody_runs(directory)
     with pytest.raises(UserError, match="Slurm did not answer for all"):
         said(lambda console: stop(directory.path, console))
     assert read_stop_request(directory) is not None  # a run that does run needs no Slurm to hear of it
