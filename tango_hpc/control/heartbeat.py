@@ -7,6 +7,7 @@ import math
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -54,9 +55,19 @@ def is_loading(directory: RunDirectory) -> bool:
 
 
 def seconds_since_beat(directory: RunDirectory, rank: int) -> float:
-    """How long ago a process of `rank` wrote a heartbeat; infinite where none did."""
+    """How long ago a process of `rank` wrote a heartbeat; infinite where none did.
+
+    By the clock of the file server, as far as this user may write there; the clocks of its clients differ.
+    """
     beats = [file.stat().st_mtime for file in directory.heartbeats.glob(f"{Worker(rank).stem}*.json")]
-    return time.time() - max(beats) if beats else math.inf
+    if not beats:
+        return math.inf
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory.control, prefix=".clock-") as probe:
+            now = os.stat(probe.name).st_mtime
+    except OSError:
+        now = time.time()
+    return now - max(beats)
 
 
 class Heart:

@@ -52,7 +52,11 @@ class Watchdog:
             for other, wait in sorted(waits.items())
             if other != blamed
         )
-        error = f"hangs: no progress for {waits[blamed]:.0f} s{silent} (limit launch.hang_timeout_seconds)"
+        # Loading has a limit of its own, which only a larger one of the setting raises.
+        limit = "launch.hang_timeout_seconds"
+        if not beat.reached_safe_point:
+            limit = f"while loading, {STARTUP_SECONDS:.0f} s or a larger {limit}"
+        error = f"hangs: no progress for {waits[blamed]:.0f} s{silent} (limit {limit})"
         stacks = beat.stack + (f"Also without progress: {others}" if others else "")
         return Outcome(*blamed, error, host=beat.host, phase=beat.phase, traceback=stacks)
 

@@ -39,6 +39,7 @@ class Attempt:
     code: int | None = None
     reason: str = ""
     saved_after: str | None = None
+    own_job: bool = True  # the job is there for this run; else the run was started in somebody's allocation or notebook
 
     @property
     def made_progress(self) -> bool:
@@ -83,6 +84,7 @@ class AttemptLog:
             started=time.time(),
             saved_before=newest_checkpoint(self._directory, stage),
             log=_own_log(),
+            own_job=slurm.is_batch_process(),
         )
         self._append(asdict(attempt))
         return attempt
@@ -132,9 +134,9 @@ def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
 
 
 def known_jobs(directory: RunDirectory) -> list[str]:
-    """Slurm's ids of this run's jobs, submitted or noted by an attempt, the oldest first."""
+    """Slurm's ids of this run's own jobs, submitted or noted by an attempt, the oldest first."""
     submitted = [entry["job"] for entry in submitted_jobs(directory) if entry["cluster"] == "slurm"]
-    started = [attempt.job for attempt in AttemptLog(directory).read() if attempt.job is not None]
+    started = [attempt.job for attempt in AttemptLog(directory).read() if attempt.job is not None and attempt.own_job]
     return list(dict.fromkeys([*submitted, *started]))
 
 

@@ -16,6 +16,7 @@ from tango_hpc.config import Config, config_to_yaml
 from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
 from tango_hpc.launch.provenance import note_changes
+from tango_hpc.launch.queued import check_no_job_waits, never_started
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_summary, update_summary
 from tango_hpc.stages.preflight import check_inputs
@@ -31,6 +32,7 @@ CHANGEABLE_ON_RESUME = (
     "launch.threads_per_rank",
     "launch.*_seconds",
     "launch.max_attempts_without_progress",
+    "launch.stopped_exit_code",
     "train.generator_steps",
     "train.eval_every",
     "train.dump_every",
@@ -94,7 +96,8 @@ def enter_run(
     A new or empty directory is always taken. One that holds a run is taken
     - with `resume`, when the configurations differ in nothing but `CHANGEABLE_ON_RESUME`;
     - without it, when they are equal and `stage` has not been started there yet, so that the stages of one
-      configuration (fine-tuning, then reinforcement learning) share a directory.
+      configuration (fine-tuning, then reinforcement learning) share a directory;
+    - whatever differs, when a job was submitted there, but none has started, waits or runs.
     Raises UserError otherwise, and where the directory cannot be written.
     """
     directory = RunDirectory(path)
@@ -137,6 +140,9 @@ def _check_changes(
     directory: RunDirectory, resolved_config_yaml: str, *, resume: bool, stage: str | None
 ) -> list[ConfigChange]:
     changes = config_changes(directory.config.read_text(encoding="utf-8"), resolved_config_yaml)
+    if changes and never_started(directory):
+        check_no_job_waits(directory)
+        return changes
     if not resume:
         started = read_summary(directory).get("stages", {})
         if not changes and stage is not None and stage not in started:

@@ -14,7 +14,6 @@ import re
 import shutil
 import socket
 import struct
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,12 +22,14 @@ from typing import Literal
 from tango_hpc.config.schema import LaunchConfig
 from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
+from tango_hpc.launch import slurm
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import RANKS_OF_TASK
 
 Place = Literal["alone", "allocation", "rank"]
 
 RENDEZVOUS_TIMEOUT_SECONDS = 300.0
+NODE_ADDRESS_SECONDS = 200.0  # less than that, as rank 0 needs it to say where it listens
 # What a rank with a GPU has work for: its engine's scheduler and sampler, tokenizers, grading, loading and saving.
 CPUS_OF_GPU_RANK = 8
 # Below Linux's range for outgoing connections (32768 and up), so that no client socket takes the port meanwhile.
@@ -204,12 +205,15 @@ def resolves(name: str) -> bool:
 
 
 def node_address(name: str) -> str | None:
-    """Slurm's NodeAddr of a node."""
-    done = subprocess.run(
-        ["scontrol", "show", "node", name, "-o"], capture_output=True, text=True, timeout=60, check=False
-    )
-    match = re.search(r"\bNodeAddr=(\S+)", done.stdout)
-    return match.group(1) if match else None
+    """Slurm's NodeAddr of a node, None where it has none. Raises NoAnswer where Slurm is silent for minutes."""
+    until = time.monotonic() + NODE_ADDRESS_SECONDS
+    while True:
+        try:
+            return slurm.node_address(name)
+        except slurm.NoAnswer:
+            if time.monotonic() > until:
+                raise
+            time.sleep(5)
 
 
 def _tasks_on_node(env: Mapping[str, str]) -> int:

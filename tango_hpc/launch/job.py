@@ -2,16 +2,18 @@
 
 Inside a Slurm job the ranks go through srun. When they have saved because the machine is taken away (time limit,
 preemption, SIGTERM), the job requeues itself and the next attempt continues; when somebody asked for the end
-(`tango stop`, scancel), it does not. A failure is tried again only if this attempt got somewhere.
+(`tango stop`, scancel), it does not, and neither does a job that is not there for this run, such as a notebook's. A
+failure is tried again only if this attempt got somewhere.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
+import signal
 import sys
 import time
-from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import NoReturn
 
 from rich.console import Console
@@ -19,20 +21,28 @@ from rich.console import Console
 from tango_hpc.config import Config, load_config
 from tango_hpc.control.outcome import STOPPED
 from tango_hpc.control.stop import read_stop_request
-from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
+from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import Attempt, AttemptLog, RunLock, submitted_jobs
+from tango_hpc.launch.attempts import Attempt, AttemptLog, RunLock
+from tango_hpc.launch.deadline import Deadline
 from tango_hpc.launch.enter import is_done
 from tango_hpc.launch.environment import place
 from tango_hpc.launch.provenance import record_attempt
+from tango_hpc.launch.requeue import requeue, resume_command
 from tango_hpc.launch.starters import LocalStarter, SrunStarter, Starter
-from tango_hpc.launch.supervisor import Supervisor
+from tango_hpc.launch.supervisor import ENDED_WHILE_LOADING, Supervisor
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_summary, update_summary
 from tango_hpc.stages.preflight import check_inputs
 from tango_hpc.stages.processes import process_roles
 
 NEVER_RETRY = (0, UserError.exit_code, CheckFailed.exit_code)
+LOCK_PATIENCE_SECONDS = 1800.0
+LOCK_RETRY_SECONDS = 15.0
+NOT_OURS = (
+    "but one that it was started in (a batch script of yours needs the two lines that say so in slurm/train.sbatch: "
+    f"export {slurm.BATCH_MARK}, and exec)"
+)
 
 
 def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Console) -> int:
@@ -41,25 +51,24 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
         say(console, f"{stage} in {directory.path} is done already.")
         return 0
     job = slurm.job_id()
+    ours = job if slurm.is_batch_process() else None  # the job is there for this run, and may be requeued
     log = AttemptLog(directory)
-    with RunLock(directory) as lock:
-        restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    command = resume_command(directory, stage)
+    with ExitStack() as stack:
+        lock = _enter_lock(directory, stack, console)
         asked = read_stop_request(directory)
-        if restarts and asked is not None and asked.by == "user":
-            say(console, f"{asked.why}: not started again. Continue with: {resume_command(directory, stage)}")
+        if slurm.restarts() and asked is not None and asked.by == "user":
+            say(console, f"{asked.why}: not started again. Continue with: {command}")
             return STOPPED
         directory.stop_file.unlink(missing_ok=True)
         attempt = log.start(stage)
-        limit = config.launch.max_attempts_without_progress
-        if job is not None and restarts and log.without_progress(stage, job) > limit:
-            reason = (
-                f"given up: {limit} attempts of job {job} in a row ended without a new checkpoint "
-                "(launch.max_attempts_without_progress)"
-            )
+        reason = _given_up(log, attempt, config.launch.max_attempts_without_progress)
+        if reason is not None:
             _note_failure(directory, log, attempt, 1, reason)
-            say(console, f"{reason}. Continue with: {resume_command(directory, stage)}")
+            say(console, f"{reason}. Continue with: {command}")
             return 1
         record_attempt(directory, stage=stage)
+        deadline = job_deadline(job)
         try:
             check_inputs(config, stage)  # as this machine sees them, and what the stage before has written
             supervisor = Supervisor(
@@ -68,7 +77,7 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
                 process_roles(config, stage),
                 _starter(directory, stage, config),
                 console,
-                deadline=deadline(job),
+                deadline=deadline,
                 on_poll=lock.touch,
             )
             code = supervisor.run()
@@ -83,24 +92,63 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
         if code != STOPPED:
             update_summary(directory, stage, "failed", attempt_seconds=(attempt.ended or 0) - attempt.started)
         if code not in NEVER_RETRY and not supervisor.stopped_by_user and job is not None:
-            if supervisor.request is None and not attempt.made_progress:
+            if ours is None:
+                say(console, f"Not requeued: job {job} is not this run's own, {NOT_OURS}.")
+            elif supervisor.request is None and not attempt.made_progress and not supervisor.was_suspended:
                 say(console, "Not tried again: this attempt made no progress.")
-            elif (found := slurm.show_job(job)) is not None and found.state in ("PENDING", "REQUEUED"):
-                say(console, f"Slurm has requeued job {job}; it continues from the last checkpoint.")
-                _leave(lock, code)
-            elif found is None or found.state != "RUNNING":  # it is being cancelled, say
-                say(console, f"Not requeued: job {job} is {found.state if found else 'unknown'}.")
-            elif not found.can_requeue:
-                say(console, f"Not requeued: job {job} was not submitted with --requeue.")
-            else:
-                say(console, f"Requeueing job {job}; it continues from the last checkpoint.")
-                slurm.run_command("scontrol", "requeue", job)
+            elif requeue(
+                ours,
+                directory,
+                deadline.left() if deadline is not None else None,
+                say=partial(say, console),
+                wait=partial(_wait, lock),
+                command=command,
+            ):
                 _leave(lock, code)
         if code == STOPPED:
-            say(console, f"Continue with: {resume_command(directory, stage)}")
+            say(console, f"Continue with: {command}")
         else:
             say(console, f"Logs of the ranks: {directory.logs}")
         return code
+
+
+def _enter_lock(directory: RunDirectory, stack: ExitStack, console: Console) -> RunLock:
+    """The run's lock. A batch job waits where only Slurm could say whether somebody else runs here, and does not."""
+    until = time.monotonic() + LOCK_PATIENCE_SECONDS
+    told = False
+    while True:
+        try:
+            return stack.enter_context(RunLock(directory))
+        except slurm.NoAnswer as error:
+            if not slurm.is_batch_process() or time.monotonic() > until:
+                raise
+            if not told:
+                say(console, f"{error}. Whether another job runs in {directory.path} is not known; asked until it is.")
+            told = True
+            time.sleep(LOCK_RETRY_SECONDS)
+
+
+def _wait(lock: RunLock, seconds: float) -> None:
+    lock.touch()
+    time.sleep(seconds)
+
+
+def _given_up(log: AttemptLog, attempt: Attempt, limit: int) -> str | None:
+    """Why a requeued job is not tried once more, if it is not: its last `limit` attempts left no new checkpoint."""
+    if attempt.job is None or not slurm.restarts() or log.without_progress(attempt.stage, attempt.job) <= limit:
+        return None
+    last = log.read()[-limit - 1 : -1]
+    if all(before.reason.endswith(ENDED_WHILE_LOADING) for before in last):
+        longest = max((before.ended or before.started) - before.started for before in last)
+        return (
+            f"given up: {limit} attempts of job {attempt.job} in a row never got past loading, the longest in "
+            f"{longest:.0f} s; ask for more time (time in the profile, --time of sbatch), or load from the nodes' own "
+            "disks (stage_weights_to in the profile)"
+        )
+    return (
+        f"given up: {limit} attempts of job {attempt.job} in a row ended without a new checkpoint "
+        "(launch.max_attempts_without_progress)"
+    )
 
 
 def _note_failure(directory: RunDirectory, log: AttemptLog, attempt: Attempt, code: int, reason: str) -> None:
@@ -128,15 +176,24 @@ def run_stages(directory: RunDirectory, stages: str, console: Console) -> int:
 def run_job(run_dir: str, stages: str) -> dict:
     """What a submitted job runs (submitit pickles the arguments, nothing else); returns the run's summary.
 
-    Raises `StoppedEarly` where the run was stopped for good, and RuntimeError where it failed.
+    So it does where the run saved and stopped, unless `launch.stopped_exit_code` wants another end than a good one.
+    Raises RuntimeError where the run failed.
     """
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # submitit's handler would requeue, or fail, before and after the run
     directory = RunDirectory.open(run_dir)
     code = run_stages(directory, stages, Console(soft_wrap=True))
-    if code == STOPPED:
-        raise StoppedEarly(f"saved; continue with: {resume_command(directory, stages)}")
-    if code != 0:
+    if code == STOPPED and slurm.is_batch_process() and (ending := _exit_code(directory, code)) != 0:
+        sys.exit(ending)
+    if code not in (0, STOPPED):
         raise RuntimeError(f"{stages} in {run_dir} failed with exit code {code}; see `tango logs {run_dir}`")
     return read_summary(directory)
+
+
+def _exit_code(directory: RunDirectory, code: int) -> int:
+    """That of this process: a batch job that saved and stopped as it was told has not failed."""
+    if code == STOPPED and slurm.is_batch_process():
+        return load_config(directory.config).launch.stopped_exit_code
+    return code
 
 
 def _starter(directory: RunDirectory, stage: str, config: Config) -> Starter:
@@ -153,14 +210,9 @@ def _starter(directory: RunDirectory, stage: str, config: Config) -> Starter:
     return SrunStarter(directory, stage, config)
 
 
-def deadline(job: str | None, env: Mapping[str, str] = os.environ) -> float | None:
-    """When Slurm ends this job, in Unix seconds; None where there is no job or no limit."""
-    if job is None:
-        return None
-    if "SLURM_JOB_END_TIME" in env:
-        return float(env["SLURM_JOB_END_TIME"])
-    found = slurm.show_job(job)
-    return found.end_time if found else None
+def job_deadline(job: str | None) -> Deadline | None:
+    """The end of `job`; None where there is none."""
+    return None if job is None else Deadline(partial(slurm.seconds_left, job))
 
 
 def _leave(lock: RunLock, code: int) -> NoReturn:
@@ -172,17 +224,6 @@ def _leave(lock: RunLock, code: int) -> NoReturn:
     os._exit(code)
 
 
-def resume_command(directory: RunDirectory, stages: str) -> str:
-    """The command that continues this run in the way in which it was started last."""
-    words = ["tango", stages, str(directory.config), "--resume"]
-    if slurm.job_id() is not None:
-        words.insert(1, "submit")
-        for entry in submitted_jobs(directory)[-1:]:
-            words[2] = entry["stages"]
-            words += ["--profile", entry["profile"]] if entry["profile"] is not None else []
-    return shlex.join(words)
-
-
 def say(console: Console, message: str) -> None:
     """Print `message` as it is: no markup, no colours, no line breaks that would spoil copying."""
     console.print(message, markup=False, highlight=False, soft_wrap=True)
@@ -192,7 +233,8 @@ def main() -> int:
     """`python -m tango_hpc.launch.job RUN_DIR STAGES`: what a batch script executes."""
     path, stages = sys.argv[1:]
     try:
-        return run_stages(RunDirectory.open(path), stages, Console(soft_wrap=True))
+        directory = RunDirectory.open(path)
+        return _exit_code(directory, run_stages(directory, stages, Console(soft_wrap=True)))
     except UserError as error:
         print(f"tango: {error}", file=sys.stderr)
         return error.exit_code

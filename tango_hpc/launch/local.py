@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -69,7 +70,8 @@ def _become_rank(stage: str, config: Config, *, resume: bool) -> None:
             directory = prepare_run([stage], config, resume=resume)
         except UserError:
             step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
-            slurm.run_command("scancel", step, check=False)  # the other tasks would wait in vain
+            with suppress(slurm.NoAnswer):  # the mistake is what there is to tell
+                slurm.run_command("scancel", step, check=False)  # the other tasks would wait in vain
             raise
         directory.stop_file.unlink(missing_ok=True)
         meeting.touch()

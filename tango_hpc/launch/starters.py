@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,14 +18,19 @@ from tango_hpc.config.schema import Config
 from tango_hpc.control.guard import SUPERVISED
 from tango_hpc.control.outcome import Outcome, describe_death
 from tango_hpc.errors import UserError
+from tango_hpc.launch import slurm
 from tango_hpc.launch.environment import free_port, python_path, threads_of_rank
 from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import RANKS_OF_TASK, Worker
 
-# Words of a task before the run directory and the stage. TANGO_RANK_COMMAND replaces it, to run in a container.
+# Words of a task before the run directory and the stage. To run in a container, TANGO_RANK_COMMAND replaces it, and
+# TANGO_SRUN_OPTIONS are further options of the step.
 RANK_COMMAND = (sys.executable, "-P", "-m", "tango_hpc.rank")
 CODE_ROOT = Path(__file__).resolve().parents[2]
+# How long Slurm is asked to end a step; it takes a second or two, if its controller answers.
+KILL_SECONDS = 60.0
+KILL_AGAIN_SECONDS = 10.0
 
 
 class Starter(Protocol):
@@ -166,6 +172,7 @@ class SrunStarter:
             # Not through srun's own pipe: an orphan that held it would keep srun waiting.
             f"--output={logs}/rank_%5t.log",
             "--open-mode=append",
+            *shlex.split(os.environ.get("TANGO_SRUN_OPTIONS", "")),
             *IGNORE_UNTIL_READY,
             *self._command,
         ]
@@ -219,19 +226,19 @@ class SrunStarter:
         return found
 
     def kill(self) -> None:
-        """SIGKILL to every task through Slurm; srun itself must live until the step has gone."""
-        if self._process is None or self._process.poll() is not None:
+        """SIGKILL to every task through Slurm; srun itself must live until the step has gone.
+
+        Without an answer from Slurm that is tried for a while, then srun ends alone: what is left ends with the job.
+        """
+        if self._process is None:
             return
-        listed = subprocess.run(
-            ["squeue", "--steps", f"--jobs={os.environ['SLURM_JOB_ID']}", "--noheader", "--format=%i %j"],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        for line in listed.stdout.splitlines():
-            step, _, name = line.strip().partition(" ")
-            if name == self._name:
-                subprocess.run(["scancel", "--signal=KILL", step], capture_output=True, timeout=60, check=False)
-        try:
-            self._process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        job, until = os.environ["SLURM_JOB_ID"], time.monotonic() + KILL_SECONDS
+        while self._process.poll() is None and time.monotonic() < until:
+            with suppress(UserError):
+                slurm.kill_steps(job, self._name)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=KILL_AGAIN_SECONDS)
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

@@ -25,6 +25,7 @@ from tango_hpc.control.heartbeat import RANKS_AT_FULL_PACE, is_loading
 from tango_hpc.control.outcome import STOPPED, Outcome, clear_last_attempt, find_cause, read_outcomes
 from tango_hpc.control.stop import StopRequest, read_stop_request, request_stop
 from tango_hpc.control.watchdog import Watchdog
+from tango_hpc.launch.deadline import AwakeClock, Deadline
 from tango_hpc.launch.starters import Starter
 from tango_hpc.report.progress import ProgressView
 from tango_hpc.run.directory import RunDirectory
@@ -44,6 +45,11 @@ WATCH_SECONDS = 2.0
 # After the first failure the other ranks get this long to write down their own.
 LAST_WORDS_SECONDS = 3.0
 TEARDOWN_SECONDS = 30.0
+# Beyond a round of watching, of the time between two rounds no more counts: the job was suspended, with its ranks.
+LONGEST_GAP_SECONDS = 10.0
+# A pause that may have outlasted what its ranks waited for, and is longer than Slurm takes to answer.
+PAUSE_SECONDS = 120.0
+ENDED_WHILE_LOADING = "ended while loading, there was nothing to save"
 # A rank that exits with 0 has written its outcome, but NFS shows a new file of another node up to a minute late.
 VISIBLE_SECONDS = 60.0
 
@@ -52,7 +58,7 @@ VISIBLE_SECONDS = 60.0
 class Supervisor:
     """One attempt of one stage, whose ranks have one process for each of `roles`.
 
-    `deadline` is the Unix time at which the machine takes the ranks away, if known.
+    `deadline` is when the machine takes the ranks away, if it does.
     """
 
     directory: RunDirectory
@@ -60,10 +66,11 @@ class Supervisor:
     roles: Sequence[str]
     starter: Starter
     console: Console
-    deadline: float | None = None
+    deadline: Deadline | None = None
     on_poll: Callable[[], None] | None = None
     failures: list[Outcome] = field(default_factory=list)
     request: StopRequest | None = None  # to stop, that came while it ran
+    was_suspended: bool = False
     _ended_while_loading: bool = False
     _signals: list[int] = field(default_factory=list)
 
@@ -120,7 +127,8 @@ class Supervisor:
         """Why the attempt ended, in one line."""
         if self.failures:
             return self.failures[0].title()
-        return self.request.why if self.request else ""
+        loading = f": {ENDED_WHILE_LOADING}" if self._ended_while_loading else ""
+        return f"{self.request.why}{loading}" if self.request else ""
 
     @property
     def stopped_by_user(self) -> bool:
@@ -130,18 +138,21 @@ class Supervisor:
     def _watch(self, view: ProgressView) -> None:
         launch = self.config.launch
         watchdog = Watchdog(self.directory, self.workers, launch.hang_timeout_seconds)
-        stop_by: float | None = None  # when ranks that were told to stop are killed, in monotonic time
+        stop_by: float | None = None  # when ranks that were told to stop are killed, by `clock`
         gone_by: float | None = None  # when ranks that have said their last word but do not end are killed
         next_look = 0.0
         patience = max(1.0, self.config.world_size / RANKS_AT_FULL_PACE)  # spares the file system of a large run
+        clock = AwakeClock(POLL_SECONDS * patience + LONGEST_GAP_SECONDS)
         while self.starter.running():
             time.sleep(POLL_SECONDS * patience)
             if self.on_poll is not None:
                 self.on_poll()
-            if time.monotonic() >= next_look:
+            now = clock.now()
+            self.was_suspended = clock.longest_pause > PAUSE_SECONDS
+            if now >= next_look:
                 view.refresh()
-                hang = watchdog.look()
-                next_look = time.monotonic() + WATCH_SECONDS * patience
+                hang = watchdog.look(now)
+                next_look = now + WATCH_SECONDS * patience
                 if hang is not None:
                     self.failures = [hang]
                     return
@@ -155,26 +166,26 @@ class Supervisor:
                 self._await_last_words()
                 return
             if self._all_ended(outcomes):
-                gone_by = gone_by or time.monotonic() + TEARDOWN_SECONDS
-                if time.monotonic() > gone_by:
+                gone_by = gone_by or now + TEARDOWN_SECONDS
+                if now > gone_by:
                     self._tell(f"all ranks are done, but did not exit within {TEARDOWN_SECONDS:.0f} s: ended")
                     return
             if stop_by is None:
-                if self.deadline is not None and time.time() > self.deadline - launch.grace_seconds:
+                if self.deadline is not None and self.deadline.is_near(launch.grace_seconds):
                     self._receive(CLOCK)
                 self.request = read_stop_request(self.directory)
                 if self.request is not None and is_loading(self.directory):
-                    self._tell(f"{self.request.why}: ended while loading, there was nothing to save")
                     self._ended_while_loading = True
+                    self._tell(self.reason)
                     return
                 if self.request is not None:
-                    stop_by = time.monotonic() + max(launch.grace_seconds, 1.0)
+                    stop_by = now + max(launch.grace_seconds, 1.0)
                     limit = f"at most {launch.grace_seconds:.0f} s"
                     self._tell(f"{self.request.why}: saving at the next safe point ({limit})")
             if self._signals.count(signal.SIGINT) > 1:
                 self.failures = [Outcome(None, error="second Ctrl-C: ended without saving")]
                 return
-            if stop_by is not None and time.monotonic() > stop_by:
+            if stop_by is not None and now > stop_by:
                 limit = f"launch.grace_seconds={launch.grace_seconds:.0f}"
                 self.failures = [Outcome(None, error=f"no safe point within {limit}: ended without saving")]
                 return

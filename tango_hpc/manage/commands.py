@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from tango_hpc.errors import StoppedEarly
+
 Cluster = Annotated[
     Literal["slurm", "local", "debug"],
     typer.Option(help="slurm; local: in the background here; debug: in this process."),
@@ -61,6 +63,8 @@ def submit(
         )
     if cluster == "debug":
         job.result()
+        if submission.was_stopped(settings):
+            raise typer.Exit(StoppedEarly.exit_code)
 
 
 def sweep(
@@ -130,7 +134,7 @@ def cancel(run: RunOrFolder) -> None:
     """
     from rich.console import Console
 
-    from tango_hpc.manage.status import cancel as end
+    from tango_hpc.manage.ending import cancel as end
 
     end(run, Console())
 
@@ -142,7 +146,7 @@ def stop(run: RunOrFolder) -> None:
     """
     from rich.console import Console
 
-    from tango_hpc.manage.status import stop as ask
+    from tango_hpc.manage.ending import stop as ask
 
     ask(run, Console())
 

@@ -209,6 +209,8 @@ def _profile(profile: Profile, config: Config | None) -> Iterator[Finding]:
     named = {"venv": profile.venv and profile.venv / "bin/activate"}
     if profile.apptainer is not None:
         named["apptainer.image"] = profile.apptainer.image
+    if profile.pyxis is not None and profile.pyxis.image.startswith("/"):
+        named["pyxis.image"] = Path(profile.pyxis.image)
     for key, path in named.items():
         if path is None:
             continue
@@ -231,19 +233,10 @@ def _profile(profile: Profile, config: Config | None) -> Iterator[Finding]:
             "" if fine else "name a folder of your own",
         )
     if config is not None and slurm.is_available():
-        answer = subprocess.run(
-            ["sbatch", "--test-only"],
-            input=script("train", config, profile),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        taken = answer.returncode == 0
+        taken, answer = slurm.would_take(script("train", config, profile))
         yield Finding(
             "ok" if taken else "fail",
-            f"Slurm would take the job: {answer.stderr.strip()}"
-            if taken
-            else f"Slurm refuses: {answer.stderr.strip()}",
+            f"Slurm would take the job: {answer}" if taken else f"Slurm refuses: {answer}",
             "" if taken else "correct account, partition, qos, time or GPUs in the profile",
         )
 

@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 from submitit.core.core import InfoWatcher
 from submitit.slurm.slurm import SlurmJob
 
+from tango_hpc.manage.asking import Asking
 from tango_hpc.manage.status import RunState, states
 from tango_hpc.run.directory import RunDirectory
 
-CHECK_SECONDS = 5.0
-
 
 class RunJob(SlurmJob[dict]):
-    """A Slurm job of one run. Its state comes from the run directory and the queue; `result()` is the summary."""
+    """A Slurm job of one run. Its state comes from the run directory and the queue; `result()` is the summary.
+
+    Of a run that saved and stopped it is the summary so far; of one that failed it raises submitit's errors. While
+    Slurm does not answer, it waits.
+    """
 
     watcher = InfoWatcher()  # asks nobody
 
     def __init__(self, folder: Path | str, job_id: str, run_dir: Path) -> None:
         self.directory = RunDirectory(run_dir)
-        self._checked = 0.0
+        self._asking = Asking([self.directory])
         self._run_state: RunState | None = None
         super().__init__(folder, job_id)
 
     def run_state(self) -> RunState:
         """What `tango status` shows, at most some seconds old."""
-        if self._run_state is None or time.monotonic() - self._checked > CHECK_SECONDS:
-            self._run_state, self._checked = states([self.directory])[0], time.monotonic()
+        if self._asking.is_due() or self._run_state is None:
+            self._run_state = states([self.directory])[0]
         return self._run_state
 
     @property
     def state(self) -> str:
-        """One of waiting, running, stopped, failed, lost and done, in capitals."""
+        """One of waiting, running, unknown, stopped, failed, lost and done, in capitals."""
         return self.run_state().state.upper()
 
     def get_info(self, mode: str = "force") -> dict[str, str]:

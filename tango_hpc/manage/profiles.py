@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tango_hpc.config.load import explain_mistake
 from tango_hpc.config.values import Positive, Section
@@ -27,6 +27,20 @@ class Apptainer(Section):
     image: Path = Field(description="The .sif file, on storage that compute nodes see.")
     python: str = Field("python", description="Python inside the image; it needs this package's dependencies.")
     options: list[str] = Field(default_factory=list, description="For apptainer exec, e.g. --nv, --bind=/scratch.")
+
+
+class Pyxis(Section):
+    """Runs the ranks in a container by Slurm's Pyxis plugin (Enroot); the supervisor stays outside."""
+
+    image: str = Field(description="--container-image: a .sqsh file, or an image that compute nodes can fetch.")
+    python: str = Field("python", description="Python inside the image; it needs this package's dependencies.")
+    mounts: list[str] = Field(
+        default_factory=list,
+        description="--container-mounts, such as /scratch: runs, models, data and this environment.",
+    )
+    options: list[str] = Field(
+        default_factory=list, description="Further options of srun, e.g. --no-container-entrypoint."
+    )
 
 
 class Profile(Section):
@@ -48,7 +62,10 @@ class Profile(Section):
     cpus_per_rank: Positive | None = Field(
         None, description="Default: launch.threads_per_rank, or 8 for a rank with a GPU and 1 without."
     )
-    gpu_request: Literal["gpus-per-node", "gres"] = Field("gpus-per-node", description="The option for GPUs.")
+    gpu_request: Literal["gpus-per-node", "gres", "gpus-per-task"] = Field(
+        "gpus-per-node",
+        description="The option for GPUs; by task only where a cluster wants it so: each rank then sees its own alone.",
+    )
     gpu_type: str | None = Field(None, description="e.g. a100: asks for --gpus-per-node=a100:4.")
     requeue: bool = Field(True, description="Let the job requeue itself; else it ends saying how to resume.")
     mail_user: str | None = None
@@ -63,6 +80,7 @@ class Profile(Section):
     setup: list[str] = Field(default_factory=list, description="Shell commands before the run; one that fails ends it.")
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of supervisor and ranks.")
     apptainer: Apptainer | None = None
+    pyxis: Pyxis | None = None
 
     cache_dir: str | None = Field(None, description="For the caches of vLLM, Triton, torch: not the home directory.")
     stage_weights_to: str | None = Field(
@@ -70,6 +88,12 @@ class Profile(Section):
     )
     socket_interface: str | None = Field(None, description="Network interface of NCCL's and Gloo's sockets, e.g. ib0.")
     infiniband_devices: str | None = Field(None, description="NCCL_IB_HCA, e.g. mlx5_0,mlx5_1.")
+
+    @model_validator(mode="after")
+    def _check_containers(self) -> Profile:
+        if self.apptainer is not None and self.pyxis is not None:
+            raise ValueError("name either apptainer or pyxis: ranks run in one container")
+        return self
 
     @field_validator("time")
     @classmethod
@@ -185,6 +209,11 @@ def job_variables(profile: Profile) -> dict[str, str]:
         box = profile.apptainer
         words = ["apptainer", "exec", *box.options, str(box.image), box.python, "-P", "-m", "tango_hpc.rank"]
         variables["TANGO_RANK_COMMAND"] = shlex.join(words)
+    if profile.pyxis is not None:
+        enroot = profile.pyxis
+        mounts = [f"--container-mounts={','.join(enroot.mounts)}"] if enroot.mounts else []
+        variables["TANGO_SRUN_OPTIONS"] = shlex.join([f"--container-image={enroot.image}", *mounts, *enroot.options])
+        variables["TANGO_RANK_COMMAND"] = shlex.join([enroot.python, "-P", "-m", "tango_hpc.rank"])
     return variables | profile.env
 
 

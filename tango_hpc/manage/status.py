@@ -1,11 +1,9 @@
-"""`tango status`, `logs`, `cancel` and `stop`: from the run directory first, then from Slurm, whose memory is short."""
+"""`tango status` and `logs`: from the run directory first, then from Slurm, whose memory is short."""
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
-import signal
 import socket
 import time
 from collections.abc import Iterable, Iterator
@@ -20,10 +18,10 @@ from rich.text import Text
 
 from tango_hpc.control.heartbeat import seconds_since_beat
 from tango_hpc.control.outcome import read_failures
-from tango_hpc.control.stop import StopRequest, request_stop
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, known_jobs, lock_holder, submitted_jobs
+from tango_hpc.manage.asking import Asking
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_summary
 from tango_hpc.run.worker import Worker
@@ -38,7 +36,8 @@ MAX_LOG_BYTES = 4 * 2**20  # of each log are looked at for its last lines
 class RunState:
     """What is known of one run.
 
-    `state` is new, waiting, running, stopped (saved, resumable), failed, lost (ended without a word) or done.
+    `state` is new, waiting, running, unknown (Slurm does not tell), stopped (saved, resumable), failed, lost (ended
+    without a word) or done.
     """
 
     run: str
@@ -54,7 +53,7 @@ class RunState:
     @property
     def is_over(self) -> bool:
         """Whether nothing more will happen by itself."""
-        return self.state not in ("waiting", "running")
+        return self.state not in ("waiting", "running", "unknown")
 
 
 def find_runs(path: Path) -> list[RunDirectory]:
@@ -73,31 +72,39 @@ def find_runs(path: Path) -> list[RunDirectory]:
 
 def states(directories: list[RunDirectory]) -> list[RunState]:
     """The state of each run, with one question to Slurm for all of them."""
-    jobs = [job for directory in directories for job in known_jobs(directory)[-1:]]
-    queue = slurm.queue(jobs)
+    owners: dict[str, int] = {}
+    for directory in directories:
+        jobs = [*known_jobs(directory), *(attempt.job for attempt in AttemptLog(directory).read()[-1:] if attempt.job)]
+        if jobs:
+            owners |= dict.fromkeys(jobs, directory.path.stat().st_uid)
+    queue = slurm.queue(owners)
     return [run_state(directory, queue) for directory in directories]
 
 
 def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> RunState:
-    """The state of one run; `queue` is what Slurm says of its last job, if it still knows it."""
+    """The state of one run; `queue` is what Slurm says of its jobs, as far as it still knows them."""
     attempts = AttemptLog(directory).read()
     last = attempts[-1] if attempts else None
-    jobs, submitted = known_jobs(directory), submitted_jobs(directory)
-    job = jobs[-1] if jobs else None
+    submitted = submitted_jobs(directory)
+    job = _job_that_counts(known_jobs(directory), queue)
+    if last is not None and last.ended is None and not last.own_job:
+        job = last.job
     job_state, reason = queue.get(job, (None, "")) if job else (None, "")
-    # What was submitted after the last attempt has not started yet.
-    unstarted = submitted[-1] if submitted and (last is None or submitted[-1]["submitted"] > last.started) else None
+    unstarted = submitted[-1] if submitted and not _has_started(submitted[-1], attempts) else None
     stage = _stage(directory, last, unstarted)
+    last_stage = submitted[-1]["stages"].split(",")[-1] if submitted else stage
     if job_state in WAITING_STATES:
         continues = f"; continues from {last.saved_after}" if last and not unstarted and last.saved_after else ""
         state, detail = "waiting", reason + continues
     elif job_state in slurm.ALIVE_STATES:
         state, detail = "running", ""
+    elif job_state == slurm.UNKNOWN and not (unstarted is None and last is not None and _is_final(last, last_stage)):
+        known = describe(last) if last is not None and unstarted is None else "it had not started"
+        state, detail = "unknown", f"{reason}; by its files: {known}"
     elif unstarted is not None:
         state, detail = _before_its_start(unstarted, job_state)
     elif last is not None:
-        stages = submitted[-1]["stages"].split(",") if submitted else [last.stage]
-        state, detail = _after_its_start(directory, last, stages[-1], job_state)
+        state, detail = _after_its_start(directory, last, last_stage, job_state)
     else:
         state, detail = _without_supervisor(directory, stage), ""
     progress = json.loads(directory.progress.read_text()) if directory.progress.is_file() else {}
@@ -117,6 +124,30 @@ def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> Run
     )
 
 
+def _job_that_counts(jobs: list[str], queue: dict[str, tuple[str, str]]) -> str | None:
+    """Of a run's jobs, the oldest first: the one that runs, else the last that waits, else the last."""
+    states_of = {job: queue.get(job, ("", ""))[0] for job in jobs}
+    for group in (slurm.ALIVE_STATES.difference(WAITING_STATES), WAITING_STATES):
+        found = [job for job, state in states_of.items() if state in group]
+        if found:
+            return found[-1]
+    return jobs[-1] if jobs else None
+
+
+def _has_started(submitted: dict[str, Any], attempts: list[Attempt]) -> bool:
+    """Whether what was submitted has made an attempt. Clocks of nodes differ: only those of one machine are compared."""
+    if submitted["cluster"] == "slurm":
+        return any(attempt.job == submitted["job"] for attempt in attempts)
+    return bool(attempts) and submitted["submitted"] <= attempts[-1].started
+
+
+def _is_final(last: Attempt, last_stage: str) -> bool:
+    """Whether no job comes back after this attempt, whatever Slurm has to say."""
+    if last.code == 0:
+        return last.stage == last_stage
+    return last.ended is not None and last.code in (UserError.exit_code, CheckFailed.exit_code)
+
+
 def _stage(directory: RunDirectory, last: Attempt | None, unstarted: dict[str, Any] | None) -> str:
     if unstarted is not None:
         return unstarted["stages"].partition(",")[0]
@@ -129,6 +160,8 @@ def _before_its_start(submitted: dict[str, Any], job_state: str | None) -> tuple
         alive = _process_alive(int(submitted["job"]))
         return ("running", "") if alive else ("failed", "its process ended before the run started")
     ended = job_state or slurm.accounting(submitted["job"]) or "no longer in the queue"
+    if ended.startswith("CANCELLED"):
+        return "stopped", f"job {submitted['job']} was cancelled before the run started"
     return "failed", f"job {submitted['job']} ended before the run started: {ended}"
 
 
@@ -139,9 +172,9 @@ def _after_its_start(directory: RunDirectory, last: Attempt, last_stage: str, jo
     if last.ended is not None:
         states_by_code = {0: "done", StoppedEarly.exit_code: "stopped"}
         return states_by_code.get(last.code or 0, "failed"), last.reason
-    if last.job is None and _holder_alive(directory):
+    if last.job is None and holder_alive(directory):
         return "running", ""
-    ended = job_state or (slurm.accounting(last.job) if last.job else None)
+    ended = job_state or (slurm.accounting(last.job) if last.job and last.own_job else None)
     return "lost", f"ended without a word{f': {ended}' if ended else ''}; --resume continues from the last checkpoint"
 
 
@@ -153,7 +186,8 @@ def _without_supervisor(directory: RunDirectory, stage: str) -> str:
     return status
 
 
-def _holder_alive(directory: RunDirectory) -> bool:
+def holder_alive(directory: RunDirectory) -> bool:
+    """Whether a process of this machine runs there."""
     holder = lock_holder(directory)
     return holder.get("host") == socket.gethostname() and _process_alive(holder["pid"])
 
@@ -206,20 +240,24 @@ def show_logs(path: Path, console: Console, *, rank: int | None, lines: int, fol
         if several:
             tail.say("")
     left = tails if follow else []
+    asking = Asking([tail.directory for tail in left])
     last_shown: _Tail | None = None
     while left:
-        over = [state.is_over for state in states([tail.directory for tail in left])]
+        ask = asking.is_due()
+        over = [state.is_over for state in states([tail.directory for tail in left])] if ask else [False] * len(left)
         for tail, ended in zip(left, over, strict=True):
             new = tail.news()
             if ended:
                 attempts = AttemptLog(tail.directory).read()
-                new.append(describe(attempts[-1]) if attempts else "nothing runs here")
+                new.append(describe(attempts[-1]) if attempts else _never_started(tail.directory))
             if new and several and tail is not last_shown:
                 tail.say(f"===== {tail.directory.path} =====")
                 last_shown = tail
             for text in new:
                 tail.say(text)
-        left = [tail for tail, ended in zip(left, over, strict=True) if not ended]
+        if any(over):
+            left = [tail for tail, ended in zip(left, over, strict=True) if not ended]
+            asking = Asking([tail.directory for tail in left])
         if left:
             time.sleep(FOLLOW_SECONDS)
 
@@ -244,6 +282,8 @@ class _Tail:
             self.say(text)
         for attempt in attempts:
             self.say(describe(attempt))
+        if not attempts and submitted_jobs(self.directory):
+            self.say(_never_started(self.directory))
         for file in _log_files(self.directory, self._rank):
             with file.open("rb") as stream:
                 stream.seek(max(0, file.stat().st_size - MAX_LOG_BYTES))
@@ -263,6 +303,13 @@ class _Tail:
             if new:
                 found.append(new.decode(errors="replace").rstrip("\n"))
         return found
+
+
+def _never_started(directory: RunDirectory) -> str:
+    """Where a run is of which there is nothing to read yet."""
+    state = states([directory])[0]
+    again = "" if state.state in ("waiting", "unknown", "running") else "; nothing has run, submit it again as before"
+    return f"no attempt yet, {state.state}: {state.detail}{again}" if state.detail else "nothing runs here"
 
 
 def _why(directory: RunDirectory, attempts: list[Attempt]) -> Iterator[str]:
@@ -304,35 +351,3 @@ def _log_files(directory: RunDirectory, rank: int | None) -> Iterator[Path]:
 
 def _with_content(files: Iterable[Path]) -> Iterator[Path]:
     return (file for file in files if file.exists() and file.stat().st_size > 0)
-
-
-def cancel(path: Path, console: Console) -> None:
-    """End the run, or all runs below a folder: Slurm's jobs by scancel, others by SIGTERM. They save if there is time."""
-    for directory in find_runs(path):
-        ended = []
-        for job in known_jobs(directory):
-            found = slurm.show_job(job) if slurm.is_available() else None
-            if found is not None and found.is_alive:
-                slurm.run_command("scancel", job)
-                ended.append(f"job {job}")
-        if not ended and _holder_alive(directory):
-            pid = lock_holder(directory)["pid"]
-            os.kill(pid, signal.SIGTERM)
-            ended.append(f"process {pid}")
-        message = f"cancelled {', '.join(ended)}" if ended else "nothing runs or waits"
-        console.print(f"{directory.path}: {message}", markup=False, highlight=False, soft_wrap=True)
-
-
-def stop(path: Path, console: Console) -> None:
-    """Have the run, or all runs below a folder, save at the next safe point and end for good; waiting jobs are cancelled."""
-    directories = find_runs(path)
-    for directory, state in zip(directories, states(directories), strict=True):
-        if state.state == "waiting" and state.job is not None:
-            slurm.run_command("scancel", state.job)
-            message = f"job {state.job} was waiting and is cancelled"
-        elif state.state == "running":
-            request_stop(directory, StopRequest("user", f"tango stop by {getpass.getuser()}"))
-            message = "saves at its next safe point and ends"
-        else:
-            message = f"nothing to stop: {state.state}"
-        console.print(f"{directory.path}: {message}", markup=False, highlight=False, soft_wrap=True)

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tango_hpc.config import Config, load_config
-from tango_hpc.errors import UserError
+from tango_hpc.errors import StoppedEarly, UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import check_lock, known_jobs, remember_job
+from tango_hpc.launch.attempts import AttemptLog, check_lock, remember_job
 from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.environment import python_path
 from tango_hpc.launch.job import run_job
+from tango_hpc.launch.queued import check_no_job_waits
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.manage.profiles import Profile, job_variables, load_profile, setup_lines, time_limit_minutes
 from tango_hpc.manage.resources import Memory, asked_of_a_node, cpus_per_rank, node_memory
@@ -72,6 +73,13 @@ def submit(
     return RunJob(folder, job.job_id, directory.path)
 
 
+def was_stopped(config: Config) -> bool:
+    """Whether the last attempt of the run saved and stopped."""
+    return [attempt.code for attempt in AttemptLog(RunDirectory(config.run.dir)).read()][-1:] == [
+        StoppedEarly.exit_code
+    ]
+
+
 def script(stages: str, config: Config, profile: Profile) -> str:
     """The sbatch script that `submit` hands to Slurm."""
     from submitit.slurm.slurm import _make_sbatch_string
@@ -118,6 +126,7 @@ def batch_python(profile: Profile) -> str:
 def slurm_parameters(config: Config, profile: Profile, memory: Memory, name: str, snapshot: Path) -> dict[str, Any]:
     """What submitit's Slurm executor is given."""
     setup = [
+        slurm.BATCH_MARK_LINE,
         "trap '' USR2  # a near time limit may be announced before Python listens",
         *setup_lines(profile),
         f'export PYTHONPATH={shlex.quote(str(snapshot))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
@@ -157,8 +166,9 @@ def sbatch_options(config: Config, profile: Profile, memory: Memory) -> dict[str
         "requeue" if profile.requeue else "no-requeue": True,
     }
     if launch.device == "cuda":
-        # By node, not by task: isolating each task's GPU would break copies between the GPUs of a node.
-        count = f"{profile.gpu_type}:{launch.tasks_per_node}" if profile.gpu_type else launch.tasks_per_node
+        # By node, where the cluster lets us: isolating each task's GPU breaks copies between the GPUs of a node.
+        num_gpus = 1 if profile.gpu_request == "gpus-per-task" else launch.tasks_per_node
+        count = f"{profile.gpu_type}:{num_gpus}" if profile.gpu_type else num_gpus
         options[profile.gpu_request] = f"gpu:{count}" if profile.gpu_request == "gres" else count
     return {key: value for key, value in (options | profile.sbatch).items() if value is not None and value is not False}
 
@@ -234,14 +244,14 @@ def check_cluster(cluster: Cluster) -> None:
 
 
 def check_nobody_runs(directory: RunDirectory) -> None:
-    """Raise UserError where a job of this run waits or runs, or a process of this machine has it."""
-    check_lock(directory)
-    for job in known_jobs(directory):
-        found = slurm.show_job(job) if slurm.is_available() else None
-        if found is not None and found.is_alive:
-            raise UserError(
-                f"job {job} of {directory.path} is {found.state}; `tango cancel {shlex.quote(str(directory.path))}` ends it"
-            )
+    """Raise UserError where a job of this run waits or runs, or may do so, or a process of this machine has it."""
+    try:
+        check_lock(directory)
+    except slurm.NoAnswer as error:
+        raise UserError(
+            f"whether a job runs in {directory.path} is not known, so nothing was started; try again later. {error}"
+        ) from None
+    check_no_job_waits(directory)
 
 
 def job_name(stages: str, directory: RunDirectory) -> str:

@@ -225,6 +225,12 @@ def _to_run(sweep: Sweep, *, resubmit: bool) -> list[Cell]:
             )
         return sweep.cells
     known = dict(zip([cell.index for cell in started], cell_states(started), strict=True))
+    unknown = [state for state in known.values() if state.state == "unknown"]
+    if unknown:
+        raise UserError(
+            f"whether {len(unknown)} of {len(sweep.cells)} cells wait or run is not known, so nothing was submitted; "
+            f"try again later. {unknown[0].run}: {unknown[0].detail}"
+        )
     return [
         cell
         for cell in sweep.cells

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -71,12 +72,29 @@ def init_distributed(timeout_seconds: float = 1800, store: dist.Store | None = N
 
 
 def _check_own_gpus(device: torch.device) -> None:
-    """Raise `UserError` where two ranks have one GPU. Collective."""
+    """Raise `UserError` where two ranks have one GPU, or GPUs of different kinds. Collective."""
+    properties = torch.cuda.get_device_properties(device)
+    check_cards(all_gather_objects((str(properties.uuid), properties.name)))
+
+
+def check_cards(cards: Sequence[tuple[str, str]]) -> None:
+    """Raise `UserError` where ranks share a GPU, or one has another kind; `cards` are (uuid, name) by rank.
+
+    All ranks are given the same share of the work and of the memory that the plan was made for.
+    """
     owners: dict[str, int] = {}
-    for rank, card in enumerate(all_gather_objects(str(torch.cuda.get_device_properties(device).uuid))):
+    kinds: dict[str, int] = {}
+    for rank, (card, kind) in enumerate(cards):
         if card in owners:
             raise UserError(f"ranks {owners[card]} and {rank} were given the same GPU ({card}); start one task per GPU")
         owners[card] = rank
+        kinds.setdefault(kind, rank)
+    if len(kinds) > 1:
+        found = ", ".join(f"{kind} (rank {rank})" for kind, rank in kinds.items())
+        raise UserError(
+            f"the ranks were given different kinds of GPU: {found}; ask for one of them, by gpu_type or constraint in the "
+            "profile, or sbatch's --gpus-per-node=KIND:COUNT or --constraint"
+        )
 
 
 def sees_one_gpu(num_gpus: int) -> bool:

@@ -21,6 +21,7 @@ from tango_hpc.config.load import validate_tree
 from tango_hpc.control.heartbeat import is_loading
 from tango_hpc.control.outcome import Outcome, read_outcomes, write_outcome
 from tango_hpc.control.stop import StopRequest, request_stop
+from tango_hpc.launch.deadline import Deadline
 from tango_hpc.launch.enter import enter_run
 from tango_hpc.launch.environment import free_port
 from tango_hpc.launch.starters import LocalStarter
@@ -175,20 +176,20 @@ def test_a_stop_while_loading_loses_nothing_and_takes_no_time(tmp_path: Path) ->
     assert "ended while loading, there was nothing to save" in output(supervisor)
 
 
-def test_a_deadline_needs_no_signal(tmp_path: Path) -> None:
+def test_a_deadline_needs_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tango_hpc.launch.deadline.REFRESH_SECONDS", 0.5)
     supervisor = make_run(tmp_path / "run", {"grace_seconds": 20}, steps=100_000, step_seconds=0.05)
-    supervisor.deadline = time.time() + 3600
-
-    def come_near() -> None:
-        wait_for(lambda: not is_loading(supervisor.directory))
-        supervisor.deadline = time.time() + 10
-
-    asker = threading.Thread(target=come_near)
-    asker.start()
+    supervisor.deadline = Deadline(lambda: 3600 if is_loading(supervisor.directory) else 10)
     assert supervisor.run() == 85
-    asker.join()
     assert "the time limit is near: saving at the next safe point" in output(supervisor)
     assert counted(supervisor.directory) >= 1
+
+
+def test_a_time_limit_that_ends_loading_says_so(tmp_path: Path) -> None:
+    supervisor = make_run(tmp_path / "run", load_seconds=300)
+    supervisor.deadline = Deadline(lambda: 10)
+    assert supervisor.run() == 85
+    assert supervisor.reason == "the time limit is near: ended while loading, there was nothing to save"
 
 
 def ranks_are_in_rollout(directory: RunDirectory) -> bool:

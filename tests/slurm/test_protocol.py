@@ -23,6 +23,7 @@ from tests.slurm.jobs import (
     CountingJob,
     counting_config,
     processes_of,
+    start_now,
     start_requeued,
     tango,
     tango_command,
@@ -118,6 +119,9 @@ def test_the_time_limit_where_requeueing_is_off_and_the_command_that_it_names(fo
     profile = folder / "one minute.yaml"
     profile.write_text(yaml.safe_dump({"time": "1", "requeue": False, "env": PROFILE.env}))
     job.submit(str(profile))
+    job.wait_for_step(1)
+    left = slurm.seconds_left(job.job_id)
+    assert left is not None and 20 < left <= 60
     first = job.wait_for_attempts(1)[0]
     assert first.code == 85 and "the time limit is near" in first.reason and first.saved_after is not None
     assert job.wait_for_end().state == "stopped"
@@ -152,6 +156,11 @@ def test_cancel_and_stop_of_a_folder_save_and_the_jobs_do_not_come_back(folder: 
         attempt = job.attempts()[0]
         assert attempt.code == 85 and attempt.saved_after is not None
         assert processes_of(job.job_id) == []
+    for name in "cd":  # told to stop, they did as they were told: an `afterok` job may start
+        ended = slurm.run_command("scontrol", "show", "job", jobs[name].job_id, "-o")
+        assert "JobState=COMPLETED" in ended and "ExitCode=0:0" in ended
+        assert "Traceback" not in jobs[name].supervisor_log()
+        assert jobs[name].job.result()["stages"]["train"]["status"] == "stopped"
     time.sleep(3)
     assert not any(job.is_in_queue() for job in jobs.values())
 
@@ -275,10 +284,50 @@ def test_plain_sbatch_and_srun(folder: Path) -> None:
     (folder / "by sbatch.yaml").write_text("run: {dir: " + f"'{folder}/by sbatch'" + "}\nnow: wrong\n")
     slurm.run_command("scancel", "--batch", "--signal=USR2", job.job_id)
     job.wait_for_attempts(1)
+    start_now(job.job_id)
+    wait_until(lambda: len(job.attempts()) == 2, job.explain)
+    job.wait_for_step(max(job.steps_logged()) + 1)
+    tango("stop", str(job.directory.path))
+    assert job.wait_for_end().state == "stopped"
+    log = Path(f"{folder}/plain-{job.job_id}.log").read_text()
+    assert "Traceback" not in log and log.splitlines()[-1].startswith("Continue with: sbatch --nodes=2 ")
+    assert "ExitCode=0:0" in slurm.run_command("scontrol", "show", "job", job.job_id, "-o")
     steps = job.end_soon()
+    command = log.splitlines()[-1].removeprefix("Continue with: ")
+    done = subprocess.run(command, shell=True, cwd=folder, env=env, capture_output=True, text=True, check=True)
+    job.job_id = done.stdout.split()[-1]
+    wait_until(lambda: len(job.attempts()) == 3, job.explain)
     assert job.wait_for_end().state == "done"
     counted_on_without_a_gap(job, steps)
-    assert [attempt.code for attempt in job.attempts()] == [85, 0]
+    assert [attempt.code for attempt in job.attempts()] == [85, 85, 0]
+
+
+def test_a_run_inside_another_batch_job_leaves_that_job_alone(folder: Path) -> None:
+    job = CountingJob(folder, "in a notebook", steps=9, save_every=2, rank=1, step=5, action="fail")
+    after = folder / "the notebook goes on"
+    words = shlex.join([*TANGO, "train", str(folder / "in a notebook.yaml")])
+    notebook = [
+        "sbatch",
+        "--parsable",
+        "--requeue",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        f"--output={folder}/notebook.log",
+    ]
+    wrapped = f"--wrap={words}; touch {shlex.quote(str(after))}; sleep 60"
+    done = subprocess.run(
+        [*notebook, wrapped], env=os.environ | PROFILE.env, capture_output=True, text=True, check=True
+    )
+    other = done.stdout.strip()
+    first = job.wait_for_attempts(1)[0]
+    assert first.code == 1 and first.made_progress  # which a job of its own would be requeued for
+    wait_until(after.exists, job.explain)
+    found = slurm.show_job(other)
+    assert found is not None and found.state == "RUNNING"
+    assert job.state().state == "failed"
+    assert f"Not requeued: job {other} is not this run's own" in (folder / "notebook.log").read_text()
+    assert "nothing runs or waits" in tango("cancel", str(job.directory.path)).stdout
+    slurm.run_command("scancel", other)
 
 
 def test_inside_a_step_the_command_is_the_rank(folder: Path) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from tango_hpc.config import config_to_yaml
-from tango_hpc.errors import CheckFailed
+from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.launch import gpu_driver
 from tango_hpc.launch.enter import enter_run
 from tango_hpc.launch.gpu_driver import GpuSoftware, gpu_software, why_no_gpu, why_not_shared
 from tango_hpc.manage import doctor
+from tango_hpc.parallel.ranks import check_cards
 from tango_hpc.rank import run_stage
 from tango_hpc.run.worker import Worker
 from tests.slurm.jobs import counting_config
@@ -210,3 +211,12 @@ def test_doctor_gets_on_without_a_home_directory(tmp_path: Path) -> None:
     findings = list(doctor._storage(tmp_path))
     assert findings[0].level in ("ok", "fail") and str(tmp_path) in findings[0].text
     assert findings[-1].level == "warn" and "not writable, and caches go there" in findings[-1].text
+
+
+def test_every_rank_has_a_gpu_of_its_own_and_all_are_of_one_kind() -> None:
+    check_cards([("GPU-1", "NVIDIA A100"), ("GPU-2", "NVIDIA A100")])
+    with pytest.raises(UserError, match=r"ranks 0 and 1 were given the same GPU \(GPU-1\)"):
+        check_cards([("GPU-1", "NVIDIA A100"), ("GPU-1", "NVIDIA A100")])
+    kinds = r"different kinds of GPU: NVIDIA A100 \(rank 0\), NVIDIA H100 \(rank 2\); ask for one of them, by gpu_type"
+    with pytest.raises(UserError, match=kinds):
+        check_cards([("GPU-1", "NVIDIA A100"), ("GPU-2", "NVIDIA A100"), ("GPU-3", "NVIDIA H100")])

@@ -21,7 +21,8 @@ from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import AttemptLog, RunLock, remember_job
 from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.environment import free_port, own_address, place, prepare_rank, rendezvous_file
-from tango_hpc.launch.job import resume_command, run_attempt
+from tango_hpc.launch.job import run_attempt
+from tango_hpc.launch.requeue import resume_command
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.launch.staging import stage_weights, staged_overrides
 from tango_hpc.manage import profiles
@@ -31,6 +32,7 @@ from tango_hpc.manage.submit import check_time, script
 from tango_hpc.manage.sweep import load_sweep
 from tango_hpc.manage.sweep_results import CellResult, group
 from tango_hpc.run.directory import RunDirectory
+from tests.helpers.fake_slurm import FakeSlurm, described
 from tests.slurm.jobs import counting_config
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -180,6 +182,9 @@ def test_what_scontrol_says_of_a_job() -> None:
     job = slurm.parse_job(JOB)
     assert (job.job_id, job.state, job.can_requeue, job.is_alive) == ("9_3", "RUNNING", True, True)
     assert job.end_time == slurm.parse_time("2026-01-31T12:00:00")
+    script = Path(__file__)
+    assert slurm.parse_job(f"{JOB} Command={script} my config.yaml seed=1 WorkDir=/home/me").script == str(script)
+    assert slurm.parse_job(f"{JOB} Command=/no/such script WorkDir=/home/me").script is None
     assert slurm.parse_job(JOB.replace("BatchFlag=1", "BatchFlag=0")).can_requeue is False
     assert slurm.parse_time("Unknown") is None
 
@@ -305,16 +310,32 @@ def test_the_command_that_continues_a_run(tmp_path: Path, monkeypatch: pytest.Mo
     directory = RunDirectory(tmp_path / "my run")
     directory.control.mkdir(parents=True)
     config = shlex.quote(str(directory.config))
-    assert resume_command(directory, "train") == f"tango train {config} --resume"
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert resume_command(directory, "train") == f"tango submit train {config} --resume"
+    assert resume_command(directory, "train", env={}) == f"tango train {config} --resume"
+    inside = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_NTASKS_PER_NODE": "4",
+        "SLURM_GPUS_PER_NODE": "a100:4",
+    }
+    assert resume_command(directory, "train", env=inside) == f"tango train {config} --resume"  # typed into a notebook
+    inside[slurm.BATCH_MARK] = f"7:{os.getpid()}"
+    options = "--nodes=2 --ntasks-per-node=4 --gpus-per-node=a100:4"
+    script = tmp_path / "my own.sbatch"
+    script.touch()
+    fake = FakeSlurm(tmp_path, monkeypatch)
+    fake.says("scontrol", described("7", Command=f"{script} {directory.config} seed=1", WorkDir="/home/me"))
+    command = resume_command(directory, "sft", env=inside)
+    told = "  # and what else you had given to sbatch, such as --time"
+    assert command == f"STAGE=sft sbatch {options} '{script}' {config} --resume{told}"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").touch()
-    for profile in ("mycluster", "mine.yaml"):
-        job = SimpleNamespace(job_id="7", paths=SimpleNamespace(stdout=Path("log")))
+    for number, profile in enumerate(("mycluster", "mine.yaml")):
+        job = SimpleNamespace(job_id=str(number), paths=SimpleNamespace(stdout=Path("log")))
         remember_job(directory, "sft,train", "slurm", job, profile)
         name = "mycluster" if profile == "mycluster" else f"{tmp_path}/mine.yaml"
-        assert resume_command(directory, "train") == f"tango submit sft,train {config} --resume --profile {name}"
+        env = {"SLURM_JOB_ID": str(number), slurm.BATCH_MARK: f"{number}:{os.getpid()}"}
+        command = resume_command(directory, "train", env=env)
+        assert command == f"tango submit sft,train {config} --resume --profile {name}"
 
 
 def test_runs_below_a_folder_and_not_below_runs(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def test_a_rank_that_never_starts_is_named(directory: RunDirectory) -> None:
     beat(directory, 0, 601)
     found = dog.look(now=601)
     assert found is not None and found.rank == 1 and found.phase == "starting"
+    assert found.error.endswith("(limit while loading, 600 s or a larger launch.hang_timeout_seconds)")
 
 
 def test_the_rank_that_does_not_wait_for_its_peers_is_blamed(directory: RunDirectory) -> None:

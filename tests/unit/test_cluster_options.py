@@ -1,0 +1,54 @@
+"""What differs from cluster to cluster: how GPUs are asked for, and containers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tango_hpc.config import Config
+from tango_hpc.errors import UserError
+from tango_hpc.launch.starters import SrunStarter
+from tango_hpc.manage.profiles import Profile, job_variables, load_profile
+from tango_hpc.manage.submit import script
+from tango_hpc.run.directory import RunDirectory
+
+
+def gpu_config(run: str) -> Config:
+    role = {"model": {"path": "/models/a"}}
+    return Config.model_validate(
+        {
+            "run": {"dir": run}, "task": {"name": "math"}, "data": {"train": "/d/t", "eval": "/d/e"},
+            "generator": role, "verifier": role, "launch": {"nodes": 4, "tasks_per_node": 8},
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("request_by", "option"),
+    [("gpus-per-node", "gpus-per-node=a100:8"), ("gres", "gres=gpu:a100:8"), ("gpus-per-task", "gpus-per-task=a100:1")],
+)
+def test_gpus_are_asked_for_as_the_cluster_wants(request_by: Any, option: str) -> None:
+    text = script("train", gpu_config("/scratch/me/run"), Profile(gpu_request=request_by, gpu_type="a100"))
+    assert [line for line in text.splitlines() if "--g" in line] == [f"#SBATCH --{option}"]
+
+
+def test_ranks_in_a_container_of_pyxis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = {
+        "image": "/i/my image.sqsh",
+        "mounts": ["/scratch", "/home/me:/home/me"],
+        "options": ["--container-writable"],
+    }
+    for name, value in job_variables(Profile.model_validate({"pyxis": box})).items():
+        monkeypatch.setenv(name, value)
+    config = gpu_config(str(tmp_path))
+    words = SrunStarter(RunDirectory(tmp_path), "train", config).arguments()
+    start = words.index("--container-image=/i/my image.sqsh")
+    assert words[start + 1 : start + 3] == ["--container-mounts=/scratch,/home/me:/home/me", "--container-writable"]
+    # The shell that ignores early signals runs inside too, and so does Python.
+    assert words[start + 3] == "bash" and words[-6:] == ["python", "-P", "-m", "tango_hpc.rank", str(tmp_path), "train"]
+    (tmp_path / "both.yaml").write_text(yaml.safe_dump({"pyxis": box, "apptainer": {"image": "a.sif"}}))
+    with pytest.raises(UserError, match="name either apptainer or pyxis"):
+        load_profile(str(tmp_path / "both.yaml"))
