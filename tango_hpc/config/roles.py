@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from tango_hpc.config.values import NonNegative, Positive, PositiveFloat, Section, Share, Temperature
+from tango_hpc.config.paths import NO_TEMPLATE_FILE, absolute
+from tango_hpc.config.values import FilePath, NonNegative, Positive, PositiveFloat, Section, Share, Temperature
+
+
+def _template(value: str) -> str:
+    return value if value in NO_TEMPLATE_FILE else str(absolute(Path(value)))
 
 
 class TinyModelConfig(Section):
@@ -26,11 +31,11 @@ class TinyModelConfig(Section):
 class ModelConfig(Section):
     """Which weights a role starts from."""
 
-    path: Path = Field(description="Hugging Face folder: config.json, safetensors, tokenizer.")
+    path: FilePath = Field(description="Hugging Face folder: config.json, safetensors, tokenizer.")
     build: TinyModelConfig | None = Field(
         None, description="Build a tiny model at `path` if the folder does not exist (last-letter task only)."
     )
-    reference_path: Path | None = Field(
+    reference_path: FilePath | None = Field(
         None, description="Weights of the frozen reference of the KL term; default: those of `path`."
     )
 
@@ -86,8 +91,10 @@ class RoleConfig(Section):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     micro_batch_tokens: Positive = Field(16384, description="Most tokens of one packed micro-batch, prompts included.")
     recompute_activations: bool = Field(False, description="Recompute each layer in the backward pass to save memory.")
-    prompt: Path | None = Field(None, description="File with this role's prompt (docs/data.md); null: the shipped one.")
-    chat_template: str = Field(
+    prompt: FilePath | None = Field(
+        None, description="File with this role's prompt (docs/data.md); null: the shipped one."
+    )
+    chat_template: Annotated[str, AfterValidator(_template)] = Field(
         "auto", description="auto: the tokenizer's, where it has one; none: plain prompts; or the path of a Jinja file."
     )
     chat_template_arguments: dict[str, Any] = Field(

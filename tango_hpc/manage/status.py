@@ -24,7 +24,7 @@ from tango_hpc.control.stop import StopRequest, request_stop
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, known_jobs, lock_holder, submitted_jobs
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.directory import RunDirectory, runs_below
 from tango_hpc.run.summary import read_summary
 from tango_hpc.run.worker import Worker
 
@@ -61,14 +61,10 @@ def find_runs(path: Path) -> list[RunDirectory]:
     """The run at `path`, or all runs below it. Raises UserError where there is none."""
     if (path / "config.yaml").is_file():
         return [RunDirectory(path)]
-    found = []
-    for folder, below, files in os.walk(path):
-        if "config.yaml" in files and "control" in below:
-            found.append(Path(folder))
-            below.clear()  # a run holds no runs, but maybe a great many files
+    found = sorted(runs_below(path))
     if not found:
         raise UserError(f"{path} is no run directory and holds none; give the run.dir of a run, or a folder of runs")
-    return [RunDirectory(folder) for folder in sorted(found)]
+    return [RunDirectory(folder) for folder in found]
 
 
 def states(directories: list[RunDirectory]) -> list[RunState]:
