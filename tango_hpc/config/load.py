@@ -163,11 +163,11 @@ def validate_tree(tree: dict[str, Any], origin: str) -> Config:
 def _in_base(mistake: str, tree: dict[str, Any], base: Path) -> str:
     """Where a mistake starts with a key that has its value from the base: that it stands there."""
     key = mistake.partition(":")[0]
-    value = _value_at(read_yaml(base), key)
-    return f" (set in {base})" if value is not None and value == _value_at(tree, key) else ""
+    value = value_at(read_yaml(base), key)
+    return f" (set in {base})" if value is not None and value == value_at(tree, key) else ""
 
 
-def _value_at(tree: dict[str, Any], key: str) -> Any:
+def value_at(tree: dict[str, Any], key: str) -> Any:
     """What stands under a dotted key, a whole list for one of its items; None if nothing does."""
     node: Any = tree
     for name in key.split("."):
@@ -178,7 +178,8 @@ def _value_at(tree: dict[str, Any], key: str) -> Any:
 
 def config_to_yaml(config: Config) -> str:
     """The resolved config as YAML that `load_config` reads back to an equal one."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # of a sweep there may be a thousand
+    return yaml.dump(config.model_dump(mode="json"), Dumper=dumper, sort_keys=False)
 
 
 def _resolve(node: Any, root: dict[str, Any], path: tuple[str, ...], mistakes: list[str], depth: int = 0) -> Any:

@@ -58,17 +58,33 @@ def prepare_run(stages: Sequence[str], config: Config, *, resume: bool) -> RunDi
 
     Raises UserError for what is missing or in the way.
     """
-    check_run_dir(config.run.dir)
-    if resume:
-        check_there_is_a_run(RunDirectory(config.run.dir))
-    for number, stage in enumerate(stages):
-        check_inputs(config, stage, after=stages[:number])
+    _check_inputs(stages, config, resume=resume)
     directory, changes = enter_run(config.run.dir, config_to_yaml(config), resume=resume, stage=stages[0])
     for stage in stages:
         if changes and is_done(directory, stage):
             update_summary(directory, stage, "stopped")  # done under the old settings, not under the new ones
     synthesise_data(config)
     return directory
+
+
+def check_run(stages: Sequence[str], config: Config, *, resume: bool) -> None:
+    """Raise UserError where `prepare_run` would; makes nothing."""
+    _check_inputs(stages, config, resume=resume)
+    directory = RunDirectory(config.run.dir)
+    _check_strangers(directory)
+    if directory.config.is_file():
+        _check_changes(directory, config_to_yaml(config), resume=resume, stage=stages[0])
+    nearest = next(folder for folder in (directory.path, *directory.path.parents) if folder.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        raise UserError(f"cannot write the run directory {directory.path}: {nearest} is no folder that you may write")
+
+
+def _check_inputs(stages: Sequence[str], config: Config, *, resume: bool) -> None:
+    check_run_dir(config.run.dir)
+    if resume:
+        check_there_is_a_run(RunDirectory(config.run.dir))
+    for number, stage in enumerate(stages):
+        check_inputs(config, stage, after=stages[:number])
 
 
 def check_run_dir(path: Path) -> None:
@@ -151,14 +167,20 @@ def enter_run(
     return directory, changes
 
 
-def _make_folders(directory: RunDirectory) -> None:
-    directory.path.mkdir(parents=True, exist_ok=True)
+def _check_strangers(directory: RunDirectory) -> None:
+    if not directory.path.is_dir() or directory.config.is_file():
+        return
     strangers = sorted({entry.name for entry in directory.path.iterdir()} - LAUNCHER_ENTRIES)
-    if strangers and not directory.config.is_file():
+    if strangers:
         raise UserError(
             f"{directory.path} is not empty and is not a run (it holds {', '.join(strangers[:5])}). "
             "Choose another directory with run.dir=PATH."
         )
+
+
+def _make_folders(directory: RunDirectory) -> None:
+    directory.path.mkdir(parents=True, exist_ok=True)
+    _check_strangers(directory)
     for folder in (directory.tensorboard, directory.rollouts, directory.checkpoints, directory.logs):
         folder.mkdir(exist_ok=True)
     for folder in (directory.control, directory.outcomes, directory.heartbeats):
@@ -171,8 +193,7 @@ def _make_folders(directory: RunDirectory) -> None:
 def _check_changes(
     directory: RunDirectory, resolved_config_yaml: str, *, resume: bool, stage: str | None
 ) -> list[ConfigChange]:
-    found = config_changes(read_tree(directory.config), yaml.safe_load(resolved_config_yaml))
-    changes = [change for change in found if change.key != "run.dir"]  # it is this very directory, by whatever name
+    changes = changes_of_run(directory, resolved_config_yaml)
     if not resume:
         started = read_summary(directory).get("stages", {})
         if not changes and stage is not None and stage not in started:
@@ -193,6 +214,12 @@ def _check_changes(
 
 def _listed(changes: Sequence[ConfigChange]) -> str:
     return "".join(f"\n  {change}" for change in changes)
+
+
+def changes_of_run(directory: RunDirectory, resolved_config_yaml: str) -> list[ConfigChange]:
+    """In what a configuration differs from that of the run which is there."""
+    found = config_changes(read_tree(directory.config), yaml.safe_load(resolved_config_yaml))
+    return [change for change in found if change.key != "run.dir"]  # it is this very directory, by whatever name
 
 
 def config_changes(before_tree: Mapping[str, Any], after_tree: Mapping[str, Any]) -> list[ConfigChange]:

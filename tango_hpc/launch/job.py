@@ -12,6 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
@@ -25,6 +26,7 @@ from tango_hpc.launch.attempts import Attempt, AttemptLog, RunLock, submitted_jo
 from tango_hpc.launch.enter import is_done
 from tango_hpc.launch.environment import place
 from tango_hpc.launch.provenance import record_attempt
+from tango_hpc.launch.snapshot import check_runs_snapshot
 from tango_hpc.launch.starters import LocalStarter, SrunStarter, Starter
 from tango_hpc.launch.supervisor import Supervisor
 from tango_hpc.run.directory import RunDirectory
@@ -109,9 +111,11 @@ def _note_failure(directory: RunDirectory, log: AttemptLog, attempt: Attempt, co
     update_summary(directory, attempt.stage, "failed")
 
 
-def run_stages(directory: RunDirectory, stages: str, console: Console) -> int:
-    """Run "sft,train" and the like, one after the other, until one does not end with 0."""
+def run_stages(directory: RunDirectory, stages: str, console: Console, snapshot: Path | None = None) -> int:
+    """Run "sft,train" and the like, one after the other, until one does not end with 0; no other code than `snapshot`."""
     try:
+        if snapshot is not None:
+            check_runs_snapshot(snapshot)
         config = load_config(directory.config)
     except UserError as error:  # a folder that this machine does not see, say
         log = AttemptLog(directory)
@@ -125,13 +129,13 @@ def run_stages(directory: RunDirectory, stages: str, console: Console) -> int:
     return code
 
 
-def run_job(run_dir: str, stages: str) -> dict:
+def run_job(run_dir: str, stages: str, snapshot: str | None = None) -> dict:
     """What a submitted job runs (submitit pickles the arguments, nothing else); returns the run's summary.
 
     Raises `StoppedEarly` where the run was stopped for good, and RuntimeError where it failed.
     """
     directory = RunDirectory.open(run_dir)
-    code = run_stages(directory, stages, Console(soft_wrap=True))
+    code = run_stages(directory, stages, Console(soft_wrap=True), Path(snapshot) if snapshot else None)
     if code == STOPPED:
         raise StoppedEarly(f"saved; continue with: {resume_command(directory, stages)}")
     if code != 0:
@@ -192,7 +196,8 @@ def main() -> int:
     """`python -m tango_hpc.launch.job RUN_DIR STAGES`: what a batch script executes."""
     path, stages = sys.argv[1:]
     try:
-        return run_stages(RunDirectory.open(path), stages, Console(soft_wrap=True))
+        directory = RunDirectory.open(path)
+        return run_stages(directory, stages, Console(soft_wrap=True), directory.snapshot)
     except UserError as error:
         print(f"tango: {error}", file=sys.stderr)
         return error.exit_code

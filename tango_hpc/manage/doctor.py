@@ -21,6 +21,7 @@ from tango_hpc.launch import slurm
 from tango_hpc.launch.environment import free_port, python_path
 from tango_hpc.launch.gpu_driver import ASK_FOR_GPUS, gpu_software, why_no_gpu, why_not_shared
 from tango_hpc.launch.starters import CODE_ROOT
+from tango_hpc.manage.dry_run import ask_slurm
 from tango_hpc.manage.profiles import Profile, job_variables, load_profile
 from tango_hpc.manage.submit import script
 from tango_hpc.run.summary import package_versions
@@ -231,19 +232,10 @@ def _profile(profile: Profile, config: Config | None) -> Iterator[Finding]:
             "" if fine else "name a folder of your own",
         )
     if config is not None and slurm.is_available():
-        answer = subprocess.run(
-            ["sbatch", "--test-only"],
-            input=script("train", config, profile),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        taken = answer.returncode == 0
+        taken, words = ask_slurm(script("train", config, profile))
         yield Finding(
             "ok" if taken else "fail",
-            f"Slurm would take the job: {answer.stderr.strip()}"
-            if taken
-            else f"Slurm refuses: {answer.stderr.strip()}",
+            f"Slurm would take the job: {words}" if taken else f"Slurm refuses: {words}",
             "" if taken else "correct account, partition, qos, time or GPUs in the profile",
         )
 

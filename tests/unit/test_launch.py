@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -375,14 +376,17 @@ def test_a_grid_times_seeds(tmp_path: Path) -> None:
     assert last.label == "name=rloo, learning_rate=2e-05"
     assert last.config.algorithm.name == "rloo" and last.config.generator.optimizer.learning_rate == 2e-5
     assert last.config.seed == 5 and last.config.train.generator_steps == 9
-    assert last.config.run.dir == tmp_path / "sweep" / "cells" / "007_name=rloo_learning_rate=2e-05_seed=5"
+    assert last.config.run.dir.parent == tmp_path / "sweep" / "cells"
+    assert re.fullmatch(r"name=rloo_learning_rate=2e-05_[0-9a-f]{8}_seed=5", last.config.run.dir.name)
     assert len({cell.config.run.dir for cell in sweep.cells}) == 8
 
 
 def test_every_mistake_of_a_sweep_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         load_sweep(
-            _sweep_file(tmp_path, cells=[{"algorithm.nam": "grpo"}, {"train.questions_per_step": 0}, {"seed": 1}])
+            _sweep_file(
+                tmp_path, cells=[{"algorithm.nam": "grpo"}, {"train.questions_per_step": 0}, {"train.eval_every": 1}]
+            )
         )
     text = str(caught.value)
     assert "cell 0" in text and "did you mean name?" in text and "cell 1" in text and "cell 2" not in text
