@@ -151,7 +151,10 @@ def validate_tree(tree: dict[str, Any], origin: str) -> Config:
         except ValidationError as error:
             mistakes = [explain_mistake(item) for item in error.errors()]
     if config is not None:
-        mistakes = find_conflicts(config)
+        try:
+            mistakes = find_conflicts(config)
+        except PermissionError as error:
+            mistakes = [f"{error.filename} cannot be read: permission denied"]
     if base is not None:
         mistakes = [line + _in_base(line, tree, base) for line in mistakes]
     if mistakes or config is None:

@@ -23,7 +23,7 @@ def take_snapshot(snapshot: Path) -> Path:
         return snapshot  # this is the copy
     partial = snapshot.with_name(f".snapshot.{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
-    for file in package_files():
+    for file in package_files(PACKAGE):
         (partial / PACKAGE.name / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(PACKAGE / file, partial / PACKAGE.name / file)
     state = code_state(PACKAGE.parent) | {"checksum": code_checksum(partial / PACKAGE.name)}
@@ -52,9 +52,9 @@ def check_runs_snapshot(snapshot: Path) -> None:
             "profile's environment take PYTHONPATH away, or does its Python not read it?"
         )
     copied = json.loads((snapshot / CODE_STATE_FILE).read_text(encoding="utf-8"))["checksum"]
-    if code_checksum() != copied:
+    if code_checksum(PACKAGE) != copied:
         raise CheckFailed(
-            f"the code in {snapshot} was changed after it was copied (checksum {code_checksum()[:12]}, not {copied[:12]}); "
+            f"the code in {snapshot} was changed after it was copied (checksum {code_checksum(PACKAGE)[:12]}, not {copied[:12]}); "
             "submit again with --resume, which takes a new copy"
         )
 
@@ -63,8 +63,8 @@ def check_runs_code_of_attempt(directory: RunDirectory) -> None:
     """Raise CheckFailed where a rank runs other code than its supervisor, such as that of a container's image."""
     attempts = read_provenance(directory).get("attempts", [])
     wanted = attempts[-1]["code"].get("checksum") if attempts else None
-    if wanted is not None and code_checksum() != wanted:
+    if wanted is not None and code_checksum(PACKAGE) != wanted:
         raise CheckFailed(
-            f"this rank runs the code of {PACKAGE.parent} (checksum {code_checksum()[:12]}), the supervisor that of "
+            f"this rank runs the code of {PACKAGE.parent} (checksum {code_checksum(PACKAGE)[:12]}), the supervisor that of "
             f"{attempts[-1]['code']['path']} ({wanted[:12]}); does the container take PYTHONPATH away, or not see that folder?"
         )
