@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import yaml
 from rich.console import Console
+from typer.testing import CliRunner
 
+from tango_hpc.cli import app
 from tango_hpc.config import config_to_yaml, load_config
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
@@ -270,6 +272,32 @@ def test_attempts_without_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     log.end(attempt, 1, "boom")
     assert not attempt.made_progress
     assert [attempt.code for attempt in log.read()] == [85, None, 1]
+
+
+def test_a_torn_line_of_one_run_does_not_end_the_commands_of_a_folder(tmp_path: Path) -> None:
+    for name in ("torn", "whole"):
+        directory = prepare_run(["train"], counting_config(tmp_path, name, {"nodes": 1}), resume=False)
+        log = AttemptLog(directory)
+        log.end(log.start("train"), 85, "Ctrl-C")
+    torn = RunDirectory(tmp_path / "torn")
+    lines = torn.attempts_file.read_bytes().splitlines(keepends=True)
+    rubbish = b'\0\0\xff\n{"number": 7, "code": 1}\n12\n'
+    torn.attempts_file.write_bytes(lines[0] + lines[1] + rubbish + lines[0].replace(b": 1", b": 2", 1)[:40])
+    told = ""
+    for command in (["status"], ["logs"], ["stop"], ["cancel"], ["status", "--json"]):
+        done = CliRunner().invoke(app, [command[0], str(tmp_path), *command[1:]])
+        assert done.exit_code == 0 and "whole" in done.output, done.output
+        told += done.stderr
+    warnings = [
+        f"tango: warning: {torn.attempts_file}, line {number} is torn and passed over" for number in (3, 4, 5, 6)
+    ]
+    assert [line.partition(": what")[0] for line in told.splitlines()] == warnings  # once each, not with every command
+    log = AttemptLog(torn)
+    assert [attempt.code for attempt in log.read()] == [85]
+    again = log.start("train")  # which writes behind half a line
+    log.end(again, 0, "")
+    assert [(attempt.number, attempt.code) for attempt in log.read()] == [(1, 85), (2, 0)]
+    assert run_state(torn, {}).state == "done"
 
 
 def test_states_without_slurm(tmp_path: Path) -> None:
