@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from tango_hpc.errors import UserError
+
 Cluster = Annotated[
     Literal["slurm", "local", "debug"],
     typer.Option(help="slurm; local: in the background here; debug: in this process."),
@@ -107,17 +109,23 @@ def sweep(
 
 
 def status(
-    run: RunOrFolder, as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False
+    run: RunOrFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it anew every few seconds until all is over.")
+    ] = False,
 ) -> None:
     """Say what became of a run, or of every run below a folder; also after the job has left the queue.
 
-    Example: `tango status runs`
+    Example: `tango status runs --watch`
     """
     from rich.console import Console
 
-    from tango_hpc.manage.status import show_status
+    from tango_hpc.manage.status_table import show_status
 
-    show_status(run, Console(), as_json=as_json)
+    if as_json and watch:
+        raise UserError("--json is for scripts and --watch for people: give one of them")
+    show_status(run, Console(), as_json=as_json, watch=watch)
 
 
 def logs(

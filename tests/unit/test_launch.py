@@ -29,7 +29,8 @@ from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.launch.staging import stage_weights, staged_overrides
 from tango_hpc.manage import profiles
 from tango_hpc.manage.profiles import Profile, load_profile, setup_lines, time_limit_minutes
-from tango_hpc.manage.status import find_runs, run_state, show_logs, show_status
+from tango_hpc.manage.status import find_runs, run_state, show_logs
+from tango_hpc.manage.status_table import show_status
 from tango_hpc.manage.submit import check_time, script
 from tango_hpc.manage.sweep import load_sweep
 from tango_hpc.manage.sweep_results import CellResult, group
@@ -327,7 +328,7 @@ def test_what_is_missing_on_the_compute_node_is_the_reason_that_status_gives(tmp
     assert shown.getvalue().startswith("the model folder ")
     shown = io.StringIO()
     show_status(tmp_path, Console(file=shown, width=400), as_json=False)
-    assert " run [1] " in shown.getvalue()
+    assert "\nrun [1] train FAILED" in shown.getvalue()
 
 
 def test_the_command_that_continues_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
