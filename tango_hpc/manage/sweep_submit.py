@@ -37,7 +37,7 @@ from tango_hpc.manage.submit import (
 from tango_hpc.manage.sweep import Cell, Sweep, check_unchanged, known_states
 
 SLURMS_ARRAY_SIZE = 1001  # MaxArraySize, unless the cluster has its own
-# Cells that come to their end by themselves are left alone, and so are those of which Slurm does not tell.
+# Cells that come to their end by themselves are left alone.
 TO_RESUBMIT = ("new", "failed", "lost", "stopped")
 
 
@@ -80,6 +80,12 @@ def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster
 def cells_to_submit(sweep: Sweep, console: Console, *, resubmit: bool) -> list[Cell]:
     """The cells that are to be submitted; says what becomes of the others. Raises UserError where only --resubmit helps."""
     known = known_states(sweep.cells)
+    unknown = [state for state in known.values() if state.state == "unknown"]
+    if unknown:
+        raise UserError(
+            f"whether {len(unknown)} of {len(sweep.cells)} cells wait or run is not known, so nothing was submitted; "
+            f"try again later. {unknown[0].run}: {unknown[0].detail}"
+        )
     wanted = TO_RESUBMIT if resubmit else ("new",)
     cells = [cell for cell in sweep.cells if cell.index not in known or known[cell.index].state in wanted]
     kept = Counter(known[cell.index].state for cell in sweep.cells if cell not in cells)
