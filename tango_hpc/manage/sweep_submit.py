@@ -36,6 +36,7 @@ from tango_hpc.manage.submit import (
 )
 from tango_hpc.manage.sweep import Cell, Sweep, check_unchanged, known_states
 
+MAX_PROBLEMS = 10  # that are shown, of as many as there are cells
 SLURMS_ARRAY_SIZE = 1001  # MaxArraySize, unless the cluster has its own
 # Cells that come to their end by themselves are left alone.
 TO_RESUBMIT = ("new", "failed", "lost", "stopped")
@@ -88,7 +89,8 @@ def cells_to_submit(sweep: Sweep, console: Console, *, resubmit: bool) -> list[C
         )
     wanted = TO_RESUBMIT if resubmit else ("new",)
     cells = [cell for cell in sweep.cells if cell.index not in known or known[cell.index].state in wanted]
-    kept = Counter(known[cell.index].state for cell in sweep.cells if cell not in cells)
+    chosen = {cell.index for cell in cells}
+    kept = Counter(state.state for index, state in known.items() if index not in chosen)
     check_unchanged(sweep, sweep.cells)
     told = ", ".join(f"{count} {state}" for state, count in kept.items())
     if not cells and any(state in TO_RESUBMIT for state in kept):
@@ -122,7 +124,9 @@ def check_sweep(
         except UserError as error:
             problems[str(error)] += 1
     if problems:
-        raise UserError("\n".join(f"{text} ({count} of {len(cells)} cells)" for text, count in problems.items()))
+        lines = [f"{text} ({count} of {len(cells)} cells)" for text, count in problems.most_common(MAX_PROBLEMS)]
+        more = len(problems) - len(lines)
+        raise UserError("\n".join([*lines, *([f"and {more} more"] if more else [])]))
     if cluster != "slurm":
         return [list(cells)]
     arrays = split(cells, _largest_array(console))
