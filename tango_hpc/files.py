@@ -36,6 +36,17 @@ def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) 
             os.fsync(file.fileno())
 
 
+def open_to_readers(path: Path) -> None:
+    """Give a file that a library has made for its owner alone the mode of any other new file there: the umask decides."""
+    probe = path.with_name(f".{path.name}.mode")
+    descriptor = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        path.chmod(os.fstat(descriptor).st_mode & 0o777)
+    finally:
+        os.close(descriptor)
+        probe.unlink()
+
+
 @contextmanager
 def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
     """A writer of tables of `schema` to the file `path`, which is there when the block ends; after an error the old one is."""

@@ -16,11 +16,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tango_hpc.config import Config, load_config
+from tango_hpc.control.guard import SUPERVISED
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.control.watchdog import STARTUP_SECONDS
 from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.launch.environment import rank_variables, threads_of_rank
 from tango_hpc.launch.gpu_driver import why_no_gpu, why_not_shared
+from tango_hpc.launch.snapshot import check_runs_code_of_attempt
 from tango_hpc.launch.staging import staged_overrides
 from tango_hpc.launch.workers import Body, host_ranks
 from tango_hpc.run.directory import RunDirectory
@@ -41,6 +43,8 @@ STAGES = {
 
 def prepare_stage(directory: RunDirectory, stage: str) -> tuple[Sequence[str], Body]:
     """The roles of `stage` and what their processes do, with all that they import; no GPU is touched."""
+    if SUPERVISED in os.environ:
+        check_runs_code_of_attempt(directory)
     config = load_config(directory.config, staged_overrides(directory.config))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what a job needs was on the shared disk before it started
     if config.launch.device == "cpu":

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tango_hpc.config.models import built_otherwise, model_dimensions
+from tango_hpc.config.paths import NO_TEMPLATE_FILE
 from tango_hpc.config.roles import ModelConfig, RoleConfig
 from tango_hpc.config.schema import Config
 from tango_hpc.errors import UserError
@@ -131,7 +132,7 @@ def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str
         read_prompt(name, role.prompt)
     except UserError as error:
         yield str(error)
-    if role.chat_template not in ("auto", "none") and not Path(role.chat_template).is_file():
+    if role.chat_template not in NO_TEMPLATE_FILE and not Path(role.chat_template).is_file():
         yield f"{name}.chat_template: no file at {role.chat_template}; give one, or auto or none"
     length = role.max_prompt_tokens + role.max_response_tokens
     if role.micro_batch_tokens < length:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import types
 import typing
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from tango_hpc.config.checks import find_conflicts
+from tango_hpc.config.paths import absolute, section_type, seen_from_run
 from tango_hpc.config.schema import Config
 from tango_hpc.errors import UserError
+from tango_hpc.run.directory import is_run
 
 _REFERENCE = re.compile(r"\$\{([^}]*)\}")
 
@@ -56,7 +57,7 @@ def load_config(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
 
 
 def read_run_dir(path: Path, overrides: typing.Sequence[str] = ()) -> Path:
-    """Only `run.dir` of a config, whose other settings may have become invalid since its run began."""
+    """Only `run.dir` of a config, absolute; its other settings may have become invalid since its run began."""
     tree = read_tree(path)
     for override in overrides:
         apply_override(tree, override)
@@ -65,17 +66,19 @@ def read_run_dir(path: Path, overrides: typing.Sequence[str] = ()) -> Path:
     value = _resolve(section.get("dir") if isinstance(section, dict) else None, tree, ("run", "dir"), mistakes)
     if mistakes or not isinstance(value, str):
         raise UserError(f"{path} has no usable run.dir: {'; '.join(mistakes) or value!r}")
-    return Path(value)
+    return absolute(Path(value))
 
 
 def read_tree(path: Path) -> dict[str, Any]:
     """A config file's settings over those of its `base`, as nested dictionaries; `base` is then that file's path.
 
-    Mappings merge key by key; any other value, null too, replaces what the base has under its key.
+    Mappings merge key by key; any other value, null too, replaces what the base has under its key. The config.yaml of a
+    run is read as seen from where it lies now.
     """
     tree = read_yaml(path)
     if "base" not in tree:
-        return tree
+        folder = absolute(Path(path)).parent
+        return seen_from_run(tree, folder, Config) if path.name == "config.yaml" and is_run(folder) else tree
     named = tree["base"]
     if not isinstance(named, str):
         raise UserError(f"{path}: base: must be the path of another config, seen from this file (got {named!r})")
@@ -148,7 +151,10 @@ def validate_tree(tree: dict[str, Any], origin: str) -> Config:
         except ValidationError as error:
             mistakes = [explain_mistake(item) for item in error.errors()]
     if config is not None:
-        mistakes = find_conflicts(config)
+        try:
+            mistakes = find_conflicts(config)
+        except PermissionError as error:
+            mistakes = [f"{error.filename} cannot be read: permission denied"]
     if base is not None:
         mistakes = [line + _in_base(line, tree, base) for line in mistakes]
     if mistakes or config is None:
@@ -160,11 +166,11 @@ def validate_tree(tree: dict[str, Any], origin: str) -> Config:
 def _in_base(mistake: str, tree: dict[str, Any], base: Path) -> str:
     """Where a mistake starts with a key that has its value from the base: that it stands there."""
     key = mistake.partition(":")[0]
-    value = _value_at(read_yaml(base), key)
-    return f" (set in {base})" if value is not None and value == _value_at(tree, key) else ""
+    value = value_at(read_yaml(base), key)
+    return f" (set in {base})" if value is not None and value == value_at(tree, key) else ""
 
 
-def _value_at(tree: dict[str, Any], key: str) -> Any:
+def value_at(tree: dict[str, Any], key: str) -> Any:
     """What stands under a dotted key, a whole list for one of its items; None if nothing does."""
     node: Any = tree
     for name in key.split("."):
@@ -175,7 +181,8 @@ def _value_at(tree: dict[str, Any], key: str) -> Any:
 
 def config_to_yaml(config: Config) -> str:
     """The resolved config as YAML that `load_config` reads back to an equal one."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # of a sweep there may be a thousand
+    return yaml.dump(config.model_dump(mode="json"), Dumper=dumper, sort_keys=False)
 
 
 def _resolve(node: Any, root: dict[str, Any], path: tuple[str, ...], mistakes: list[str], depth: int = 0) -> Any:
@@ -234,18 +241,7 @@ def _elsewhere(unknown: str, parents: list[str | int], model: Any) -> list[str]:
 
 def _field_names(parents: list[str | int], model: Any) -> list[str]:
     for name in parents:
-        model = _section_type(model.model_fields[str(name)].annotation) if str(name) in model.model_fields else None
+        model = section_type(model.model_fields[str(name)].annotation) if str(name) in model.model_fields else None
         if model is None:
             return []
     return list(model.model_fields)
-
-
-def _section_type(annotation: Any) -> Any:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        for option in typing.get_args(annotation):
-            found = _section_type(option)
-            if found is not None:
-                return found
-    return None

@@ -113,7 +113,7 @@ def _paths() -> dict[type[Section], str]:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    if isinstance(field.default, Section):
+    if isinstance(field.default, Section) or field.default_factory is not None:
         return "see there"
     if field.default is None:
         return "`null`"

@@ -7,8 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from tango_hpc.config.values import NonNegative, Positive, PositiveFloat, Section, Share, Temperature
+from tango_hpc.config.paths import NO_TEMPLATE_FILE, absolute
+from tango_hpc.config.values import FilePath, NonNegative, Positive, PositiveFloat, Section, Share, Temperature
 from tango_hpc.protocol.tiny import LETTERS, TAGS
+
+
+def _template(value: str) -> str:
+    return value if value in NO_TEMPLATE_FILE else str(absolute(Path(value)))
 
 
 def _characters(characters: str) -> str:
@@ -37,11 +42,11 @@ class TinyModelConfig(Section):
 class ModelConfig(Section):
     """Which weights a role starts from."""
 
-    path: Path = Field(description="Hugging Face folder: config.json, safetensors, tokenizer.")
+    path: FilePath = Field(description="Hugging Face folder: config.json, safetensors, tokenizer.")
     build: TinyModelConfig | None = Field(
         None, description="Build a tiny model at `path` if the folder does not exist (last-letter task only)."
     )
-    reference_path: Path | None = Field(
+    reference_path: FilePath | None = Field(
         None, description="Weights of the frozen reference of the KL term; default: those of `path`."
     )
 
@@ -106,8 +111,10 @@ class RoleConfig(Section):
         description="Strings that end a response, beside the tokenizer's ends of turn. The tokens up to the one that "
         "completes the string are the response, and are trained on.",
     )
-    prompt: Path | None = Field(None, description="File with this role's prompt (docs/data.md); null: the shipped one.")
-    chat_template: str = Field(
+    prompt: FilePath | None = Field(
+        None, description="File with this role's prompt (docs/data.md); null: the shipped one."
+    )
+    chat_template: Annotated[str, AfterValidator(_template)] = Field(
         "auto", description="auto: the tokenizer's, where it has one; none: plain prompts; or the path of a Jinja file."
     )
     chat_template_arguments: dict[str, Any] = Field(

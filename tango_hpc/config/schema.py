@@ -11,9 +11,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from tango_hpc.config.paths import absolute
 from tango_hpc.config.roles import ModelConfig, OptimizerConfig, RoleConfig
 from tango_hpc.config.values import (
     Count,
+    FilePath,
     NonNegative,
     Positive,
     PositiveFloat,
@@ -28,7 +30,7 @@ from tango_hpc.equations import AlphaSchedule, ClassWeighting
 class RunConfig(Section):
     """Where a run lives."""
 
-    dir: Path = Field(description="Run directory; made if missing, refused if it holds another run.")
+    dir: FilePath = Field(description="Run directory; made if missing, refused if it holds another run.")
 
 
 class AlgorithmConfig(Section):
@@ -123,8 +125,8 @@ class TrainConfig(Section):
 class DataConfig(Section):
     """Parquet files of questions: columns id, question, answer, source."""
 
-    train: Path
-    eval: Path
+    train: FilePath
+    eval: FilePath
     eval_questions: Positive = Field(256, description="Questions of `eval` that the evaluation in the loop asks.")
 
 
@@ -156,7 +158,7 @@ SHIPPED_TASKS = ("last_letter", "math")
 def _task_name(name: str) -> str:
     if name not in SHIPPED_TASKS and not name.endswith(".py"):
         raise ValueError(f"must be {', '.join(SHIPPED_TASKS)} or the path of a Python file that ends in .py")
-    return name
+    return name if name in SHIPPED_TASKS else str(absolute(Path(name)))
 
 
 class TaskConfig(Section):
@@ -179,8 +181,8 @@ class TaskConfig(Section):
 class SftRoleConfig(Section):
     """Supervised fine-tuning of one role on a Parquet file (question, solution_text[, verification_text])."""
 
-    data: Path
-    output: Path = Field(description="Hugging Face folder that is written.")
+    data: FilePath
+    output: FilePath = Field(description="Hugging Face folder that is written.")
     init: ModelConfig = Field(description="What to fine-tune.")
     steps: Positive = 800
     batch_size: Positive = 64
@@ -231,11 +233,11 @@ class EvalConfig(Section):
         ),
         description="Which sets, in this order; processbench asks the verifier, task the questions of data.eval.",
     )
-    data: Path = Field(Path("data/eval"), description="Folder of the prepared files NAME.parquet.")
+    data: FilePath = Field(Path("data/eval"), description="Folder of the prepared files NAME.parquet.")
     max_questions: Positive | None = Field(
         None, description="Only so many questions of each set, evenly spaced in its file."
     )
-    checkpoints_of: Path | None = Field(
+    checkpoints_of: FilePath | None = Field(
         None,
         description="Run whose checkpoints are evaluated; null: this run's own if it has any, else the models as they are.",
     )
@@ -252,8 +254,8 @@ class EvalConfig(Section):
 class TeacherConfig(Section):
     """`tango teacher`: the model of `generator` writes solutions to fine-tune on; those that are right are kept."""
 
-    questions: Path = Field(description="Prepared questions: columns id, question, answer, source.")
-    output: Path = Field(description="Folder: train.parquet, test.parquet, and parts/ while it is being made.")
+    questions: FilePath = Field(description="Prepared questions: columns id, question, answer, source.")
+    output: FilePath = Field(description="Folder: train.parquet, test.parquet, and parts/ while it is being made.")
     temperature: TemperatureOrGreedy = Field(0.1, description="0 is greedy; else 0.01 or more.")
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     samples: Positive = Field(1, description="Attempts at each question; the first that is right is kept.")
@@ -330,7 +332,7 @@ class Config(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     train: TrainConfig = TrainConfig()
     sft: SftConfig = SftConfig()
-    eval: EvalConfig = EvalConfig()
+    eval: EvalConfig = Field(default_factory=EvalConfig)  # its folder is seen from where the config is read
     teacher: TeacherConfig | None = None
     reshard: ReshardConfig = ReshardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from tango_hpc.config.paths import absolute
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+# As seen from where the command is typed; a job, and whoever goes on with the run, may be elsewhere.
+FilePath = Annotated[Path, AfterValidator(absolute)]
 
 
 MIN_TEMPERATURE = 0.01  # vLLM raises those between 0 and this to it

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import time
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,23 +63,26 @@ class AttemptLog:
         self._file = directory.attempts_file
 
     def read(self) -> list[Attempt]:
-        """All attempts, the oldest first."""
+        """All attempts, the oldest first. A line that a full disk or a dying node left torn is passed over, with a warning."""
         attempts: dict[int, Attempt] = {}
         if not self._file.is_file():
             return []
-        for line in self._file.read_text().splitlines():
-            data = json.loads(line)
-            if data["number"] in attempts:
-                for name, value in data.items():
-                    setattr(attempts[data["number"]], name, value)
-            else:
-                attempts[data["number"]] = Attempt(**data)
+        for place, line in enumerate(self._file.read_bytes().splitlines(), start=1):
+            try:
+                data = json.loads(line)
+                if data["number"] in attempts:
+                    for name, value in data.items():
+                        setattr(attempts[data["number"]], name, value)
+                else:
+                    attempts[data["number"]] = Attempt(**data)
+            except (ValueError, TypeError, KeyError):
+                _warn(f"{self._file}, line {place} is torn and passed over: what became of one attempt is not known")
         return list(attempts.values())
 
     def start(self, stage: str) -> Attempt:
         """Note the start of an attempt."""
         attempt = Attempt(
-            number=len(self.read()) + 1,
+            number=max((attempt.number for attempt in self.read()), default=0) + 1,
             stage=stage,
             host=socket.gethostname(),
             job=slurm.job_id(),
@@ -107,10 +112,18 @@ class AttemptLog:
         return count
 
     def _append(self, data: dict[str, Any]) -> None:
-        with self._file.open("a") as file:
-            file.write(json.dumps(data) + "\n")
+        with self._file.open("ab+") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            torn = file.read(1) not in (b"", b"\n")  # by a write that came to no end; it spoils its own line only
+            file.write(b"\n" * torn + json.dumps(data).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+@cache
+def _warn(text: str) -> None:
+    """Say it once, however often the file is read."""
+    print(f"tango: warning: {text}", file=sys.stderr)
 
 
 def remember_job(directory: RunDirectory, stages: str, cluster: str, job: Any, profile: str | None) -> None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tango_hpc.config import Config, config_to_yaml
+from tango_hpc.config.load import read_tree
+from tango_hpc.config.paths import same_value
 from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
 from tango_hpc.launch.provenance import note_changes
 from tango_hpc.launch.queued import check_no_job_waits, never_started
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.directory import RunDirectory, runs_below
 from tango_hpc.run.summary import read_summary, update_summary
 from tango_hpc.stages.preflight import check_inputs
 from tango_hpc.tasks.made_files import make_missing_files
@@ -56,14 +60,60 @@ def prepare_run(stages: Sequence[str], config: Config, *, resume: bool) -> RunDi
 
     Raises UserError for what is missing or in the way.
     """
-    for number, stage in enumerate(stages):
-        check_inputs(config, stage, after=stages[:number])
+    _check_inputs(stages, config, resume=resume)
     directory, changes = enter_run(config.run.dir, config_to_yaml(config), resume=resume, stage=stages[0])
     for stage in stages:
         if changes and is_done(directory, stage):
             update_summary(directory, stage, "stopped")  # done under the old settings, not under the new ones
     make_missing_files(config)
     return directory
+
+
+def check_run(stages: Sequence[str], config: Config, *, resume: bool) -> None:
+    """Raise UserError where `prepare_run` would; makes nothing."""
+    _check_inputs(stages, config, resume=resume)
+    directory = RunDirectory(config.run.dir)
+    _check_strangers(directory)
+    if directory.config.is_file():
+        _check_changes(directory, config_to_yaml(config), resume=resume, stage=stages[0])
+    nearest = next(folder for folder in (directory.path, *directory.path.parents) if folder.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        raise UserError(f"cannot write the run directory {directory.path}: {nearest} is no folder that you may write")
+
+
+def _check_inputs(stages: Sequence[str], config: Config, *, resume: bool) -> None:
+    check_run_dir(config.run.dir)
+    if resume:
+        check_there_is_a_run(RunDirectory(config.run.dir))
+    for number, stage in enumerate(stages):
+        check_inputs(config, stage, after=stages[:number])
+
+
+def check_run_dir(path: Path) -> None:
+    """Raise UserError for a name with which a job would run other code, or write its logs elsewhere."""
+    what = {":": "a colon, at which Python would split PYTHONPATH", "\\": "a backslash, which Slurm takes out of names"}
+    found = [text for sign, text in what.items() if sign in str(path)]
+    if any(not sign.isprintable() for sign in str(path)):
+        found.append("a line break or another control character")
+    if found:
+        raise UserError(
+            f"run.dir: {str(path)!r} holds {' and '.join(found)}; choose another name (dashes in times, say)"
+        )
+
+
+def check_there_is_a_run(directory: RunDirectory) -> None:
+    """Raise UserError where there is nothing to resume, with the runs that lie near."""
+    if directory.config.is_file():
+        return
+    path = directory.path
+    nearest = next(folder for folder in path.parents if folder.is_dir())
+    names = {str(run): run for run in runs_below(nearest, depth=2)}
+    close = difflib.get_close_matches(str(path), names, n=5, cutoff=0.0)
+    near = f"Runs near it: {', '.join(close)}" if close else f"There is no run near it, in {nearest}"
+    raise UserError(
+        f"there is no run to resume in {path}. {near}. Give the run.dir of a run, or its config.yaml; "
+        "without --resume a new run starts"
+    )
 
 
 def is_done(directory: RunDirectory, stage: str) -> bool:
@@ -113,20 +163,27 @@ def enter_run(
             "Choose one on a file system that you can write, with space left, with run.dir=PATH."
         ) from error
     changes = _check_changes(directory, resolved_config_yaml, resume=resume, stage=stage)
-    if changes:
+    if directory.config.read_text(encoding="utf-8") != resolved_config_yaml:  # new settings, or where a moved run lies
         write_atomically(directory.config, resolved_config_yaml)
+    if changes:
         note_changes(directory, map(str, changes))
     return directory, changes
 
 
-def _make_folders(directory: RunDirectory) -> None:
-    directory.path.mkdir(parents=True, exist_ok=True)
+def _check_strangers(directory: RunDirectory) -> None:
+    if not directory.path.is_dir() or directory.config.is_file():
+        return
     strangers = sorted({entry.name for entry in directory.path.iterdir()} - LAUNCHER_ENTRIES)
-    if strangers and not directory.config.is_file():
+    if strangers:
         raise UserError(
             f"{directory.path} is not empty and is not a run (it holds {', '.join(strangers[:5])}). "
             "Choose another directory with run.dir=PATH."
         )
+
+
+def _make_folders(directory: RunDirectory) -> None:
+    directory.path.mkdir(parents=True, exist_ok=True)
+    _check_strangers(directory)
     for folder in (directory.tensorboard, directory.rollouts, directory.checkpoints, directory.logs):
         folder.mkdir(exist_ok=True)
     for folder in (directory.control, directory.outcomes, directory.heartbeats):
@@ -139,7 +196,7 @@ def _make_folders(directory: RunDirectory) -> None:
 def _check_changes(
     directory: RunDirectory, resolved_config_yaml: str, *, resume: bool, stage: str | None
 ) -> list[ConfigChange]:
-    changes = config_changes(directory.config.read_text(encoding="utf-8"), resolved_config_yaml)
+    changes = changes_of_run(directory, resolved_config_yaml)
     if changes and never_started(directory):
         check_no_job_waits(directory)
         return changes
@@ -165,11 +222,17 @@ def _listed(changes: Sequence[ConfigChange]) -> str:
     return "".join(f"\n  {change}" for change in changes)
 
 
-def config_changes(before_yaml: str, after_yaml: str) -> list[ConfigChange]:
+def changes_of_run(directory: RunDirectory, resolved_config_yaml: str) -> list[ConfigChange]:
+    """In what a configuration differs from that of the run which is there."""
+    found = config_changes(read_tree(directory.config), yaml.safe_load(resolved_config_yaml))
+    return [change for change in found if change.key != "run.dir"]  # it is this very directory, by whatever name
+
+
+def config_changes(before_tree: Mapping[str, Any], after_tree: Mapping[str, Any]) -> list[ConfigChange]:
     """The settings in which two configurations differ, by dotted key."""
-    before, after = _flatten(yaml.safe_load(before_yaml)), _flatten(yaml.safe_load(after_yaml))
-    keys = sorted(before.keys() | after.keys())
-    return [ConfigChange(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+    before, after = _flatten(before_tree), _flatten(after_tree)
+    changes = [ConfigChange(key, before.get(key), after.get(key)) for key in sorted(before.keys() | after.keys())]
+    return [change for change in changes if not same_value(change.before, change.after)]
 
 
 def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -229,6 +229,9 @@ def _tasks_on_node(env: Mapping[str, str]) -> int:
 def python_path(root: Path) -> str:
     """PYTHONPATH for a process that runs the code below `root`, then what is set here.
 
-    An empty entry would be the working directory, whose files `python -P` is to keep out.
+    An empty entry would be the working directory, whose files `python -P` is to keep out. Raises UserError for a folder
+    that PYTHONPATH cannot name: other code would run.
     """
+    if os.pathsep in str(root):
+        raise UserError(f"{root} holds a colon, at which Python splits PYTHONPATH; give the folder another name")
     return os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))

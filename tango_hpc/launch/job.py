@@ -14,6 +14,7 @@ import sys
 import time
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
@@ -29,6 +30,7 @@ from tango_hpc.launch.enter import is_done
 from tango_hpc.launch.environment import place
 from tango_hpc.launch.provenance import record_attempt
 from tango_hpc.launch.requeue import requeue, resume_command
+from tango_hpc.launch.snapshot import check_runs_snapshot
 from tango_hpc.launch.starters import LocalStarter, SrunStarter, Starter
 from tango_hpc.launch.supervisor import ENDED_WHILE_LOADING, Supervisor
 from tango_hpc.run.directory import RunDirectory
@@ -157,9 +159,11 @@ def _note_failure(directory: RunDirectory, log: AttemptLog, attempt: Attempt, co
     update_summary(directory, attempt.stage, "failed")
 
 
-def run_stages(directory: RunDirectory, stages: str, console: Console) -> int:
-    """Run "sft,train" and the like, one after the other, until one does not end with 0."""
+def run_stages(directory: RunDirectory, stages: str, console: Console, snapshot: Path | None = None) -> int:
+    """Run "sft,train" and the like, one after the other, until one does not end with 0; no other code than `snapshot`."""
     try:
+        if snapshot is not None:
+            check_runs_snapshot(snapshot)
         config = load_config(directory.config)
     except UserError as error:  # a folder that this machine does not see, say
         log = AttemptLog(directory)
@@ -173,7 +177,7 @@ def run_stages(directory: RunDirectory, stages: str, console: Console) -> int:
     return code
 
 
-def run_job(run_dir: str, stages: str) -> dict:
+def run_job(run_dir: str, stages: str, snapshot: str | None = None) -> dict:
     """What a submitted job runs (submitit pickles the arguments, nothing else); returns the run's summary.
 
     So it does where the run saved and stopped, unless `launch.stopped_exit_code` wants another end than a good one.
@@ -181,7 +185,7 @@ def run_job(run_dir: str, stages: str) -> dict:
     """
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # submitit's handler would requeue, or fail, before and after the run
     directory = RunDirectory.open(run_dir)
-    code = run_stages(directory, stages, Console(soft_wrap=True))
+    code = run_stages(directory, stages, Console(soft_wrap=True), Path(snapshot) if snapshot else None)
     if code == STOPPED and slurm.is_batch_process() and (ending := _exit_code(directory, code)) != 0:
         sys.exit(ending)
     if code not in (0, STOPPED):
@@ -234,7 +238,8 @@ def main() -> int:
     path, stages = sys.argv[1:]
     try:
         directory = RunDirectory.open(path)
-        return _exit_code(directory, run_stages(directory, stages, Console(soft_wrap=True)))
+        code = run_stages(directory, stages, Console(soft_wrap=True), directory.snapshot)
+        return _exit_code(directory, code)
     except UserError as error:
         print(f"tango: {error}", file=sys.stderr)
         return error.exit_code

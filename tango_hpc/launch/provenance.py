@@ -6,6 +6,7 @@ named in `ENVIRONMENT_ALLOWED` are kept; the address of the git remote, which ma
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -30,9 +31,27 @@ ENVIRONMENT_ALLOWED = (
     "CONDA_DEFAULT_ENV", "VIRTUAL_ENV", "LOADEDMODULES", "HF_HUB_OFFLINE",
 )  # fmt: skip
 
+PACKAGE = Path(__file__).resolve().parents[1]
+# What the package is made of, as pyproject.toml declares it beside Python files; whatever else lies in its folder is not.
+PACKAGE_DATA = ("report/templates/*", "protocol/shipped_prompts/*", "py.typed")
 CODE_STATE_FILE = "code_state.json"
 MAX_DIFF_CHARS = 500_000
 SECRET_ARGUMENT = re.compile(r"(?i)(token|secret|password|passwd|api[_-]?key)([=:]).+")
+
+
+def package_files(package: Path = PACKAGE) -> list[Path]:
+    """The files of the package in that folder, seen from there; nothing hidden."""
+    found = {file for pattern in ("**/*.py", *PACKAGE_DATA) for file in package.glob(pattern) if file.is_file()}
+    files = (file.relative_to(package) for file in found)
+    return sorted(file for file in files if not any(part.startswith(".") for part in file.parts))
+
+
+def code_checksum(package: Path = PACKAGE) -> str:
+    """SHA-256 of the names and contents of the package's files."""
+    total = hashlib.sha256()
+    for file in package_files(package):
+        total.update(f"{file.as_posix()}\0{hashlib.sha256((package / file).read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()
 
 
 def code_state(folder: Path) -> dict[str, Any]:
@@ -85,7 +104,7 @@ def record_attempt(directory: RunDirectory, *, stage: str, command: Sequence[str
         "command": [SECRET_ARGUMENT.sub(r"\1\2***", word) for word in (sys.argv if command is None else command)],
         "environment": environment(os.environ),
         "versions": package_versions(),
-        "code": code_state(Path(__file__).resolve().parents[2]),
+        "code": code_state(PACKAGE.parent) | {"checksum": code_checksum()},
         "config_changes": provenance.get("changes", []),
     }
     _write(directory, {"attempts": [*attempts, attempt]})

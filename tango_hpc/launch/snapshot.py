@@ -7,22 +7,27 @@ import os
 import shutil
 from pathlib import Path
 
-from tango_hpc.launch.provenance import CODE_STATE_FILE, code_state
-
-PACKAGE = Path(__file__).resolve().parents[1]
+from tango_hpc.errors import CheckFailed
+from tango_hpc.launch.provenance import CODE_STATE_FILE, PACKAGE, code_checksum, code_state, package_files
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.summary import read_provenance
 
 
 def take_snapshot(snapshot: Path) -> Path:
     """Copy the package into the folder `snapshot` and return that, to be put on PYTHONPATH.
 
-    The copy appears under its name only when it is whole. Data, models and version control are not part of it.
+    The copy appears under its name only when it is whole. It holds what the package declares as its own, no data that
+    lie in its folder, and beside them which code this is and its checksum.
     """
     if PACKAGE.parent == snapshot:
         return snapshot  # this is the copy
     partial = snapshot.with_name(f".snapshot.{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(PACKAGE, partial / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", ".*"))
-    (partial / CODE_STATE_FILE).write_text(json.dumps(code_state(PACKAGE.parent)))
+    for file in package_files(PACKAGE):
+        (partial / PACKAGE.name / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(PACKAGE / file, partial / PACKAGE.name / file)
+    state = code_state(PACKAGE.parent) | {"checksum": code_checksum(partial / PACKAGE.name)}
+    (partial / CODE_STATE_FILE).write_text(json.dumps(state))
     if snapshot.exists():
         old = snapshot.with_name(f".snapshot.old.{os.getpid()}")
         snapshot.rename(old)
@@ -31,3 +36,35 @@ def take_snapshot(snapshot: Path) -> Path:
     else:
         partial.rename(snapshot)
     return snapshot
+
+
+def describe_snapshot(snapshot: Path) -> str:
+    """What a snapshot is, in a line."""
+    sizes = [file.stat().st_size for file in (snapshot / PACKAGE.name).rglob("*") if file.is_file()]
+    return f"The job runs a copy of the code: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MB in {snapshot}"
+
+
+def check_runs_snapshot(snapshot: Path) -> None:
+    """Raise CheckFailed unless the code of this process is the `snapshot` as it was copied."""
+    if PACKAGE.parent != snapshot.resolve():
+        raise CheckFailed(
+            f"the code that runs is that of {PACKAGE.parent}, not the copy in {snapshot} that was submitted; does the "
+            "profile's environment take PYTHONPATH away, or does its Python not read it?"
+        )
+    copied = json.loads((snapshot / CODE_STATE_FILE).read_text(encoding="utf-8"))["checksum"]
+    if code_checksum(PACKAGE) != copied:
+        raise CheckFailed(
+            f"the code in {snapshot} was changed after it was copied (checksum {code_checksum(PACKAGE)[:12]}, not {copied[:12]}); "
+            "submit again with --resume, which takes a new copy"
+        )
+
+
+def check_runs_code_of_attempt(directory: RunDirectory) -> None:
+    """Raise CheckFailed where a rank runs other code than its supervisor, such as that of a container's image."""
+    attempts = read_provenance(directory).get("attempts", [])
+    wanted = attempts[-1]["code"].get("checksum") if attempts else None
+    if wanted is not None and code_checksum(PACKAGE) != wanted:
+        raise CheckFailed(
+            f"this rank runs the code of {PACKAGE.parent} (checksum {code_checksum(PACKAGE)[:12]}), the supervisor that of "
+            f"{attempts[-1]['code']['path']} ({wanted[:12]}); does the container take PYTHONPATH away, or not see that folder?"
+        )

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tango_hpc.errors import StoppedEarly
+from tango_hpc.errors import StoppedEarly, UserError
 
 Cluster = Annotated[
     Literal["slurm", "local", "debug"],
@@ -28,7 +28,9 @@ def submit(
     ] = None,
     profile: ProfileName = None,
     cluster: Cluster = "slurm",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the sbatch script; submit nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the sbatch script, and whether it would be taken; submit nothing.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run that run.dir holds.")] = False,
 ) -> None:
     """Submit a stage (or several, one after the other) as a batch job that saves, requeues itself and continues when its time runs out.
@@ -36,22 +38,26 @@ def submit(
     Example: `tango submit train configs/quickstart.yaml run.dir=$SCRATCH/run --profile generic`
     """
     from tango_hpc.config import load_config
+    from tango_hpc.launch.snapshot import describe_snapshot
     from tango_hpc.manage import submit as submission
+    from tango_hpc.manage.dry_run import show_submission
     from tango_hpc.manage.profiles import load_profile
     from tango_hpc.manage.resources import asked_of_a_node, node_memory
+    from tango_hpc.run.directory import RunDirectory
     from tango_hpc.stages.preflight import node_local_paths
 
     settings, chosen = load_config(config, overrides or []), load_profile(profile)
     memory = node_memory([settings], submission.check_stages(stage), chosen)
     asked = f"Each node is asked for {asked_of_a_node(settings, chosen, memory)}."
     if dry_run:
-        typer.echo(submission.script(stage, settings, chosen))
-        typer.echo(asked, err=True)
+        show_submission(stage, settings, chosen, cluster, asked, resume=resume)
         return
     job = submission.submit(stage, settings, profile=profile, cluster=cluster, resume=resume)
     typer.echo(f"Submitted as {'job' if cluster == 'slurm' else 'process'} {job.job_id}: {settings.run.dir}")
     if cluster == "slurm":
         typer.echo(asked)
+    if cluster != "debug":
+        typer.echo(describe_snapshot(RunDirectory(settings.run.dir).snapshot))
     run = shlex.quote(str(settings.run.dir))
     typer.echo(f"Watch it with: tango status {run}  or  tango logs {run} --follow")
     local = node_local_paths(settings)
@@ -71,8 +77,10 @@ def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="What varies, and where it goes.")],
     profile: ProfileName = None,
     cluster: Cluster = "slurm",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells; submit nothing.")] = False,
-    resubmit: Annotated[bool, typer.Option("--resubmit", help="Only the cells that failed or are unfinished.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List and check the cells; submit nothing.")] = False,
+    resubmit: Annotated[
+        bool, typer.Option("--resubmit", help="The cells that failed or are unfinished too, not only new ones.")
+    ] = False,
     results: Annotated[
         bool, typer.Option("--results", help="Show the results so far; write Parquet and HTML.")
     ] = False,
@@ -83,31 +91,43 @@ def sweep(
     """
     from rich.console import Console
 
-    from tango_hpc.manage import sweep as sweeping
+    from tango_hpc.manage.profiles import load_profile
+    from tango_hpc.manage.sweep import list_cells, load_sweep
     from tango_hpc.manage.sweep_results import show_results
+    from tango_hpc.manage.sweep_submit import cells_to_submit, check_sweep, submit_sweep
 
-    plan = sweeping.load_sweep(file)
+    plan = load_sweep(file)
     console = Console()
-    if dry_run:
-        sweeping.list_cells(plan, console)
-    elif results:
+    if results:
         show_results(plan, console)
-    else:
-        raise typer.Exit(sweeping.submit_sweep(plan, console, profile=profile, cluster=cluster, resubmit=resubmit))
+        return
+    if dry_run:
+        list_cells(plan, console)
+        cells = cells_to_submit(plan, console, resubmit=resubmit)
+        arrays = check_sweep(plan, cells, console, load_profile(profile), cluster) if cells else []
+        typer.echo(f"To be submitted: {len(cells)} cells as {len(arrays)} job array(s).")
+        return
+    raise typer.Exit(submit_sweep(plan, console, profile=profile, cluster=cluster, resubmit=resubmit))
 
 
 def status(
-    run: RunOrFolder, as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False
+    run: RunOrFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it anew every few seconds until all is over.")
+    ] = False,
 ) -> None:
     """Say what became of a run, or of every run below a folder; also after the job has left the queue.
 
-    Example: `tango status runs`
+    Example: `tango status runs --watch`
     """
     from rich.console import Console
 
-    from tango_hpc.manage.status import show_status
+    from tango_hpc.manage.status_table import show_status
 
-    show_status(run, Console(), as_json=as_json)
+    if as_json and watch:
+        raise UserError("--json is for scripts and --watch for people: give one of them")
+    show_status(run, Console(), as_json=as_json, watch=watch)
 
 
 def logs(

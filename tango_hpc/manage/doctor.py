@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,8 @@ from rich.console import Console
 from tango_hpc.config import Config, load_config
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.environment import free_port, python_path
+from tango_hpc.launch.enter import check_run_dir
+from tango_hpc.launch.environment import free_port, place, python_path
 from tango_hpc.launch.gpu_driver import ASK_FOR_GPUS, gpu_software, why_no_gpu, why_not_shared
 from tango_hpc.launch.starters import CODE_ROOT
 from tango_hpc.manage.profiles import Profile, job_variables, load_profile
@@ -60,7 +62,7 @@ def examine(config_file: Path | None, overrides: Sequence[str], profile: str | N
     if config_file is not None:
         config = load_config(config_file, overrides)
     chosen = load_profile(profile)
-    storage = (config.run.dir.absolute() if config is not None else Path.cwd()).absolute()
+    storage = config.run.dir if config is not None else Path.cwd()
     look("Software", _software)
     look("GPU", lambda: _gpu(config))
     look("Slurm", _slurm)
@@ -192,6 +194,10 @@ def _storage(place: Path) -> Iterator[Finding]:
 
 
 def _inputs(config: Config) -> Iterator[Finding]:
+    try:
+        check_run_dir(config.run.dir)
+    except UserError as error:
+        yield Finding("fail", str(error))
     for stage in ("sft", "train"):
         if stage == "sft" and config.sft.generator is None and config.sft.verifier is None:
             continue
@@ -252,9 +258,12 @@ def _ranks(config: Config | None, storage: Path, variables: dict[str, str]) -> I
     with tempfile.TemporaryDirectory(dir=existing, prefix=".tango-doctor-") as folder:
         size, problem = _start_probe(config, Path(folder), variables)
         found = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("probe_*.json"))]
-    if problem:
+    small = _too_small(config, started=len(found) == size)
+    if small is not None:
+        yield small
+    elif problem:
         yield Finding("fail", problem)
-    if len(found) < size:
+    if len(found) < size and small is None:
         yield Finding(
             "fail",
             f"{len(found)} of {size} ranks left a file in {existing}",
@@ -267,6 +276,23 @@ def _ranks(config: Config | None, storage: Path, variables: dict[str, str]) -> I
         wanted = software.driver is not None and software.cuda is not None
     yield from _backend(found, wants_gpus=wanted)
     yield from _compare(found, interface_named="GLOO_SOCKET_IFNAME" in os.environ | variables)
+
+
+def _too_small(config: Config | None, *, started: bool, env: Mapping[str, str] = os.environ) -> Finding | None:
+    """Where the allocation has fewer nodes than the config, or so few tasks that the ranks were not started: that."""
+    if config is None or place(env, config.world_size) != "allocation":
+        return None
+    launch, nodes = config.launch, int(env.get("SLURM_JOB_NUM_NODES", "1"))
+    tasks = [int(count) for count in re.findall(r"(?:^|,)(\d+)", env.get("SLURM_TASKS_PER_NODE", "1"))]
+    if nodes >= launch.nodes and (started or min(tasks) >= launch.tasks_per_node):
+        return None
+    return Finding(
+        "fail",
+        f"this allocation has {nodes} node(s) of {min(tasks)} task(s); the config wants launch.nodes={launch.nodes} of "
+        f"launch.tasks_per_node={launch.tasks_per_node}",
+        f"ask for --nodes={launch.nodes} --ntasks-per-node={launch.tasks_per_node}, or give the doctor "
+        f"launch.nodes={nodes} launch.tasks_per_node={min(tasks)}",
+    )
 
 
 def _start_probe(config: Config | None, folder: Path, variables: dict[str, str]) -> tuple[int, str]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from tango_hpc.control.heartbeat import seconds_since_beat
 from tango_hpc.control.outcome import read_failures
@@ -22,7 +19,7 @@ from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, known_jobs, lock_holder, submitted_jobs
 from tango_hpc.manage.asking import Asking
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.directory import RunDirectory, runs_below
 from tango_hpc.run.summary import read_summary
 from tango_hpc.run.worker import Worker
 
@@ -60,14 +57,10 @@ def find_runs(path: Path) -> list[RunDirectory]:
     """The run at `path`, or all runs below it. Raises UserError where there is none."""
     if (path / "config.yaml").is_file():
         return [RunDirectory(path)]
-    found = []
-    for folder, below, files in os.walk(path):
-        if "config.yaml" in files and "control" in below:
-            found.append(Path(folder))
-            below.clear()  # a run holds no runs, but maybe a great many files
+    found = sorted(runs_below(path))
     if not found:
         raise UserError(f"{path} is no run directory and holds none; give the run.dir of a run, or a folder of runs")
-    return [RunDirectory(folder) for folder in sorted(found)]
+    return [RunDirectory(folder) for folder in found]
 
 
 def states(directories: list[RunDirectory]) -> list[RunState]:
@@ -110,7 +103,8 @@ def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> Run
     progress = json.loads(directory.progress.read_text()) if directory.progress.is_file() else {}
     current = progress if progress.get("stage") == stage else {}
     if state == "running":
-        detail = f"{current.get('role') or ''} {current.get('phase', '')}".strip()
+        has_told = last is None or (last.ended is None and _is_newer(directory.progress, directory.attempts_file))
+        detail = f"{current.get('role') or ''} {current.get('phase', '')}".strip() if has_told else "starting"
     return RunState(
         run=str(directory.path),
         stage=stage,
@@ -146,6 +140,11 @@ def _is_final(last: Attempt, last_stage: str) -> bool:
     if last.code == 0:
         return last.stage == last_stage
     return last.ended is not None and last.code in (UserError.exit_code, CheckFailed.exit_code)
+
+
+def _is_newer(file: Path, other: Path) -> bool:
+    """Whether `file` was written after `other`, by the clock of the file server that has both."""
+    return file.is_file() and file.stat().st_mtime_ns >= other.stat().st_mtime_ns
 
 
 def _stage(directory: RunDirectory, last: Attempt | None, unstarted: dict[str, Any] | None) -> str:
@@ -194,34 +193,6 @@ def holder_alive(directory: RunDirectory) -> bool:
 
 def _process_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
-
-
-def show_status(path: Path, console: Console, *, as_json: bool) -> None:
-    """Print a table of the run or of all runs below a folder (named from there), or a list of JSON objects."""
-    found = states(find_runs(path))
-    if as_json:
-        print(json.dumps([asdict(state) for state in found], indent=2))
-        return
-    table = Table(box=None, padding=(0, 2), show_edge=False)
-    for title in ("run", "stage", "state", "step", "attempts", "job", ""):
-        table.add_column(title, overflow="fold")
-    colours = {
-        "done": "green",
-        "running": "cyan",
-        "failed": "red",
-        "lost": "red",
-        "waiting": "yellow",
-        "stopped": "yellow",
-    }
-    for state in found:
-        steps = "" if state.step is None else f"{state.step}/{state.total_steps}"
-        job = "" if state.job is None else f"{state.job} {state.job_state or ''}".strip()
-        colour = colours.get(state.state, "default")
-        run = Path(state.run)
-        name = state.run if run == path.absolute() else str(run.relative_to(path.absolute()))
-        shown = (name, state.stage, (state.state, colour), steps, str(state.attempts), job, state.detail)
-        table.add_row(*(Text(*cell) if isinstance(cell, tuple) else Text(cell) for cell in shown))
-    console.print(table)
 
 
 def show_logs(path: Path, console: Console, *, rank: int | None, lines: int, follow: bool) -> None:

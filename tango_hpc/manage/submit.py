@@ -52,10 +52,7 @@ def submit(
     settings = config if isinstance(config, Config) else load_config(Path(config), overrides)
     chosen = profile if isinstance(profile, Profile) else load_profile(profile)
     stage_names = check_stages(stages)
-    check_cluster(cluster)
-    check_log_folder(settings.run.dir)
-    check_time(settings, chosen)
-    check_nobody_runs(RunDirectory(settings.run.dir))
+    check_submission(settings, chosen, cluster)
     directory = prepare_run(stage_names, settings, resume=resume)
     directory.stop_file.unlink(missing_ok=True)
     take_snapshot(directory.snapshot)
@@ -64,7 +61,10 @@ def submit(
     with job_environment(chosen, directory.snapshot, cluster):
         made = executor(settings, chosen, memory, folder, job_name(stages, directory), cluster, directory.snapshot)
         with refused_by_slurm(asked_of_a_node(settings, chosen, memory)):
-            job = made.submit(run_job, str(directory.path), stages)
+            # In this process ("debug") the code that was copied runs from where it was copied from.
+            job = made.submit(
+                run_job, str(directory.path), stages, str(directory.snapshot) if cluster != "debug" else None
+            )
     remember_job(directory, stages, cluster, job, profile if isinstance(profile, str) else None)
     if cluster != "slurm":
         return job
@@ -208,6 +208,14 @@ def job_environment(profile: Profile, snapshot: Path, cluster: Cluster) -> Itera
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def check_submission(config: Config, profile: Profile, cluster: Cluster) -> None:
+    """Raise UserError for what stands against a submission beside the rules of `prepare_run`; makes nothing."""
+    check_cluster(cluster)
+    check_log_folder(config.run.dir)
+    check_time(config, profile)
+    check_nobody_runs(RunDirectory(config.run.dir))
 
 
 def check_time(config: Config, profile: Profile) -> None:

@@ -12,56 +12,55 @@ A sweep file:
     seeds: [0, 1, 2]
     throttle: 6                       # cells that run at once
     metric: generator.accuracy_after  # of summary.json; `goal: min` where less is better
+
+A cell is known by its settings: the folder of its run bears them, its seed and a short hash of them, whatever place it
+has in the file. So a seed or a value can be added later, and what is there already is taken over.
 """
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import itertools
 import json
 import re
-import shlex
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tango_hpc.config import Config
-from tango_hpc.config.load import apply_override, explain_mistake, read_tree, read_yaml, validate_tree
-from tango_hpc.config.values import Count, Positive, Section
-from tango_hpc.errors import StoppedEarly, UserError
-from tango_hpc.launch.attempts import remember_job
-from tango_hpc.launch.enter import prepare_run
-from tango_hpc.launch.job import run_job, run_stages, say
-from tango_hpc.launch.snapshot import take_snapshot
-from tango_hpc.manage.profiles import load_profile
-from tango_hpc.manage.resources import asked_of_a_node, node_memory
+from tango_hpc.config import Config, config_to_yaml
+from tango_hpc.config.load import apply_override, explain_mistake, read_tree, read_yaml, validate_tree, value_at
+from tango_hpc.config.paths import same_value
+from tango_hpc.config.values import Count, FilePath, Positive, Section
+from tango_hpc.errors import UserError
+from tango_hpc.launch.enter import ConfigChange, changes_of_run
 from tango_hpc.manage.status import RunState, states
-from tango_hpc.manage.submit import (
-    Cluster,
-    check_cluster,
-    check_log_folder,
-    check_time,
-    executor,
-    job_environment,
-    refused_by_slurm,
-    sbatch_options,
-)
 from tango_hpc.report.formats import label_of
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.summary import read_summary
 
 Value = bool | int | float | str | None
+
+# Of the settings that one run may change when it is resumed, those whose change makes its result another one.
+LENGTHS = re.compile(r"train\.generator_steps|sft\.\w+\.steps")
+_MARKED = re.compile(r"_([0-9a-f]{8}_seed=\d+)$")
+_NUMBERED = re.compile(r"\d{3,}_(.+)")  # earlier releases put a cell's place in the file before its settings
 
 
 class SweepSettings(Section):
     """The sweep file."""
 
     config: Path
-    dir: Path
+    dir: FilePath
     stages: list[Literal["sft", "train", "eval", "teacher"]] = Field(
         ["train"], min_length=1, description="What each cell runs, one after the other."
     )
@@ -75,33 +74,65 @@ class SweepSettings(Section):
     metric: str = Field("generator.accuracy_after", description="What decides, by its name in summary.json.")
     goal: Literal["max", "min"] = "max"
 
+    @field_validator("grid", "cells")
+    @classmethod
+    def _check_keys(cls, value: Any) -> Any:
+        for settings in [value] if isinstance(value, dict) else value:
+            if "seed" in settings or "run.dir" in settings:
+                raise ValueError("seed and run.dir are set for every cell; give seeds under `seeds`")
+        return value
+
 
 @dataclass(frozen=True)
 class Cell:
     """One run of the sweep."""
 
-    index: int
+    index: int  # place in the file
     settings: dict[str, Value]  # what sets it apart, without the seed
     seed: int
     config: Config
 
-    @property
+    @cached_property
     def directory(self) -> RunDirectory:
         """Its run directory."""
         return RunDirectory(self.config.run.dir)
+
+    @property
+    def exists(self) -> bool:
+        """Whether its run has been made."""
+        return self.directory.config.is_file()
 
     @property
     def label(self) -> str:
         """Its settings in one line, by the last word of each key."""
         return label_of(self.settings)
 
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"{self.label}, seed {self.seed}"
+
+    def changes(self) -> list[ConfigChange]:
+        """The settings with which a run that is there would have had another result than the file asks for now."""
+        resolved = config_to_yaml(self.config)
+        if self.directory.config.read_text(encoding="utf-8") == resolved:
+            return []
+        found = changes_of_run(self.directory, resolved)
+        return [change for change in found if not change.allowed or LENGTHS.fullmatch(change.key)]
+
 
 @dataclass(frozen=True)
 class Sweep:
     """A sweep file and its cells."""
 
+    file: Path
     settings: SweepSettings
     cells: list[Cell]
+
+    def strangers(self) -> list[Path]:
+        """Runs in the sweep's folder that are none of its cells: those that the file no longer names."""
+        known = {cell.directory.path for cell in self.cells}
+        return [folder for folder in _folders(self.settings.dir) if folder not in known]
 
 
 def load_sweep(file: Path) -> Sweep:
@@ -114,36 +145,78 @@ def load_sweep(file: Path) -> Sweep:
         raise UserError(f"the sweep {file} has mistakes:\n{lines}") from None
     if bool(settings.grid) == bool(settings.cells):
         raise UserError(f"the sweep {file} needs either `grid` or `cells`")
-    config_file = file.parent / settings.config
     combinations = settings.cells or [
         dict(zip(settings.grid, values, strict=True)) for values in itertools.product(*settings.grid.values())
     ]
+    base = read_tree(file.parent / settings.config)
+    there = _folders_by_mark(settings.dir)
     cells: list[Cell] = []
     mistakes: list[str] = []
     for index, (chosen, seed) in enumerate(itertools.product(combinations, settings.seeds)):
-        tree = read_tree(config_file)
-        folder = settings.dir / "cells" / f"{index:03d}_{_file_name(label_of(chosen))}_seed={seed}"
+        cell_tree = copy.deepcopy(base)
+        folder = _find_folder(settings.dir, chosen, seed, there)
         overrides = [*settings.overrides, *(f"{key}={_as_yaml(value)}" for key, value in chosen.items())]
         try:
             for override in [*overrides, f"seed={seed}", f"run.dir={_as_yaml(str(folder))}"]:
-                apply_override(tree, override)
-            cells.append(
-                Cell(index, chosen, seed, validate_tree(tree, f"cell {index} ({label_of(chosen)}, seed {seed})"))
-            )
+                apply_override(cell_tree, override)
+            origin = f"cell {index} ({label_of(chosen)}, seed {seed})"
+            cells.append(Cell(index, chosen, seed, validate_tree(cell_tree, origin)))
         except UserError as error:
             mistakes.append(str(error))
+    counts = Counter(cell_mark(cell.settings, cell.seed) for cell in cells)
+    twice = {cell.name: counts[cell_mark(cell.settings, cell.seed)] for cell in cells}
+    mistakes += [f"{name}: stands {count} times" for name, count in twice.items() if count > 1]
     if mistakes:
         raise UserError(f"the sweep {file} has cells that cannot run:\n" + "\n".join(mistakes))
-    return Sweep(settings, cells)
+    return Sweep(file, settings, cells)
+
+
+def cell_mark(settings: dict[str, Value], seed: int) -> str:
+    """The end of the name of a cell's folder, by which it is found: a hash of its settings in any order, and its seed."""
+    exact = {
+        key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in settings.items()
+    }
+    return f"{hashlib.sha256(json.dumps(exact, sort_keys=True).encode()).hexdigest()[:8]}_seed={seed}"
+
+
+def _find_folder(sweep_dir: Path, settings: dict[str, Value], seed: int, there: dict[str, list[Path]]) -> Path:
+    """Where the run of a cell lies or will lie; of several of an earlier release the one that is done."""
+    mark = cell_mark(settings, seed)
+    if mark in there:
+        return there[mark][0]
+    slug = re.sub(r"[^\w.=+-]+", "_", label_of(settings))[:80]
+    earlier = [folder for folder in there.get(f"{slug}_seed={seed}", []) if _has_settings(folder, settings)]
+    new = sweep_dir / "cells" / f"{slug}_{mark}"
+    return min(earlier, key=lambda folder: read_summary(RunDirectory(folder)).get("status") != "done", default=new)
+
+
+def _has_settings(folder: Path, settings: dict[str, Value]) -> bool:
+    tree = read_tree(folder / "config.yaml")
+    return all(same_value(value_at(tree, key), value) for key, value in settings.items())
+
+
+def _folders(sweep_dir: Path) -> list[Path]:
+    return sorted(file.parent for file in (sweep_dir / "cells").glob("*/config.yaml"))
+
+
+def _folders_by_mark(sweep_dir: Path) -> dict[str, list[Path]]:
+    """The runs that are there by the mark in their name; those of earlier releases by their name without its number."""
+    found: dict[str, list[Path]] = {}
+    for folder in _folders(sweep_dir):
+        if match := _MARKED.search(folder.name) or _NUMBERED.fullmatch(folder.name):
+            found.setdefault(match.group(1), []).append(folder)
+    return found
 
 
 def list_cells(sweep: Sweep, console: Console) -> None:
-    """Print the cells and how they will run."""
+    """Print the cells, what became of those that are there, and how the others will run."""
+    known = known_states(sweep.cells)
     table = Table(box=None, padding=(0, 2), show_edge=False)
-    for title in ("cell", "settings", "seed", "run directory"):
+    for title in ("settings", "seed", "state", "run directory"):
         table.add_column(title, overflow="fold")
     for cell in sweep.cells:
-        table.add_row(*map(Text, (str(cell.index), cell.label, str(cell.seed), str(cell.config.run.dir))))
+        state = known[cell.index].state if cell.index in known else "new"
+        table.add_row(*map(Text, (cell.label, str(cell.seed), state, str(cell.config.run.dir))))
     console.print(table)
     launch = sweep.cells[0].config.launch
     console.print(
@@ -153,98 +226,27 @@ def list_cells(sweep: Sweep, console: Console) -> None:
     )
 
 
-def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster: Cluster, resubmit: bool) -> int:
-    """Submit the cells as one array; on "local" and "debug" run them here in turn. Returns the exit code.
-
-    Without `resubmit` no cell may have been started. With it, cells that are done, wait or run are left alone.
-    Raises UserError for what cannot be submitted.
-    """
-    chosen_profile = load_profile(profile)
-    check_cluster(cluster)
-    check_log_folder(sweep.settings.dir)
-    cells = _to_run(sweep, resubmit=resubmit)
-    if not cells:
-        console.print("Every cell is done, waiting or running.")
-        return 0
-    memory = node_memory([cell.config for cell in cells], sweep.settings.stages, chosen_profile)
-    if len({json.dumps(sbatch_options(cell.config, chosen_profile, memory)) for cell in cells}) > 1:
+def check_unchanged(sweep: Sweep, cells: Iterable[Cell]) -> None:
+    """Raise UserError where `cells` that are there ran with other settings than the file has now: no table compares them."""
+    changed: dict[str, int] = Counter(str(change) for cell in cells if cell.exists for change in cell.changes())
+    if changed:
+        lines = [f"  {change} ({count} cells)" for change, count in changed.items()]
         raise UserError(
-            "the cells of a sweep are one job array and must ask Slurm for the same: launch.nodes, "
-            "launch.tasks_per_node, launch.threads_per_rank, launch.device and launch.grace_seconds cannot vary"
+            f"cells in {sweep.settings.dir} were started with other settings than {sweep.file} asks for now:\n"
+            + "\n".join([*lines[:10], *([f"  and {len(lines) - 10} more"] if len(lines) > 10 else [])])
+            + "\nGive these their old values, or name another `dir` for cells with the new ones"
         )
-    check_time(cells[0].config, chosen_profile)
-    for cell in cells:
-        directory = prepare_run(sweep.settings.stages, cell.config, resume=cell.directory.config.is_file())
-        directory.stop_file.unlink(missing_ok=True)
-    if cluster != "slurm":
-        return _run_here(sweep, cells, console)
-    stages = ",".join(sweep.settings.stages)
-    home = sweep.settings.dir.absolute()
-    # Cells of an earlier submission may still wait or run: they keep the code that they were submitted with.
-    number = len(list(home.glob("snapshot_*"))) + 1
-    snapshot = take_snapshot(home / f"snapshot_{number}")
-    made = executor(cells[0].config, chosen_profile, memory, home / "logs", f"sweep-{home.name}", cluster, snapshot)
-    made.update_parameters(array_parallelism=sweep.settings.throttle)
-    asked = asked_of_a_node(cells[0].config, chosen_profile, memory)
-    with job_environment(chosen_profile, snapshot, cluster), refused_by_slurm(asked):
-        jobs = made.map_array(run_job, [str(cell.directory.path) for cell in cells], [stages] * len(cells))
-    for cell, job in zip(cells, jobs, strict=True):
-        remember_job(cell.directory, stages, cluster, job, profile)
-    console.print(
-        f"Submitted {len(cells)} cells as job array {jobs[0].job_id.partition('_')[0]}. "
-        f"Watch them with: tango status {shlex.quote(str(sweep.settings.dir))}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
-    return 0
 
 
-def _run_here(sweep: Sweep, cells: list[Cell], console: Console) -> int:
-    """Run the cells one after the other, also after one that failed; a stop ends it. The exit code is the worst."""
-    failed = []
-    for cell in cells:
-        say(console, f"cell {cell.index}: {cell.label}, seed {cell.seed}")
-        code = run_stages(cell.directory, ",".join(sweep.settings.stages), console)
-        if code == StoppedEarly.exit_code:
-            return code
-        if code != 0:
-            failed.append(str(cell.index))
-    if failed:
-        say(console, f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}")
-    return 1 if failed else 0
-
-
-def _to_run(sweep: Sweep, *, resubmit: bool) -> list[Cell]:
-    started = [cell for cell in sweep.cells if cell.directory.config.is_file()]
-    if not resubmit:
-        if started:
-            raise UserError(
-                f"{sweep.settings.dir} already holds {len(started)} of {len(sweep.cells)} cells; "
-                "use --resubmit for those that are not done, --results for those that are, or another `dir`"
-            )
-        return sweep.cells
-    known = dict(zip([cell.index for cell in started], cell_states(started), strict=True))
-    unknown = [state for state in known.values() if state.state == "unknown"]
-    if unknown:
-        raise UserError(
-            f"whether {len(unknown)} of {len(sweep.cells)} cells wait or run is not known, so nothing was submitted; "
-            f"try again later. {unknown[0].run}: {unknown[0].detail}"
-        )
-    return [
-        cell
-        for cell in sweep.cells
-        if cell.index not in known or known[cell.index].state not in ("done", "waiting", "running")
-    ]
-
-
-def cell_states(cells: list[Cell]) -> list[RunState]:
-    """What became of each cell."""
+def cell_states(cells: Iterable[Cell]) -> list[RunState]:
+    """What became of each cell, all of whose runs are there."""
     return states([cell.directory for cell in cells])
 
 
-def _file_name(text: str) -> str:
-    return re.sub(r"[^\w.=+-]+", "_", text)[:80]
+def known_states(cells: Iterable[Cell]) -> dict[int, RunState]:
+    """What became of each cell whose run is there, by the cell's index."""
+    there = [cell for cell in cells if cell.exists]
+    return dict(zip([cell.index for cell in there], cell_states(there), strict=True))
 
 
 def _as_yaml(value: Value) -> str:

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tango_hpc.files import write_parquet
-from tango_hpc.manage.sweep import Sweep, cell_states
+from tango_hpc.launch.job import say
+from tango_hpc.manage.sweep import Sweep, known_states
 from tango_hpc.report.formats import number
 from tango_hpc.report.sweep import CellResult, group, write_sweep_page
 from tango_hpc.run.summary import read_summary
@@ -19,8 +20,7 @@ from tango_hpc.run.summary import read_summary
 
 def collect(sweep: Sweep) -> list[CellResult]:
     """What every cell has brought so far."""
-    started = [cell for cell in sweep.cells if cell.directory.config.is_file()]
-    found = dict(zip([cell.index for cell in started], cell_states(started), strict=True))
+    found = known_states(sweep.cells)
     results = []
     for cell in sweep.cells:
         state = found.get(cell.index)
@@ -42,13 +42,20 @@ def show_results(sweep: Sweep, console: Console) -> None:
     for equal in groups:
         table.add_row(*map(Text, (equal.label, number(equal.mean), number(equal.spread), equal.count)))
     console.print(table)
-    for result in results:
+    for cell, result in zip(sweep.cells, results, strict=True):
         if result.state in ("failed", "lost"):
-            console.print(f"cell {result.index} {result.state}: {result.detail}", markup=False, highlight=False)
+            say(console, f"cell {cell.name} {result.state}: {result.detail}")
+        if cell.exists and (changes := cell.changes()):
+            told = "; ".join(map(str, changes))
+            say(console, f"cell {cell.name} ran with other settings than {sweep.file} has now: {told}")
+    if strangers := sweep.strangers():
+        say(
+            console,
+            f"{len(strangers)} runs that {sweep.file} no longer names are left out: {', '.join(map(str, strangers))}",
+        )
     _write_parquet(settings.dir / "results.parquet", results)
     write_sweep_page(settings.dir / "results.html", settings.dir, settings.metric, groups, results)
-    written = f"Written: {settings.dir / 'results.parquet'}, {settings.dir / 'results.html'}"
-    console.print(written, markup=False, highlight=False, soft_wrap=True)
+    say(console, f"Written: {settings.dir / 'results.parquet'}, {settings.dir / 'results.html'}")
 
 
 def _numbers(tree: Any, prefix: str = "") -> Iterable[tuple[str, float]]:

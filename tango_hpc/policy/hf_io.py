@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tango_hpc.config.models import SEED_FILE
 from tango_hpc.errors import UserError
+from tango_hpc.files import open_to_readers
 from tango_hpc.model.shape import ModelShape, hf_tensors
 from tango_hpc.model.trainer_layout import Box, LocalParam, megatron_layout
 from tango_hpc.parallel.groups import PolicyGroups
@@ -221,7 +222,9 @@ class ShardWriter:
 
     def _flush(self) -> None:
         self.files.append(list(self.pending))
-        save_file(self.pending, self._part(len(self.files)), metadata={"format": "pt"})
+        part = self._part(len(self.files))
+        save_file(self.pending, part, metadata={"format": "pt"})
+        open_to_readers(part)
         self.pending, self.pending_bytes = {}, 0
 
     def _part(self, number: int) -> Path:

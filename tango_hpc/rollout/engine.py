@@ -165,7 +165,9 @@ class RolloutEngine:
 
         if 0 < sampling.temperature < MIN_TEMPERATURE:
             raise ValueError(f"temperature {sampling.temperature} is neither 0 (greedy) nor >= {MIN_TEMPERATURE}")
-        if sampling.stop_strings:  # found in the text, which vLLM's own choice of a tokenizer may put together otherwise
+        if (
+            sampling.stop_strings
+        ):  # found in the text, which vLLM's own choice of a tokenizer may put together otherwise
             self.llm.llm_engine.output_processor.tokenizer = self._tokenizer
         parameters = [
             SamplingParams(

@@ -22,6 +22,7 @@ RUN/
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from tango_hpc.errors import UserError
@@ -88,3 +89,27 @@ class RunDirectory:
     def rollout_file(self, role: str, step: int) -> Path:
         """Dump of the rollouts of `role` at optimizer step `step`."""
         return self.rollouts / f"{StepName(step, role=role)}.parquet"
+
+
+def is_run(folder: Path) -> bool:
+    """Whether `folder` holds a run."""
+    return (folder / "config.yaml").is_file() and (folder / "control").is_dir()
+
+
+def runs_below(top: Path, *, depth: int | None = None) -> Iterator[Path]:
+    """The runs in the folders below `top`, links to folders followed, at most `depth` folders down; each one once."""
+    seen: set[str] = set()
+    for place, below, _ in os.walk(top, followlinks=True):
+        folder = Path(place)
+        real = os.path.realpath(folder)
+        if real in seen:
+            below.clear()
+            continue
+        seen.add(real)
+        if is_run(folder):
+            yield folder
+            below.clear()  # a run holds no runs, but maybe a great many files
+        elif depth is not None and len(folder.relative_to(top).parts) >= depth:
+            below.clear()
+        # Folders before links to them: a run is known by its own name where both are found.
+        below.sort(key=lambda name: (os.path.islink(os.path.join(place, name)), name))

@@ -5,7 +5,9 @@ Imports neither torch nor vLLM: it runs in the command itself and on login nodes
 
 from __future__ import annotations
 
+import getpass
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -108,20 +110,28 @@ def _outputs(config: Config, stages: Sequence[str]) -> set[Path]:
 
 
 def check_model_folder(path: Path, hint: str = "") -> None:
-    """Raise `UserError` unless `path` looks like a Hugging Face folder with weights and a tokenizer."""
-    if not path.is_dir():
-        raise UserError(f"no model folder at {path}{hint}")
-    missing = []
-    if not (path / "config.json").is_file():
-        missing.append("config.json")
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        missing += [shard for shard in shards if not (path / shard).is_file()]
-    elif not (path / "model.safetensors").is_file():
-        missing.append("model.safetensors")
-    if not any((path / name).is_file() for name in TOKENIZER_FILES):
-        missing.append("tokenizer.json")
+    """Raise `UserError` unless `path` is a Hugging Face folder with weights and a tokenizer that this user can read."""
+    try:
+        if not path.is_dir():
+            raise UserError(f"no model folder at {path}{hint}")
+        index = path / "model.safetensors.index.json"
+        if index.is_file():
+            weights = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        else:
+            weights = ["model.safetensors"]
+        tokenizer = [name for name in TOKENIZER_FILES if (path / name).is_file()] or TOKENIZER_FILES[:1]
+        missing = []
+        for name in ("config.json", *weights, *tokenizer):
+            try:
+                with (path / name).open("rb") as file:
+                    file.read(1)
+            except FileNotFoundError:
+                missing.append(name)
+    except PermissionError as error:
+        raise UserError(
+            f"{error.filename} cannot be read by {getpass.getuser()}, as whom the job will run: permission denied; have "
+            f"its owner open it: chmod -R a+rX {shlex.quote(str(path))}, and a+x for the folders above"
+        ) from None
     if missing:
         raise UserError(f"the model folder {path} lacks {', '.join(missing)}")
 

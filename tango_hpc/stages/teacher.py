@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tango_hpc.config import Config
+from tango_hpc.config.paths import same_value
 from tango_hpc.config.schema import TeacherConfig
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.data.prepare.rows import SCHEMA
@@ -139,7 +140,8 @@ def _claim(config: Config, settings: TeacherConfig) -> None:
         write_atomically(file, json.dumps(made_with, indent=1) + "\n")
         return
     before = json.loads(file.read_text())
-    changed = [key for key in sorted(made_with.keys() | before.keys()) if made_with.get(key) != before.get(key)]
+    keys = sorted(made_with.keys() | before.keys())
+    changed = [key for key in keys if not same_value(before.get(key), made_with.get(key))]
     if changed:
         difference = ", ".join(f"{key} {before.get(key)!r} -> {made_with.get(key)!r}" for key in changed)
         raise CheckFailed(

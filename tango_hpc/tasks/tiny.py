@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tango_hpc.config.models import SEED_FILE, built_dimensions
 from tango_hpc.config.roles import TinyModelConfig
+from tango_hpc.files import open_to_readers
 from tango_hpc.protocol.tiny import END, LETTERS, PAD, TAGS, UNKNOWN, vocabulary
 
 if TYPE_CHECKING:
@@ -59,5 +60,7 @@ def build_tiny_model(out_dir: Path, sizes: TinyModelConfig, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(partial)
+    for file in partial.iterdir():
+        open_to_readers(file)
     (partial / SEED_FILE).write_text(json.dumps({"seed": seed, "characters": sizes.characters}))
     partial.rename(out_dir)

@@ -73,5 +73,5 @@ def test_a_sweep_here_goes_on_after_a_cell_that_fails_and_says_so(tmp_path: Path
         behaviour = {"steps": 2, "rank": 0, "step": 1, "action": "fail" if cell.index == 0 else "no"}
         run.with_name(f"{run.name}.behaviour.json").write_text(json.dumps(behaviour))
     done = tango("sweep", str(tmp_path / "sweep.yaml"), "--cluster", "debug", check=False, env=PROFILE.env)
-    assert done.returncode == 1 and "1 of 2 cells failed: 0" in done.stdout
+    assert done.returncode == 1 and "1 of 2 cells failed: questions_per_step=4, seed 0" in done.stdout
     assert [run_state(cell.directory, {}).state for cell in cells] == ["failed", "done"]

@@ -15,6 +15,7 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from tango_hpc.launch import slurm
 from tango_hpc.manage.status import RunState, find_runs, states
+from tango_hpc.run.summary import read_provenance
 from tango_hpc.run.worker import Worker
 from tests.slurm.jobs import (
     PROFILE,
@@ -63,6 +64,8 @@ def test_a_job_to_its_end_and_after(finished: CountingJob, folder: Path) -> None
     assert (state.state, state.attempts, state.job) == ("done", 1, job.job_id)
     # The ranks and the supervisor ran the snapshot, not the checkout.
     assert f"{job.directory.snapshot}/tango_hpc/" in job.directory.log_file(Worker(1, "generator")).read_text()
+    code = read_provenance(job.directory)["attempts"][0]["code"]
+    assert code["path"] == str(job.directory.snapshot) and code["checksum"] == code["copied_from"]["checksum"]
     shown = tango("logs", str(job.directory.path)).stdout
     assert "attempt 1, train" in shown and "rank 0 step 3" in shown
     assert '"state": "done"' in tango("status", str(folder), "--json").stdout
@@ -424,6 +427,11 @@ def test_the_doctor_in_an_allocation_and_on_a_login_node(folder: Path) -> None:
     assert "clocks agree within" in done.stdout
     assert f"n2: scratch {folder / 'scratch'} has " in done.stdout
     assert "Slurm would take the job: sbatch: Job " in done.stdout
+
+    words = ["salloc", "--nodes=2", *TANGO, "doctor", str(folder / "examined.yaml"), "launch.tasks_per_node=4"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert "FAIL this allocation has 2 node(s) of 1 task(s); the config wants launch.nodes=2 of " in done.stdout
+    assert done.stdout.rstrip().endswith("1 thing(s) to mend."), done.stdout
 
     profile.write_text(yaml.safe_dump({"partition": "nowhere", "venv": "/no/venv", "cache_dir": "$NO_SUCH/cache"}))
     missing = f"data.train={folder}/none.parquet"

@@ -11,6 +11,7 @@ import yaml
 
 from tango_hpc.launch import slurm
 from tango_hpc.manage.sweep import cell_states, load_sweep
+from tango_hpc.manage.sweep_submit import array_size
 from tests.slurm.jobs import PROFILE, counting_config, tango, wait_until
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -51,7 +52,7 @@ def test_four_cells_of_which_one_is_bad(tmp_path: Path) -> None:
 
     shown = tango("sweep", str(file), "--results").stdout
     assert shown.index("name=rloo") < shown.index("name=grpo")  # 0.3 alone before the mean of 0.0 and 0.1
-    assert "cell 2 failed: rank 0" in shown
+    assert "cell name=rloo, seed 0 failed: rank 0" in shown
     table = pq.read_table(folder / "out" / "results.parquet").to_pydict()
     assert table["state"] == ["done", "done", "failed", "done"]
     assert table["result/generator.accuracy_after"] == [0.0, 0.1, None, 0.3]
@@ -67,3 +68,24 @@ def test_four_cells_of_which_one_is_bad(tmp_path: Path) -> None:
     assert [state.attempts for state in states] == [1, 1, 2, 1]
     assert "done, waiting or running" in tango("sweep", str(file), "--profile", str(profile), "--resubmit").stdout
     assert slurm.run_command("squeue", "--noheader").strip() == ""
+
+    # A seed more, before the others: what is there stays, and is found again.
+    assert array_size(slurm.run_command("scontrol", "show", "config")) == 1001  # Slurm's own default
+    file.write_text(yaml.safe_dump(sweep_tree | {"seeds": [2, 0, 1]}))
+    before = {cell.directory.path for cell in cells}
+    cells = load_sweep(file).cells
+    assert before < {cell.directory.path for cell in cells} and len(cells) == 6
+    for index in (0, 3):
+        behave(index)
+    told = tango("sweep", str(file), "--profile", str(profile)).stdout
+    assert "4 cells are there and stay as they are: 4 done." in told and "Submitted 2 cells as job array" in told
+    wait_until(lambda: all(state.is_over for state in cell_states(cells)), lambda: repr(cell_states(cells)))
+    assert [(state.state, state.attempts) for state in cell_states(cells)] == [
+        ("done", 1), ("done", 1), ("done", 1), ("done", 1), ("done", 2), ("done", 1)
+    ]  # fmt: skip
+    tango("sweep", str(file), "--results")
+    table = pq.read_table(folder / "out" / "results.parquet").to_pydict()
+    assert table["result/generator.accuracy_after"] == [0.0, 0.0, 0.1, 0.3, 0.2, 0.3]
+    shown = tango("status", str(folder / "out")).stdout.splitlines()
+    assert len(shown) == 7, shown
+    assert [line for line in shown[1:] if " train COMPLETED " not in line] == []

@@ -153,6 +153,9 @@ def test_a_model_built_with_other_sizes_or_another_seed_is_not_taken_for_this_on
     config = load_config(QUICKSTART, init)
     assert config.sft.generator is not None and config.sft.generator.init.build is not None
     build_tiny_model(config.sft.generator.init.path, config.sft.generator.init.build, seed=0)
+    (tmp_path / "as the umask has it").touch()
+    usual = (tmp_path / "as the umask has it").stat().st_mode
+    assert {file.name for file in config.sft.generator.init.path.iterdir() if file.stat().st_mode != usual} == set()
     load_config(QUICKSTART, init)
     (line,) = mistakes(*init, "sft.generator.init.build.num_layers=3")
     assert "sft.generator.init.build: " in line and str(config.sft.generator.init.path) in line

@@ -72,7 +72,7 @@ def test_mappings_merge_and_everything_else_replaces(base: Path, text: str, same
 def test_a_section_replaces_a_null_of_the_base(base: Path) -> None:
     base.write_text(base.read_text() + "teacher: null\n")
     config = load_config(write(base, "teacher: {questions: q.parquet, output: out}"))
-    assert config.teacher is not None and config.teacher.questions == Path("q.parquet")
+    assert config.teacher is not None and config.teacher.questions == Path("q.parquet").absolute()
 
 
 def test_references_and_overrides_see_the_merged_settings(base: Path) -> None:

@@ -140,7 +140,7 @@ def test_models_are_loaded_for_what_is_asked_only(tmp_path: Path) -> None:
     assert evaluated_roles(config(tmp_path)) == ["generator", "verifier"]
     assert evaluated_roles(config(tmp_path, "eval.use_verifier=false")) == ["generator"]
     assert evaluated_roles(config(tmp_path, "eval.benchmarks=[processbench]")) == ["verifier"]
-    assert evaluated_file(config(tmp_path, "eval.data=sets"), "gsm8k") == Path("sets/gsm8k.parquet")
+    assert evaluated_file(config(tmp_path, "eval.data=sets"), "gsm8k") == Path("sets/gsm8k.parquet").absolute()
     assert evaluated_file(config(tmp_path), "task") == tmp_path / "run/data/eval.parquet"
 
 

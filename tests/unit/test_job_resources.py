@@ -15,6 +15,7 @@ from tango_hpc.config import Config, load_config
 from tango_hpc.errors import UserError
 from tango_hpc.launch.environment import threads_of_rank
 from tango_hpc.launch.starters import rank_environment
+from tango_hpc.manage import doctor
 from tango_hpc.manage.profiles import Profile
 from tango_hpc.manage.resources import asked_of_a_node, cpus_per_rank, node_memory
 from tango_hpc.manage.submit import refused_by_slurm, script
@@ -112,7 +113,7 @@ def test_without_a_models_sizes_the_memory_is_left_to_the_profile_and_that_is_sa
 
 def test_a_dry_run_prints_what_is_asked(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["submit", "train", str(PAPER / "4x8/qwen_grpo_tango.yaml"), "--dry-run"])
-    assert shown.exit_code == 0, shown.output
+    assert isinstance(shown.exception, UserError)  # the models are not here, and submission would say so too
     assert "#SBATCH --mem=392G" in shown.stdout and "#SBATCH --cpus-per-task=8" in shown.stdout
     assert shown.stderr == (
         "Each node is asked for 8 ranks of 8 CPUs, 392G memory (351 GiB by the plan and 10% more).\n"
@@ -166,3 +167,21 @@ def test_the_example_of_plain_sbatch_asks_for_what_submit_would(page: str) -> No
     ]
     example = f"sbatch {' '.join(words)} slurm/train.sbatch configs/paper/4x8/qwen_grpo_tango.yaml"
     assert example in (PAPER.parents[1] / page).read_text()
+
+
+def test_the_doctor_names_an_allocation_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name, **_: name)
+    config = counting_config(tmp_path, "run", {"nodes": 2, "tasks_per_node": 4})
+
+    def told(nodes: int, tasks: str, *, started: bool) -> str:
+        env = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_TASKS_PER_NODE": tasks}
+        finding = doctor._too_small(config, started=started, env=env)
+        return f"{finding.text}: {finding.remedy}" if finding else ""
+
+    assert told(2, "4(x2)", started=False) == told(2, "1(x2)", started=True) == ""
+    assert told(2, "4,2", started=False) == (
+        "this allocation has 2 node(s) of 2 task(s); the config wants launch.nodes=2 of launch.tasks_per_node=4: "
+        "ask for --nodes=2 --ntasks-per-node=4, or give the doctor launch.nodes=2 launch.tasks_per_node=2"
+    )
+    assert told(1, "4", started=True).startswith("this allocation has 1 node(s) of 4 task(s); the config wants")
+    assert doctor._too_small(config, started=False, env={}) is None

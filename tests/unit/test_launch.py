@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 import yaml
 from rich.console import Console
+from typer.testing import CliRunner
 
+from tango_hpc.cli import app
 from tango_hpc.config import config_to_yaml, load_config
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
@@ -27,7 +30,8 @@ from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.launch.staging import stage_weights, staged_overrides
 from tango_hpc.manage import profiles
 from tango_hpc.manage.profiles import Profile, load_profile, setup_lines, time_limit_minutes
-from tango_hpc.manage.status import find_runs, run_state, show_logs, show_status
+from tango_hpc.manage.status import find_runs, run_state, show_logs
+from tango_hpc.manage.status_table import show_status
 from tango_hpc.manage.submit import check_time, script
 from tango_hpc.manage.sweep import load_sweep
 from tango_hpc.manage.sweep_results import CellResult, group
@@ -276,6 +280,29 @@ def test_attempts_without_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [attempt.code for attempt in log.read()] == [85, None, 1]
 
 
+def test_a_torn_line_of_one_run_does_not_end_the_commands_of_a_folder(tmp_path: Path) -> None:
+    for name in ("torn", "whole"):
+        directory = prepare_run(["train"], counting_config(tmp_path, name, {"nodes": 1}), resume=False)
+        log = AttemptLog(directory)
+        log.end(log.start("train"), 85, "Ctrl-C")
+    torn = RunDirectory(tmp_path / "torn")
+    lines = torn.attempts_file.read_bytes().splitlines(keepends=True)
+    torn.attempts_file.write_bytes(lines[0] + lines[1] + b"\0\0\xff\n" + lines[0].replace(b": 1", b": 2", 1)[:40])
+    told = ""
+    for command in (["status"], ["logs"], ["stop"], ["cancel"], ["status", "--json"]):
+        done = CliRunner().invoke(app, [command[0], str(tmp_path), *command[1:]])
+        assert done.exit_code == 0 and "whole" in done.output, done.output
+        told += done.stderr
+    named = [line for line in told.splitlines() if re.search(r"attempts\.jsonl\W+line 3 .*passed over", line)]
+    assert len(named) == 1 and str(torn.attempts_file) in named[0]  # once, not with every command
+    log = AttemptLog(torn)
+    assert [attempt.code for attempt in log.read()] == [85]
+    again = log.start("train")  # which writes behind half a line
+    log.end(again, 0, "")
+    assert [(attempt.number, attempt.code) for attempt in log.read()] == [(1, 85), (2, 0)]
+    assert run_state(torn, {}).state == "done"
+
+
 def test_states_without_slurm(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     directory.control.mkdir()
@@ -303,7 +330,7 @@ def test_what_is_missing_on_the_compute_node_is_the_reason_that_status_gives(tmp
     assert shown.getvalue().startswith("the model folder ")
     shown = io.StringIO()
     show_status(tmp_path, Console(file=shown, width=400), as_json=False)
-    assert " run [1] " in shown.getvalue()
+    assert "\nrun [1] train FAILED" in shown.getvalue()
 
 
 def test_the_command_that_continues_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,14 +423,17 @@ def test_a_grid_times_seeds(tmp_path: Path) -> None:
     assert last.label == "name=rloo, learning_rate=2e-05"
     assert last.config.algorithm.name == "rloo" and last.config.generator.optimizer.learning_rate == 2e-5
     assert last.config.seed == 5 and last.config.train.generator_steps == 9
-    assert last.config.run.dir == tmp_path / "sweep" / "cells" / "007_name=rloo_learning_rate=2e-05_seed=5"
+    assert last.config.run.dir.parent == tmp_path / "sweep" / "cells"
+    assert re.fullmatch(r"name=rloo_learning_rate=2e-05_[0-9a-f]{8}_seed=5", last.config.run.dir.name)
     assert len({cell.config.run.dir for cell in sweep.cells}) == 8
 
 
 def test_every_mistake_of_a_sweep_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         load_sweep(
-            _sweep_file(tmp_path, cells=[{"algorithm.nam": "grpo"}, {"train.questions_per_step": 0}, {"seed": 1}])
+            _sweep_file(
+                tmp_path, cells=[{"algorithm.nam": "grpo"}, {"train.questions_per_step": 0}, {"train.eval_every": 1}]
+            )
         )
     text = str(caught.value)
     assert "cell 0" in text and "did you mean name?" in text and "cell 1" in text and "cell 2" not in text

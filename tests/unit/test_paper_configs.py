@@ -93,9 +93,9 @@ def test_the_main_run_says_what_the_paper_says_and_what_the_docs_say_of_the_rest
     config = load("4x8/qwen_grpo_tango.yaml")
     assert (config.task.name, config.algorithm.name, config.seed) == ("math", "grpo", 0)
     assert (config.launch.nodes, config.launch.tasks_per_node, config.launch.dtype) == (4, 8, "bfloat16")
-    assert config.generator.model.path == config.sft.generator.output == Path("models/qwen2.5-math-7b-sft")
-    assert config.sft.generator.init.path == Path("models/Qwen2.5-Math-7B")
-    assert config.verifier.model.path == Path("models/Qwen2.5-7B")
+    assert config.generator.model.path == config.sft.generator.output == Path("models/qwen2.5-math-7b-sft").absolute()
+    assert config.sft.generator.init.path == Path("models/Qwen2.5-Math-7B").absolute()
+    assert config.verifier.model.path == Path("models/Qwen2.5-7B").absolute()
     for role, lengths in ((config.generator, (1024, 3072)), (config.verifier, (4608, 3072))):
         assert (role.max_prompt_tokens, role.max_response_tokens, role.micro_batch_tokens) == (*lengths, 8192)
         assert (role.temperature, role.top_p, role.chat_template, role.trainable) == (1.0, 1.0, "auto", True)
@@ -308,7 +308,7 @@ def test_the_last_letter_runs_share_all_else():
 @pytest.mark.parametrize("samples", ["", "_samples"])
 def test_evaluations_load_the_models_of_the_run_that_they_evaluate(family, samples):
     evaluation, run = load(f"eval_{family}{samples}.yaml"), load(f"4x8/{family}_grpo_tango.yaml")
-    assert evaluation.run.dir == Path(f"runs/paper/eval_{family}{samples}")
+    assert evaluation.run.dir == Path(f"runs/paper/eval_{family}{samples}").absolute()
     assert evaluation.eval.checkpoints_of == run.run.dir
     for role, trained in run.roles.items():
         evaluated = evaluation.roles[role]

@@ -109,7 +109,7 @@ def test_open_refuses_what_is_not_a_run(tmp_path):
 
 
 def test_config_changes_see_added_and_removed_keys():
-    changes = config_changes("a: {b: 1, c: 2}", "a: {b: 1, d: 3}")
+    changes = config_changes({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "d": 3}})
     assert [(change.key, change.before, change.after) for change in changes] == [("a.c", 2, None), ("a.d", None, 3)]
 
 
@@ -136,7 +136,7 @@ def test_provenance_keeps_every_attempt_and_no_secret(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     directory, _ = enter_run(tmp_path / "run", CONFIG, resume=False)
     record_attempt(directory, stage="sft", command=["tango", "sft", "--api-key=verysecret"])
-    note_changes(directory, map(str, config_changes("a: 1", "a: 2")))
+    note_changes(directory, map(str, config_changes({"a": 1}, {"a": 2})))
     record_attempt(directory, stage="train")
     record_attempt(directory, stage="train")
     text = directory.provenance.read_text()

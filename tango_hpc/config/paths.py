@@ -1,0 +1,93 @@
+"""Where the files of a configuration lie: every path is absolute, and a run that was moved takes its own paths along."""
+
+from __future__ import annotations
+
+import os
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+NO_TEMPLATE_FILE = ("auto", "none")  # what `chat_template` may be beside a path
+
+
+def absolute(path: Path) -> Path:
+    """`path` as seen from the working directory, with ~ filled in; links keep their names."""
+    path = Path(os.path.expanduser(path)).absolute()
+    return path.resolve() if ".." in path.parts else path
+
+
+def seen_from_run(tree: dict[str, Any], home: Path, model: type[BaseModel]) -> dict[str, Any]:
+    """The settings of a run's own config.yaml, of a `model`, as they are to be read where it lies now, in `home`.
+
+    What lay in the run directory lies in `home`. What lay elsewhere stays there, unless it is there no more and did move
+    along with the run (a whole project that was moved). Relative paths, which earlier releases wrote, are seen from the
+    folder in which the run was started, if `home` tells which that was, else from the working directory.
+    """
+    section = tree.get("run")
+    before = Path(section["dir"]) if isinstance(section, dict) and isinstance(section.get("dir"), str) else home
+    if not before.is_absolute():
+        started_in = home.parents[len(before.parts) - 1] if home.parts[-len(before.parts) :] == before.parts else Path()
+        tree = _map_paths(tree, model, lambda path: str(absolute(started_in / path)))
+        before = absolute(started_in / before)
+    return tree if before == home else _map_values(tree, lambda value: _moved(value, before, home))
+
+
+def _moved(value: Any, before: Path, home: Path) -> Any:
+    if not isinstance(value, str) or not value.startswith("/"):
+        return value
+    if Path(value).is_relative_to(before):
+        return str(home / Path(value).relative_to(before))
+    beside = Path(os.path.normpath(home / os.path.relpath(value, before)))
+    return str(beside) if not os.path.exists(value) and beside.exists() else value
+
+
+def _map_values(node: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(node, dict):
+        return {name: _map_values(value, change) for name, value in node.items()}
+    return change(node)
+
+
+def _map_paths(tree: dict[str, Any], model: type[BaseModel], change: Callable[[str], str]) -> dict[str, Any]:
+    changed = dict(tree)
+    for name, value in tree.items():
+        annotation = model.model_fields[name].annotation if name in model.model_fields else None
+        section = section_type(annotation)
+        if section is not None and isinstance(value, dict):
+            changed[name] = _map_paths(value, section, change)
+        elif (isinstance(value, str) and _is_path(annotation)) or (
+            name == "chat_template" and value not in NO_TEMPLATE_FILE
+        ):
+            changed[name] = change(value)
+    return changed
+
+
+def _is_path(annotation: Any) -> bool:
+    return annotation is Path or any(_is_path(option) for option in typing.get_args(annotation))
+
+
+def _is_template_file(name: str, value: str) -> bool:
+    return name == "chat_template" and value not in NO_TEMPLATE_FILE
+
+
+def section_type(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, if it holds one, also where it may be null."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        for option in typing.get_args(annotation):
+            found = section_type(option)
+            if found is not None:
+                return found
+    return None
+
+
+def same_value(before: Any, after: Any) -> bool:
+    """Whether two values of a setting are equal, or paths of the same file."""
+    if before == after:
+        return True
+    both = isinstance(before, str) and isinstance(after, str) and after.startswith("/")
+    return both and os.path.realpath(before) == os.path.realpath(after)

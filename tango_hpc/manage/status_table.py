@@ -1,0 +1,94 @@
+"""`tango status`: one line a run, in the words of Slurm's own commands, however narrow the terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from tango_hpc.launch import slurm
+from tango_hpc.manage.status import RunState, find_runs, states
+
+REFRESH_SECONDS = 10.0  # a controller serves everybody
+TITLES = ("RUN", "STAGE", "STATE", "STEP", "TRIES", "JOB", "DETAIL")
+# What Slurm calls it; it has no word for a run that was never started, that saved and ended, or that ended without a word.
+SLURMS_NAMES = {"waiting": "PENDING", "done": "COMPLETED"}
+COLOURS = {
+    "done": "green",
+    "running": "cyan",
+    "failed": "red",
+    "lost": "red",
+    "waiting": "yellow",
+    "stopped": "yellow",
+}
+
+
+def show_status(path: Path, console: Console, *, as_json: bool, watch: bool = False) -> None:
+    """Print a line for the run or each run below a folder (named from there), or a list of JSON objects.
+
+    `watch` does so again and again, until all are over or somebody presses Ctrl-C.
+    """
+    if as_json:
+        print(json.dumps([asdict(state) for state in states(find_runs(path))], indent=2))
+    elif not watch:
+        console.print(_page(path, console), soft_wrap=True)
+    else:
+        with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
+            over = False
+            while not over:
+                found = states(find_runs(path))
+                live.update(_page(path, console, found), refresh=True)
+                over = all(state.is_over for state in found)
+                time.sleep(0 if over else REFRESH_SECONDS)
+
+
+def _page(path: Path, console: Console, found: Sequence[RunState] | None = None) -> Text:
+    """The lines, cut to the width of a terminal; what goes into a file or a pipe is not cut."""
+    found = states(find_runs(path)) if found is None else found
+    width = console.width if console.is_terminal else None
+    lines, cut = table(path, found, width)
+    if cut and len(found) == 1:
+        lines.append(Text(found[0].detail))
+    elif cut:
+        lines.append(Text("…: `tango status RUN` shows all of it", style="dim"))
+    return Text("\n").join(lines)
+
+
+def table(path: Path, found: Sequence[RunState], width: int | None) -> tuple[list[Text], bool]:
+    """A line of titles and one of each run, none longer than `width`; whether a detail had to be cut."""
+    rows = [_cells(path, state) for state in found]
+    widths = [max(len(row[column]) for row in (TITLES, *rows)) for column in range(len(TITLES))]
+    if width is not None:
+        left = max(width - sum(widths[1:-1]) - len(widths) + 1, 12)  # for names and details
+        widths[0] = min(widths[0], max(left - widths[-1], left * 6 // 10))
+        widths[-1] = left - widths[0]
+    cut = width is not None and any(len(row[-1]) > widths[-1] for row in rows)
+    lines = []
+    for row, colour in zip((TITLES, *rows), ("bold", *(COLOURS.get(state.state, "") for state in found)), strict=True):
+        name = row[0] if len(row[0]) <= widths[0] else f"…{row[0][1 - widths[0] :]}"  # names differ at their ends
+        detail = row[-1] if len(row[-1]) <= widths[-1] else f"{row[-1][: widths[-1] - 1]}…"
+        words = [*(word.ljust(size) for word, size in zip((name, *row[1:-1]), widths, strict=False)), detail]
+        line = Text(" ".join(words).rstrip())
+        start = widths[0] + widths[1] + 2
+        line.stylize(colour, *(() if row is TITLES else (start, start + widths[2])))
+        lines.append(line)
+    return lines, cut
+
+
+def _cells(path: Path, state: RunState) -> tuple[str, ...]:
+    run, top = Path(state.run), path.absolute()
+    name = state.run if run == top else str(run.relative_to(top))
+    in_queue = (
+        state.job_state if state.state in ("waiting", "running") and state.job_state in slurm.ALIVE_STATES else None
+    )
+    shown = in_queue or SLURMS_NAMES.get(state.state, state.state.upper())
+    steps = "" if state.step is None else f"{state.step}/{state.total_steps}"
+    detail = " ".join(state.detail.split())
+    return name, state.stage, shown, steps, str(state.attempts), state.job or "", detail

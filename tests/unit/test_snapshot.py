@@ -1,0 +1,95 @@
+"""The copy of the code that a job runs: what is in it, and that nothing else runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tango_hpc.errors import CheckFailed
+from tango_hpc.launch import snapshot as snapshots
+from tango_hpc.launch.attempts import AttemptLog
+from tango_hpc.launch.enter import prepare_run
+from tango_hpc.launch.job import run_stages
+from tango_hpc.launch.provenance import PACKAGE, PACKAGE_DATA, code_checksum, package_files, record_attempt
+from tango_hpc.launch.snapshot import check_runs_code_of_attempt, describe_snapshot, take_snapshot
+from tango_hpc.manage.status import run_state
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.summary import read_provenance
+from tests.slurm.jobs import counting_config
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_package_is_what_it_declares() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    assert declared == {"tango_hpc": list(PACKAGE_DATA)}
+    listed = subprocess.run(["git", "ls-files", "tango_hpc"], cwd=ROOT, capture_output=True, text=True, check=False)
+    tracked = {line.removeprefix("tango_hpc/") for line in listed.stdout.splitlines()}
+    assert tracked <= {file.as_posix() for file in package_files()}
+
+
+def test_data_in_the_folder_of_the_package_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "checkout" / "tango_hpc"
+    for name in ("a.py", "deep/b.py", "report/templates/c.html", "data/huge.parquet", "model.bin", ".cache/d.py"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_bytes(b"x" * 2**20)
+    monkeypatch.setattr(snapshots, "PACKAGE", package)
+    copy = take_snapshot(tmp_path / "snapshot")
+    kept = sorted(file.relative_to(copy).as_posix() for file in copy.rglob("*") if file.is_file())
+    assert kept == [
+        "code_state.json",
+        *(f"tango_hpc/{name}" for name in ("a.py", "deep/b.py", "report/templates/c.html")),
+    ]
+    assert describe_snapshot(copy) == f"The job runs a copy of the code: 3 files, 3.0 MB in {copy}"
+    assert json.loads((copy / "code_state.json").read_text())["checksum"] == code_checksum(package)
+    (package / "deep/b.py").write_text("y")
+    assert code_checksum(package) != code_checksum(copy / "tango_hpc")
+
+
+def test_the_copy_runs_by_itself_and_says_so(tmp_path: Path) -> None:
+    copy = take_snapshot(tmp_path / "snapshot")
+    code = "from pathlib import Path; from tango_hpc.launch import snapshot as s; s.check_runs_snapshot(Path(r'{}'))"
+    words = [sys.executable, "-P", "-c", code.format(copy)]
+
+    def run(path: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words, env=os.environ | {"PYTHONPATH": str(path)}, capture_output=True, text=True, check=False
+        )
+
+    assert run(copy).returncode == 0, run(copy).stderr
+    assert f"the code that runs is that of {ROOT}, not the copy in {copy}" in run(ROOT).stderr
+    (copy / "tango_hpc/types.py").write_text((copy / "tango_hpc/types.py").read_text() + "\n")
+    assert "was changed after it was copied (checksum " in run(copy).stderr
+
+
+def test_a_job_in_other_code_than_its_snapshot_fails_and_says_why(tmp_path: Path) -> None:
+    directory = prepare_run(["train"], counting_config(tmp_path, "run", {"nodes": 1}), resume=False)
+    take_snapshot(directory.snapshot)
+    with pytest.raises(CheckFailed, match=f"the code that runs is that of {PACKAGE.parent}, not the copy in "):
+        run_stages(directory, "train", Console(file=io.StringIO()), directory.snapshot)
+    assert [attempt.code for attempt in AttemptLog(directory).read()] == [78]
+    assert "not the copy in" in run_state(directory, {}).detail
+
+
+def test_a_rank_in_other_code_than_its_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = RunDirectory(tmp_path)
+    check_runs_code_of_attempt(directory)  # started by hand: nobody has said which code
+    record_attempt(directory, stage="train")
+    assert read_provenance(directory)["attempts"][-1]["code"]["checksum"] == code_checksum()
+    check_runs_code_of_attempt(directory)
+    image = tmp_path / "image" / "tango_hpc"
+    image.mkdir(parents=True)
+    (image / "a.py").touch()
+    monkeypatch.setattr(snapshots, "PACKAGE", image)
+    with pytest.raises(
+        CheckFailed, match=f"this rank runs the code of {image.parent} .*the supervisor that of {ROOT} "
+    ):
+        check_runs_code_of_attempt(directory)

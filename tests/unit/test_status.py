@@ -1,0 +1,103 @@
+"""What `tango status` shows: a line a run, Slurm's words, what the present attempt is at."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tango_hpc.cli import app
+from tango_hpc.errors import UserError
+from tango_hpc.launch.attempts import AttemptLog, RunLock
+from tango_hpc.manage import status_table
+from tango_hpc.manage.status import RunState, run_state
+from tango_hpc.manage.status_table import show_status, table
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.progress import ProgressReporter
+
+CELL = "cells/name=rloo_learning_rate=2e-05_3f2a1b9c_seed="
+RUNS = [
+    RunState(f"/runs/{CELL}1", "train", "running", "verifier rollout", 120, 200, 2, "1234567_11", "RUNNING"),
+    RunState(f"/runs/{CELL}2", "train", "waiting", "Priority; continues from step_000080+verify", 80, 200, 1, "1234567_12", "PENDING"),
+    RunState("/runs/quick", "sft", "done", "", 800, 800, 1, "77", None),
+    RunState("/runs/other", "train", "failed", "rank 3 (generator) on n2 failed in phase 'rollout':\nValueError: no", 3, 200, 3),
+    RunState("/runs/held", "train", "running", "", 3, 200, 3, "78", "SUSPENDED"),
+    RunState("/runs/gone", "train", "lost", "ended without a word", 3, 200, 3, "79"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_a_line_a_run_in_the_words_of_squeue(width: int) -> None:
+    lines, cut = table(Path("/runs"), RUNS, width)
+    texts = [line.plain for line in lines]
+    assert len(texts) == 7 and max(map(len, texts)) <= width and cut == (width < 200)
+    assert [text.split()[2] for text in texts] == [
+        "STATE", "RUNNING", "PENDING", "COMPLETED", "FAILED", "SUSPENDED", "LOST"
+    ]  # fmt: skip
+    for text, end in zip(texts[1:3], "12", strict=True):
+        assert f"1b9c_seed={end} train" in text and f" 1234567_1{end} " in text
+    assert texts[1].endswith(" verifier rollout") and texts[2].endswith("step_000080+verify" if width == 200 else "…")
+
+
+def test_nothing_is_cut_of_what_goes_into_a_pipe_and_all_is_shown_of_one_run(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.control.mkdir(parents=True)
+    directory.config.touch()
+    log = AttemptLog(directory)
+    reason = "the models are not there: " + "x" * 200
+    log.end(log.start("train"), 2, reason)
+    piped, narrow = io.StringIO(), io.StringIO()
+    show_status(tmp_path, Console(file=piped, width=80), as_json=False)
+    assert len(piped.getvalue().splitlines()) == 2 and piped.getvalue().splitlines()[1].endswith(reason)
+    terminal = Console(file=narrow, width=80, force_terminal=True, color_system=None)
+    show_status(directory.path, terminal, as_json=False)
+    head, line, below = narrow.getvalue().split("\n", 2)
+    assert len(head) <= 80 and len(line) <= 80 and line.endswith("…") and below.replace("\n", "").strip() == reason
+
+
+def test_after_a_requeue_the_phase_is_that_of_the_present_attempt(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.control.mkdir()
+    log = AttemptLog(directory)
+    with RunLock(directory):
+        first = log.start("train")
+        progress = ProgressReporter(directory, "train", 200)
+        progress.phase("saving", step=7, role="verifier")
+        assert run_state(directory, {}).detail == "verifier saving"
+        log.end(first, 85, "SIGUSR2")
+        past = time.time() - 5
+        os.utime(directory.progress, (past, past))
+        log.start("train")
+        state = run_state(directory, {})
+        assert (state.state, state.detail, state.step) == ("running", "starting", 7)
+        ProgressReporter(directory, "train", 200, first_step=7).phase("loading the generator")
+        assert run_state(directory, {}).detail == "loading the generator"
+
+
+def test_watching_ends_when_all_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.control.mkdir(parents=True)
+    directory.config.touch()
+    log = AttemptLog(directory)
+    attempt = log.start("train")
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            log.end(attempt, 0, "")
+            directory.lock_file.unlink()
+
+    directory.lock_file.write_text(json.dumps({"host": os.uname().nodename, "pid": os.getpid(), "job": None}))
+    monkeypatch.setattr(status_table.time, "sleep", pause)
+    shown = io.StringIO()
+    show_status(tmp_path, Console(file=shown, width=80, force_terminal=True), as_json=False, watch=True)
+    assert pauses == [10, 10, 0] and "RUNNING" in shown.getvalue() and "COMPLETED" in shown.getvalue()
+    done = CliRunner().invoke(app, ["status", str(tmp_path), "--watch", "--json"])
+    assert isinstance(done.exception, UserError)
