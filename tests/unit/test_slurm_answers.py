@@ -28,7 +28,8 @@ from tango_hpc.manage.ending import cancel, stop
 from tango_hpc.manage.handle import RunJob
 from tango_hpc.manage.status import run_state, show_logs, states
 from tango_hpc.manage.submit import check_nobody_runs
-from tango_hpc.manage.sweep import load_sweep, submit_sweep
+from tango_hpc.manage.sweep import load_sweep
+from tango_hpc.manage.sweep_submit import submit_sweep
 from tests.helpers.fake_slurm import DOWN, GONE, FakeSlurm, described, said, submitted_run
 from tests.slurm.jobs import counting_config
 
