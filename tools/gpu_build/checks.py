@@ -129,6 +129,7 @@ def _be_rank(group: Callable[[], Results], rank: int, num_ranks: int, store: str
     os.environ |= {name: str(number) for name, number in numbers.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # nobody meets there: the store is a file
     torch.set_num_threads(1)
+    tempfile.tempdir = str(Path(store).parent)  # goes with the group, and what a broken engine leaves there
     try:
         init_distributed(timeout_seconds=SECONDS, store=dist.FileStore(store, num_ranks))
         sender.send(group())
