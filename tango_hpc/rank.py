@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -91,7 +92,7 @@ def run_stage(
     from torch.distributed import PrefixStore
 
     from tango_hpc.parallel.exchange import Exchange
-    from tango_hpc.parallel.ranks import init_distributed, open_store, shutdown_distributed
+    from tango_hpc.parallel.ranks import init_distributed, is_busy, open_store, shutdown_distributed
 
     launch = config.launch
     if launch.device == "cuda" and not torch.cuda.is_available():
@@ -105,7 +106,9 @@ def run_stage(
     stop.enter("meeting the other ranks")
     try:
         store = open_store(launch.collective_timeout_seconds, hosts=worker == (0, roles[0]))
-        init_distributed(launch.collective_timeout_seconds, PrefixStore(worker.role, store))
+        device = init_distributed(launch.collective_timeout_seconds, PrefixStore(worker.role, store)).device
+        if device.type == "cuda":
+            stop.gpu_is_busy = partial(is_busy, torch.cuda.default_stream(device))
         # A role waits for what the other is at; how long that may take is the watchdog's to say.
         longest = max(launch.hang_timeout_seconds, STARTUP_SECONDS) + launch.collective_timeout_seconds
         exchange = Exchange.join(store, roles, worker.role, longest)

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from tango_hpc.files import write_atomically
@@ -32,7 +33,7 @@ class Beat:
     progress: int = -1  # grows whenever the process advances
     reached_safe_point: bool = False
     stack: str = ""  # of the main thread, once it has not advanced for STALL_SECONDS
-    waits_for_peers: bool = False  # it stands in a collective, or waits for what the other role is at
+    waits_for_peers: bool = False  # it stands in a collective, its GPU does, or it waits for what the other role is at
 
 
 def read_beat(directory: RunDirectory, worker: Worker) -> Beat:
@@ -77,6 +78,9 @@ class Heart:
         self.directory, self.worker = directory, worker
         self.phase = "starting"
         self.reached_safe_point = False
+        # Whether this process's GPU has work that has not ended. Collectives of a GPU end there, not in the call that
+        # starts them: who waits for a peer stands wherever it next asks for a number. Set by whoever has a GPU.
+        self.gpu_is_busy: Callable[[], bool] = lambda: False
         self._progress = 0
         self._advanced_at = time.monotonic()
         self._main_thread = threading.main_thread().ident
@@ -128,7 +132,7 @@ class Heart:
             progress=self._progress,
             reached_safe_point=self.reached_safe_point,
             stack="".join(traceback.format_list(stack[-12:])),
-            waits_for_peers=any(_waits(entry) for entry in stack[-4:]),
+            waits_for_peers=any(_waits(entry) for entry in stack[-4:]) or (bool(stack) and self.gpu_is_busy()),
         )
         write_beat(self.directory, self.worker, beat)
 

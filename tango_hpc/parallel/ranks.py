@@ -107,6 +107,14 @@ def this_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
+def is_busy(stream: torch.cuda.Stream) -> bool:
+    """Whether work of a GPU's stream has not ended. Never waits; any thread may ask."""
+    try:
+        return not stream.query()
+    except RuntimeError:  # of work that failed, which the thread that waits for it will tell
+        return False
+
+
 def shutdown_distributed() -> None:
     """Leave the process group, if joined."""
     groups.forget_groups()

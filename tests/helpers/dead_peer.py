@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tango_hpc.model.engine_layout import engine_layout
 from tango_hpc.model.shape import ModelShape
 from tango_hpc.model.trainer_layout import megatron_layout
 from tango_hpc.parallel.groups import PolicyGroups
-from tango_hpc.parallel.ranks import init_distributed
+from tango_hpc.parallel.ranks import init_distributed, is_busy
 from tango_hpc.reshard.plan import Layouts, build_plan
 from tango_hpc.reshard.sync import _connected_group
 from tango_hpc.reshard.transfer import Transfer
@@ -84,7 +85,15 @@ def wait_until(true: Callable[[], bool]) -> None:
     """Do nothing else meanwhile."""
     give_up = time.monotonic() + HELD_SECONDS
     while not true() and time.monotonic() < give_up:
-        time.sleep(0.05)
+        time.sleep(0.1)
+
+
+def ended_after_beats(directory: RunDirectory) -> bool:
+    """Whether rank 0 has ended. What heartbeats say of who waits, once both ranks stall, goes to the file `waits`."""
+    beats, file = [read_beat(directory, Worker(rank, ROLE)) for rank in (0, 1)], Path(directory.path, "waits")
+    if all(beat.stack for beat in beats) and not file.exists():
+        file.write_text(json.dumps([beat.waits_for_peers for beat in beats]))
+    return directory.outcome_file(Worker(0, ROLE)).exists()
 
 
 def lose_one(spec: dict[str, Any], directory: RunDirectory) -> tuple[Sequence[str], Body]:
@@ -93,6 +102,8 @@ def lose_one(spec: dict[str, Any], directory: RunDirectory) -> tuple[Sequence[st
     def body(worker: Worker, stop: StopSignal) -> None:
         os.environ.update(rank_variables(worker.rank))
         device = init_distributed(spec["limit_seconds"]).device
+        if device.type == "cuda":  # as rank.py does
+            stop.gpu_is_busy = partial(is_busy, torch.cuda.default_stream(device))
         step = update(device) if spec["where"] == "update" else weight_sync(device, spec["limit_seconds"])
         stop.enter("train" if spec["where"] == "update" else "weight sync")
         dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
@@ -103,7 +114,7 @@ def lose_one(spec: dict[str, Any], directory: RunDirectory) -> tuple[Sequence[st
             wait_until(lambda: read_beat(directory, worker).phase == stop.phase)
             os.kill(os.getpid(), signal.SIGKILL)
         else:
-            wait_until(directory.outcome_file(Worker(0, ROLE)).exists)
+            wait_until(lambda: ended_after_beats(directory))
 
     return [ROLE], body
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tango_hpc.parallel.groups import PolicyGroups
-from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
+from tango_hpc.parallel.ranks import init_distributed, is_busy, shutdown_distributed
 from tango_hpc.reshard import sync, transfer
 
 Cut = tuple[int, int]  # tensor, pipeline
@@ -106,6 +106,14 @@ def test_nccl_connects_the_ranks_on_their_own_gpu(monkeypatch: pytest.MonkeyPatc
         {"backend": "nccl", "timeout": timedelta(seconds=10)},
         ("a group", {"device_ids": [3]}),
     ]
+
+
+def test_a_stream_is_busy_until_its_work_has_ended_or_failed() -> None:
+    def fails() -> bool:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    assert is_busy(SimpleNamespace(query=lambda: False)) and not is_busy(SimpleNamespace(query=lambda: True))
+    assert not is_busy(SimpleNamespace(query=fails))
 
 
 class NcclWork:

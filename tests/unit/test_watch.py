@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tango_hpc.control import heartbeat
 from tango_hpc.control.outcome import Outcome, find_cause, outcome_of_dead, read_failures, read_outcomes, write_outcome
 from tango_hpc.control.stop import StopRequest, read_stop_request, request_stop
 from tango_hpc.control.watchdog import Watchdog
@@ -164,6 +165,22 @@ def test_of_two_roles_the_one_that_works_is_blamed(directory: RunDirectory) -> N
     found = dog.look(now=11)
     assert found is not None and found.worker == Worker(1, V)
     assert "rank 1 (generator): 'rollout' for 11 s (waits for its peers)" in found.traceback
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_who_stands_before_a_busy_gpu_waits_for_its_peers(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    """With NCCL nobody stands in a collective: the GPU does, and who asks it for a number."""
+    worker = Worker(0, G)
+    heart = heartbeat.Heart(directory, worker)
+    heart.gpu_is_busy = lambda: busy
+    heart._write()
+    assert not heartbeat.read_beat(directory, worker).waits_for_peers  # it has only just advanced
+    monkeypatch.setattr(heartbeat, "STALL_SECONDS", -1.0)
+    heart._write()
+    found = heartbeat.read_beat(directory, worker)
+    assert found.waits_for_peers == busy and "heart._write()" in found.stack
 
 
 def test_who_asked_for_a_stop(directory: RunDirectory) -> None:
