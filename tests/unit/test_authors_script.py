@@ -48,7 +48,9 @@ def recipe(name: str) -> Config:
 
 
 def setting(config: Config, key: str) -> Any:
-    return reduce(getattr, key.split("."), config)
+    """The value of a key; a path as it stands in the recipe, seen from the working directory."""
+    value = reduce(getattr, key.split("."), config)
+    return value.relative_to(Path.cwd()) if isinstance(value, Path) and value.is_relative_to(Path.cwd()) else value
 
 
 def test_no_setting_of_the_script_is_missing() -> None:

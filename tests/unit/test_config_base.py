@@ -183,9 +183,9 @@ def test_a_sweep_of_a_config_with_a_base(base: Path, tmp_path: Path) -> None:
             "train.generator_steps=7",
             f"algorithm.alpha_start={alpha}",
             f"seed={seed}",
-            f"run.dir={tmp_path}/sweep/cells/{index:03d}_alpha_start={alpha}_seed={seed}",
+            f"run.dir={cell.config.run.dir}",  # a folder of its own
         )
-        for index, (alpha, seed) in enumerate([(0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)])
+        for cell, (alpha, seed) in zip(cells, [(0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)], strict=True)
     ]
     base.write_text(base.read_text().replace("kl_coef: 0.0", "kl_coef: -1"))
     with pytest.raises(UserError) as caught:

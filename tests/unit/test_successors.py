@@ -13,7 +13,7 @@ import pytest
 
 from tango_hpc.advantages import generator_advantages_batch
 from tango_hpc.config import Config
-from tango_hpc.config.schema import AlgorithmConfig
+from tango_hpc.config.schema import AlgorithmConfig, TaskConfig
 from tango_hpc.protocol.verification import Verification
 from tango_hpc.run.dumps import ROLLOUT_SCHEMA, read_rollouts, write_rollouts
 from tango_hpc.stages.responses import ReadVerification
@@ -247,7 +247,7 @@ SILENT = [(WRONG, BAD)] * 4
 def test_without_further_draws_nothing_is_dropped():
     batch = score(make_config(), verifications(*BY_OUTCOME), verifications(*SILENT))
     assert (batch.trained, batch.num_missing) == (list(range(8)), 0)
-    metrics = batch.metrics(get_task("last_letter"))
+    metrics = batch.metrics(get_task(TaskConfig(name="last_letter")))
     assert (metrics["data/questions_drawn"], metrics["data/questions_dropped"]) == (2, 0)
 
 
@@ -260,7 +260,7 @@ def test_questions_without_a_signal_are_dropped_and_as_many_are_missing():
     assert (batch.trained, batch.num_missing) == (list(range(4, 12)), 0)
     assert [sequence.response_ids[0] for sequence in batch.sequences()] == [0, 1, 2, 3] * 2
     assert all(np.any(sequence.advantages) for sequence in batch.sequences())
-    metrics = batch.metrics(get_task("last_letter"))
+    metrics = batch.metrics(get_task(TaskConfig(name="last_letter")))
     assert (metrics["data/questions_drawn"], metrics["data/questions_dropped"]) == (3, 1)
     assert metrics["generator/trained_responses"] == 8
     # all that was sampled counts: 4 + 2 of 12 are right, of the 8 that are trained on 6
@@ -278,7 +278,7 @@ def test_if_no_question_has_a_signal_those_drawn_first_are_trained_on():
     batch = score(config, *[verifications(*SILENT)] * 4)
     assert (batch.trained, batch.num_missing) == (list(range(8)), 2)
     assert not any(np.any(sequence.advantages) for sequence in batch.sequences())
-    assert batch.metrics(get_task("last_letter"))["data/questions_dropped"] == 2
+    assert batch.metrics(get_task(TaskConfig(name="last_letter")))["data/questions_dropped"] == 2
 
 
 def test_prof_and_further_draws_together():
@@ -301,7 +301,7 @@ def test_several_verifications_are_voted_on_counted_and_dumped():
     batch = score(config, verifications(*right), verifications(*wrong), per_solution=3)
     assert len(batch.solutions_N) == 2
     assert [rewards.tolist() for rewards in batch.scored.step_rewards_N_K] == [[0.5, 0.5], [-0.5, 0.5]]
-    metrics = batch.metrics(get_task("last_letter"))
+    metrics = batch.metrics(get_task(TaskConfig(name="last_letter")))
     # verdicts one by one: 2 of 3 on the right solution, 2 of 3 on the wrong one; by vote both
     assert metrics["verifier/outcome_f1"] == pytest.approx(2 / 3) and metrics["verifier/voted_outcome_f1"] == 1.0
     # steps by vote: "te" right, right; "ce" wrong, right: all as labelled

@@ -229,7 +229,7 @@ def test_a_dry_run_says_what_submission_says(tmp_path: Path, slurm: Path) -> Non
     (slurm / "refuse").unlink()
     base = str(tmp_path / "base.yaml")
     for wrong, told in (
-        (["run.dir=a%j"], "holds a %"), (["run.dir=a:b"], "a colon"), (["launch.grace_seconds=86400", "launch.hang_timeout_seconds=90000"], "leaves nothing"),
+        (["run.dir=a%j"], "holds a %"), (["run.dir=a:b"], "a colon"), (["launch.grace_seconds=86400", "launch.hang_timeout_seconds=90000", "launch.collective_timeout_seconds=99000"], "leaves nothing"),
         (["data.train=none.parquet"], "no data set at"), (["--resume"], "there is no run to resume"),
     ):  # fmt: skip
         done = CliRunner().invoke(app, ["submit", "train", base, *wrong, "--dry-run"])
