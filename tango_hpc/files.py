@@ -1,12 +1,18 @@
-"""Files that a crash, a full disk or a reader never meets half written."""
+"""Files that a crash, a full disk or a reader never meets half written; and how to read those that were damaged anyhow.
+
+What only shows or counts things is read tolerantly: damage costs the damaged part and a warning that names the file.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,6 +40,84 @@ def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) 
         if durable:
             file.flush()
             os.fsync(file.fileno())
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to `path` and wait for the disk. A half line that a crash left at its end stays a line of its own."""
+    with path.open("ab+") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(line.encode("utf-8") + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file, none where there is no file. Damaged lines are passed over with a warning.
+
+    A last line without its end is being written, or was never finished: it is left out.
+    """
+    if not path.is_file():
+        return []
+    return parse_json_lines(path.read_bytes(), path)
+
+
+def parse_json_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
+    """The objects of the complete lines in `content`, which is of `path`."""
+    found = []
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
+        value = _json_object(line)
+        if value is not None:
+            found.append(value)
+        elif line.strip():
+            warn_once(f"{path}: line {number} is damaged and passed over: {line[:60].decode(errors='replace')!r}")
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file that only shows things; empty where there is none, and with a warning where it is damaged."""
+    try:
+        value = _json_object(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    if value is None:
+        warn_once(f"{path} is damaged and passed over")
+    return value or {}
+
+
+def is_damaged(path: Path) -> bool:
+    """Whether `path` should hold a JSON object and does not."""
+    return path.is_file() and _json_object(path.read_bytes()) is None
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file or folder, so that nobody takes it for what it was; nothing of it is deleted."""
+    for number in itertools.count(1):
+        target = path.with_name(f"{path.name}.damaged" + (f".{number}" if number > 1 else ""))
+        if not target.exists():
+            break
+    path.rename(target)
+    return target
+
+
+def _json_object(content: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):  # UnicodeDecodeError too
+        return None
+    return value if isinstance(value, dict) else None
+
+
+_warned: set[str] = set()
+
+
+def warn_once(text: str) -> None:
+    """Tell whoever watches this process, once; displays read the same file again and again."""
+    if text not in _warned:
+        _warned.add(text)
+        print(f"Warning: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
