@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 
 from tango_hpc.control.heartbeat import read_beat
 from tango_hpc.errors import StoppedEarly, UserError
-from tango_hpc.files import write_atomically
+from tango_hpc.files import read_json, write_atomically
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
 
@@ -119,10 +119,11 @@ def _is_echo(error: BaseException) -> bool:
 
 
 def read_outcome(directory: RunDirectory, worker: Worker) -> Outcome | None:
-    """How `worker` ended, if somebody left word of it."""
+    """How `worker` ended, if somebody left word of it; a damaged file is no word."""
+    known = read_json(directory.outcome_file(worker))
     try:
-        return Outcome(**json.loads(directory.outcome_file(worker).read_text()))
-    except FileNotFoundError:
+        return Outcome(**known) if known else None
+    except TypeError:  # keys of another version
         return None
 
 

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.files import write_atomically
+from tango_hpc.files import is_damaged, set_aside, write_atomically
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import package_versions, read_provenance
 
@@ -92,6 +92,8 @@ def record_attempt(directory: RunDirectory, *, stage: str, command: Sequence[str
 
 
 def _write(directory: RunDirectory, provenance: dict[str, Any]) -> None:
+    if is_damaged(directory.provenance):
+        set_aside(directory.provenance)  # what is left of it may still be read by people
     write_atomically(directory.provenance, json.dumps(provenance, indent=2) + "\n")
 
 

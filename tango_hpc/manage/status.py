@@ -22,9 +22,11 @@ from tango_hpc.control.heartbeat import seconds_since_beat
 from tango_hpc.control.outcome import read_failures
 from tango_hpc.control.stop import StopRequest, request_stop
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
+from tango_hpc.files import read_json
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, known_jobs, lock_holder, submitted_jobs
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.steps import damaged_in
 from tango_hpc.run.summary import read_summary
 from tango_hpc.run.worker import Worker
 
@@ -100,10 +102,13 @@ def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> Run
         state, detail = _after_its_start(directory, last, stages[-1], job_state)
     else:
         state, detail = _without_supervisor(directory, stage), ""
-    progress = json.loads(directory.progress.read_text()) if directory.progress.is_file() else {}
+    progress = read_json(directory.progress)
     current = progress if progress.get("stage") == stage else {}
     if state == "running":
         detail = f"{current.get('role') or ''} {current.get('phase', '')}".strip()
+    damaged = damaged_in(directory.checkpoints / stage)
+    if damaged:
+        detail = "; ".join(filter(None, (detail, f"set aside as damaged: {', '.join(damaged)}")))
     return RunState(
         run=str(directory.path),
         stage=stage,

@@ -7,7 +7,6 @@ serves the foreground command, a job on another machine and a run that has ended
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tango_hpc.errors import UserError
+from tango_hpc.files import read_json
 from tango_hpc.report.formats import clock, sparkline
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import PHASES, MetricsRow, RowTail
@@ -117,11 +117,11 @@ class ProgressView:
     def _collect(self) -> tuple[list[MetricsRow], list[MetricsRow]]:
         """Take in the new rows; returns those that are news (a rewritten file after a resume is none)."""
         rows, rewritten = self._metrics.new_rows()
+        rows = [row for row in rows if "event" not in row]  # these come as notes
         self.rows = rows if rewritten else self.rows + rows
         evaluations, evaluations_rewritten = self._evaluations.new_rows()
         self.evaluations = evaluations if evaluations_rewritten else self.evaluations + evaluations
-        if self._directory.progress.is_file():
-            self.state = json.loads(self._directory.progress.read_text(encoding="utf-8"))
+        self.state = read_json(self._directory.progress) or self.state
         return ([] if rewritten else rows), ([] if evaluations_rewritten else evaluations)
 
     # -- what is shown -------------------------------------------------------------------------------------

@@ -5,20 +5,19 @@ Everything is read from the run directory; nothing is fetched when the page is o
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tango_hpc.control.outcome import read_failures
-from tango_hpc.files import write_atomically
+from tango_hpc.files import read_json, write_atomically
 from tango_hpc.report.formats import clock
 from tango_hpc.report.html import render
 from tango_hpc.report.plots import drawings, save_curves
 from tango_hpc.report.reading import choose_examples, facts, step_views
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import dumped_steps, read_rollouts
-from tango_hpc.run.metrics import MetricsRow, read_evaluations, read_metrics
+from tango_hpc.run.metrics import MetricsRow, read_evaluations, read_events, read_metrics
 from tango_hpc.run.summary import BEFORE_AFTER, read_provenance, read_summary
 
 EXAMPLES_PER_ROLE = 6
@@ -45,6 +44,7 @@ def write_report(directory: RunDirectory) -> None:
         tiles=list(_tiles(summary, rows, evaluations)),
         failures=read_failures(directory),
         left_out=[(stage, last) for stage, last in _left_out(rows) if last["data/too_long"]],
+        events=read_events(directory),
         nonfinite=[row for row in rows if row.get("nonfinite")],
         stages=[(STAGE_TITLES.get(stage, stage), drawings(*measured[stage])) for stage in stages],
         rollouts=list(_rollouts(directory)),
@@ -64,8 +64,8 @@ def _state(directory: RunDirectory, summary: dict[str, Any], num_steps: int) -> 
     yield f"{num_steps} optimizer steps"
     if summary.get("wall_seconds"):
         yield f"{clock(summary['wall_seconds'])} of work"
-    if summary.get("status") == "running" and directory.progress.is_file():
-        progress = json.loads(directory.progress.read_text(encoding="utf-8"))
+    progress = read_json(directory.progress)
+    if summary.get("status") == "running" and progress:
         ago = clock(max(0.0, time.time() - directory.progress.stat().st_mtime))
         where = f"{progress['stage']} {progress['step']}/{progress['total_steps']}, {progress['phase']}"
         yield f"{where}, last sign of life {ago} ago"

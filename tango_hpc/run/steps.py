@@ -40,3 +40,8 @@ def steps_in(folder: Path) -> list[tuple[StepName, Path]]:
     names = ((StepName.read(path.name), path) for path in (folder.iterdir() if folder.is_dir() else []))
     found = [(name, path) for name, path in names if name is not None]
     return sorted(found, key=lambda entry: (entry[0].step, SAVED_PHASES.index(entry[0].phase), entry[1].name))
+
+
+def damaged_in(folder: Path) -> list[str]:
+    """Names of the checkpoints in `folder` that were found damaged and set aside."""
+    return sorted(path.name for path in folder.glob("step_*.damaged*"))

@@ -11,13 +11,17 @@ from tango_hpc import files
 from tango_hpc.files import append_line, read_json, read_json_lines, set_aside
 
 
-def test_a_damaged_line_is_passed_over_with_its_name_and_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_line_is_passed_over_with_its_name_and_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a": 1}\n{"a": \n\xff\xfe\n[1]\n\n{"a": 2}\n{"a": 3')
     assert read_json_lines(path) == [{"a": 1}, {"a": 2}]
     assert read_json_lines(path) == [{"a": 1}, {"a": 2}]
     told = capsys.readouterr().err.splitlines()
-    assert [f"{path}: line {number} is damaged" in line for number, line in zip((2, 3, 4), told, strict=True)] == [True] * 3
+    assert [f"{path}: line {number} is damaged" in line for number, line in zip((2, 3, 4), told, strict=True)] == [
+        True
+    ] * 3
     append_line(path, '{"a": 4}')
     assert path.read_bytes().endswith(b'\n{"a": 3\n{"a": 4}\n')
     assert read_json_lines(path)[-1] == {"a": 4}
@@ -26,7 +30,9 @@ def test_a_damaged_line_is_passed_over_with_its_name_and_number(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("content", [b"", b'{"status": "ru', b"\x00\x00\x00", b"[1, 2]", b"null", b"[" * 100_000])
-def test_a_damaged_object_is_empty_and_named(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_object_is_empty_and_named(
+    tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "summary.json"
     assert read_json(path) == {} and not files.is_damaged(path)
     path.write_bytes(content)
