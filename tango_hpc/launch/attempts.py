@@ -1,27 +1,23 @@
-"""The attempts of a run: who has it now, how earlier ones ended, and whether they got anywhere.
+"""The attempts of a run: how they ended, and whether they got anywhere.
 
-RUN/control/: `lock` says who runs here; `jobs.json` what was submitted; `attempts.jsonl` has one line when an attempt
-starts and one when it ends.
+RUN/control/: `jobs.json` says what was submitted; `attempts.jsonl` has one line when an attempt starts and one when it
+ends.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.errors import UserError
-from tango_hpc.files import write_atomically
+from tango_hpc.files import append_line, read_json_lines, warn_once, write_atomically
 from tango_hpc.launch import slurm
+from tango_hpc.launch.lock import Process
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.steps import steps_in
-
-LOCK_TOUCH_SECONDS = 10.0
-LOCK_STALE_SECONDS = 120.0
 
 
 @dataclass
@@ -60,23 +56,22 @@ class AttemptLog:
         self._file = directory.attempts_file
 
     def read(self) -> list[Attempt]:
-        """All attempts, the oldest first."""
+        """All attempts of which a whole line is left, the oldest first."""
         attempts: dict[int, Attempt] = {}
-        if not self._file.is_file():
-            return []
-        for line in self._file.read_text().splitlines():
-            data = json.loads(line)
-            if data["number"] in attempts:
+        names = {field.name for field in fields(Attempt)}
+        for line in read_json_lines(self._file):
+            data = {name: value for name, value in line.items() if name in names}
+            if data.get("number") in attempts:
                 for name, value in data.items():
                     setattr(attempts[data["number"]], name, value)
-            else:
+            elif data.keys() >= {"number", "stage", "host", "job", "started", "saved_before"}:
                 attempts[data["number"]] = Attempt(**data)
         return list(attempts.values())
 
     def start(self, stage: str) -> Attempt:
         """Note the start of an attempt."""
         attempt = Attempt(
-            number=len(self.read()) + 1,
+            number=max((attempt.number for attempt in self.read()), default=0) + 1,
             stage=stage,
             host=socket.gethostname(),
             job=slurm.job_id(),
@@ -105,14 +100,12 @@ class AttemptLog:
         return count
 
     def _append(self, data: dict[str, Any]) -> None:
-        with self._file.open("a") as file:
-            file.write(json.dumps(data) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self._file, json.dumps(data))
 
 
 def remember_job(directory: RunDirectory, stages: str, cluster: str, job: Any, profile: str | None) -> None:
     """Add submitit's `job`, submitted with the profile of that name or file, to RUN/control/jobs.json."""
+    process = Process.of(int(job.job_id)) if cluster == "local" else None
     if profile is not None and Path(profile).is_file():
         profile = str(Path(profile).absolute())
     entry = {
@@ -122,13 +115,29 @@ def remember_job(directory: RunDirectory, stages: str, cluster: str, job: Any, p
         "profile": profile,
         "submitted": time.time(),
         "log": str(job.paths.stdout),
+        "process": asdict(process) if process else None,
     }
     write_atomically(directory.jobs_file, json.dumps([*submitted_jobs(directory), entry], indent=2) + "\n")
 
 
 def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
-    """The jobs that were submitted for this run, the oldest first: job, stages, cluster, profile, submitted, log."""
-    return json.loads(directory.jobs_file.read_text()) if directory.jobs_file.exists() else []
+    """The jobs that were submitted for this run, the oldest first.
+
+    Keys: job, stages, cluster, profile, submitted, log; process (`lock.Process`) where it is one of this machine.
+    """
+    try:
+        entries = json.loads(directory.jobs_file.read_bytes())
+        return [entry for entry in entries if entry.keys() >= {"job", "stages", "cluster", "submitted", "log"}]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError, AttributeError):
+        warn_once(f"{directory.jobs_file} is damaged and passed over: jobs that wait are not known here")
+        return []
+
+
+def is_submitted_process_alive(entry: dict[str, Any]) -> bool:
+    """Whether what was started in the background of this machine still runs."""
+    return Process(**(entry.get("process") or {})).is_alive
 
 
 def known_jobs(directory: RunDirectory) -> list[str]:
@@ -142,62 +151,3 @@ def _own_log() -> str | None:
     """The file that this process prints to, if it is one; plain sbatch puts it where the user said."""
     output = Path("/proc/self/fd/1")
     return str(output.resolve()) if output.is_file() else None
-
-
-class RunLock:
-    """Keeps two supervisors from one run directory; a context manager. Call `touch` every now and then."""
-
-    def __init__(self, directory: RunDirectory) -> None:
-        self._directory = directory
-        self._file = directory.lock_file
-        self._touched = 0.0
-
-    def __enter__(self) -> RunLock:
-        mine = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "job": slurm.job_id()})
-        try:
-            with self._file.open("x") as file:
-                file.write(mine)
-        except FileExistsError:
-            check_lock(self._directory)
-            write_atomically(self._file, mine)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.unlink(missing_ok=True)
-
-    def touch(self) -> None:
-        """Show that the holder is there."""
-        if time.monotonic() - self._touched > LOCK_TOUCH_SECONDS:
-            self._touched = time.monotonic()
-            self._file.touch()
-
-
-def lock_holder(directory: RunDirectory) -> dict[str, Any]:
-    """Host, pid and Slurm job of who runs in the directory, or ran there when it was killed; empty for nobody."""
-    return json.loads(directory.lock_file.read_text() or "{}") if directory.lock_file.exists() else {}
-
-
-def check_lock(directory: RunDirectory) -> None:
-    """Raise UserError where somebody runs in the directory."""
-    holder = lock_holder(directory)
-    if holder and _is_alive(holder, directory.lock_file):
-        who = f"Slurm job {holder['job']}" if holder.get("job") else f"process {holder.get('pid')}"
-        raise UserError(
-            f"{who} on {holder.get('host')} is running in {directory.path}; end it with `tango stop` or `tango cancel`, "
-            "or give another run.dir"
-        )
-
-
-def _is_alive(holder: dict[str, Any], lock: Path) -> bool:
-    job = holder.get("job")
-    if holder.get("host") == socket.gethostname() and holder.get("pid") is not None:
-        return Path(f"/proc/{holder['pid']}").exists()
-    if job is not None and job == slurm.job_id():
-        return False  # this job, on another node before it was requeued
-    if job is not None and slurm.is_available():
-        found = slurm.show_job(job)
-        return found is not None and found.state in ("RUNNING", "COMPLETING", "SUSPENDED")
-    # Another machine: compare with a file of the same file server, whose clock may differ from ours.
-    probe = lock.with_name("clock")
-    probe.touch()
-    return probe.stat().st_mtime - lock.stat().st_mtime < LOCK_STALE_SECONDS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import fnmatch
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ import yaml
 from tango_hpc.config import Config, config_to_yaml
 from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
+from tango_hpc.launch.attempts import AttemptLog
+from tango_hpc.launch.lock import RunLock
 from tango_hpc.launch.provenance import note_changes
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_summary, update_summary
@@ -54,14 +56,29 @@ def prepare_run(stages: Sequence[str], config: Config, *, resume: bool) -> RunDi
 
     Raises UserError for what is missing or in the way.
     """
+    with prepared_run(stages, config, resume=resume) as (directory, _):
+        return directory
+
+
+@contextmanager
+def prepared_run(stages: Sequence[str], config: Config, *, resume: bool) -> Iterator[tuple[RunDirectory, RunLock]]:
+    """`prepare_run` for whoever goes on to run it: with the lock, which is held from before anything is written."""
     for number, stage in enumerate(stages):
         check_inputs(config, stage, after=stages[:number])
-    directory, changes = enter_run(config.run.dir, config_to_yaml(config), resume=resume, stage=stages[0])
-    for stage in stages:
-        if changes and is_done(directory, stage):
-            update_summary(directory, stage, "stopped")  # done under the old settings, not under the new ones
-    synthesise_data(config)
-    return directory
+    directory = RunDirectory(config.run.dir)
+    _check_place(directory, resume=resume)
+    with _explaining_place(directory):
+        directory.control.mkdir(parents=True, exist_ok=True)
+        lock = RunLock(directory).__enter__()
+    try:
+        _, changes = enter_run(directory.path, config_to_yaml(config), resume=resume, stage=stages[0])
+        for stage in stages:
+            if changes and is_done(directory, stage):
+                update_summary(directory, stage, "stopped")  # done under the old settings, not under the new ones
+        synthesise_data(config)
+        yield directory, lock
+    finally:
+        lock.release()
 
 
 def is_done(directory: RunDirectory, stage: str) -> bool:
@@ -91,24 +108,19 @@ def enter_run(
 ) -> tuple[RunDirectory, list[ConfigChange]]:
     """Make the run directory, or enter the one that is there; return it with the changes of its settings.
 
-    A new or empty directory is always taken. One that holds a run is taken
+    A new or empty directory is taken without `resume`. One that holds a run is taken
     - with `resume`, when the configurations differ in nothing but `CHANGEABLE_ON_RESUME`;
     - without it, when they are equal and `stage` has not been started there yet, so that the stages of one
       configuration (fine-tuning, then reinforcement learning) share a directory.
     Raises UserError otherwise, and where the directory cannot be written.
     """
     directory = RunDirectory(path)
-    try:
+    _check_place(directory, resume=resume)
+    with _explaining_place(directory):
         _make_folders(directory)
-        # "x" lets exactly one of two runs that start at once have the directory.
-        with suppress(FileExistsError), directory.config.open("x", encoding="utf-8") as file:
-            file.write(resolved_config_yaml)
+        if not directory.config.exists():
+            write_atomically(directory.config, resolved_config_yaml)
             return directory, []
-    except OSError as error:
-        raise UserError(
-            f"cannot write the run directory {directory.path}: {error.strerror or error}. "
-            "Choose one on a file system that you can write, with space left, with run.dir=PATH."
-        ) from error
     changes = _check_changes(directory, resolved_config_yaml, resume=resume, stage=stage)
     if changes:
         write_atomically(directory.config, resolved_config_yaml)
@@ -116,14 +128,36 @@ def enter_run(
     return directory, changes
 
 
-def _make_folders(directory: RunDirectory) -> None:
-    directory.path.mkdir(parents=True, exist_ok=True)
-    strangers = sorted({entry.name for entry in directory.path.iterdir()} - LAUNCHER_ENTRIES)
-    if strangers and not directory.config.is_file():
+def _check_place(directory: RunDirectory, *, resume: bool) -> None:
+    """Raise UserError for a folder of somebody else, and for a run to resume that is not there. Writes nothing."""
+    if directory.config.is_file():
+        return
+    try:
+        strangers = sorted({entry.name for entry in directory.path.iterdir()} - LAUNCHER_ENTRIES)
+    except OSError:  # not there yet, or not to be read, which whoever writes there will find
+        strangers = []
+    if strangers:
         raise UserError(
             f"{directory.path} is not empty and is not a run (it holds {', '.join(strangers[:5])}). "
             "Choose another directory with run.dir=PATH."
         )
+    if resume:
+        raise UserError(f"{directory.path} holds no run to resume; leave --resume away to start one there")
+
+
+@contextmanager
+def _explaining_place(directory: RunDirectory) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write the run directory {directory.path}: {error.strerror or error}. "
+            "Choose one on a file system that you can write, with space left, with run.dir=PATH."
+        ) from error
+
+
+def _make_folders(directory: RunDirectory) -> None:
+    directory.path.mkdir(parents=True, exist_ok=True)
     for folder in (directory.tensorboard, directory.rollouts, directory.checkpoints, directory.logs):
         folder.mkdir(exist_ok=True)
     for folder in (directory.control, directory.outcomes, directory.heartbeats):
@@ -136,9 +170,10 @@ def _make_folders(directory: RunDirectory) -> None:
 def _check_changes(
     directory: RunDirectory, resolved_config_yaml: str, *, resume: bool, stage: str | None
 ) -> list[ConfigChange]:
-    changes = config_changes(directory.config.read_text(encoding="utf-8"), resolved_config_yaml)
+    changes = config_changes(_settings_of(directory), resolved_config_yaml)
     if not resume:
-        started = read_summary(directory).get("stages", {})
+        started = {attempt.stage for attempt in AttemptLog(directory).read()}  # summary.json may be damaged
+        started.update(read_summary(directory).get("stages", {}))
         if not changes and stage is not None and stage not in started:
             return []
         difference = f" Its configuration differs in:{_listed(changes)}" if changes else ""
@@ -153,6 +188,21 @@ def _check_changes(
             "Give them their old values, or start a new run with run.dir=PATH."
         )
     return changes
+
+
+def _settings_of(directory: RunDirectory) -> str:
+    """config.yaml of a run. Raises UserError where it is damaged: nothing else says what the run computes."""
+    try:
+        text = directory.config.read_text(encoding="utf-8")
+        whole = isinstance(yaml.safe_load(text), Mapping)
+    except (UnicodeDecodeError, yaml.YAMLError):
+        whole = False
+    if not whole:
+        raise UserError(
+            f"{directory.config} is damaged: it holds no settings. Bring it back from a copy (the report of the run "
+            "shows it), or start a new run with run.dir=PATH."
+        )
+    return text
 
 
 def _listed(changes: Sequence[ConfigChange]) -> str:

@@ -12,6 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import NoReturn
 
 from rich.console import Console
@@ -21,9 +22,10 @@ from tango_hpc.control.outcome import STOPPED
 from tango_hpc.control.stop import read_stop_request
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import Attempt, AttemptLog, RunLock, submitted_jobs
+from tango_hpc.launch.attempts import Attempt, AttemptLog, submitted_jobs
 from tango_hpc.launch.enter import is_done
 from tango_hpc.launch.environment import place
+from tango_hpc.launch.lock import RunLock
 from tango_hpc.launch.provenance import record_attempt
 from tango_hpc.launch.starters import LocalStarter, SrunStarter, Starter
 from tango_hpc.launch.supervisor import Supervisor
@@ -35,14 +37,19 @@ from tango_hpc.stages.processes import process_roles
 NEVER_RETRY = (0, UserError.exit_code, CheckFailed.exit_code)
 
 
-def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Console) -> int:
-    """Run `stage` from its last checkpoint and return the exit code; a batch job may requeue itself instead."""
+def run_attempt(
+    directory: RunDirectory, stage: str, config: Config, console: Console, held: RunLock | None = None
+) -> int:
+    """Run `stage` from its last checkpoint and return the exit code; a batch job may requeue itself instead.
+
+    `held` is the run's lock where the caller has it.
+    """
     if is_done(directory, stage):
         say(console, f"{stage} in {directory.path} is done already.")
         return 0
     job = slurm.job_id()
     log = AttemptLog(directory)
-    with RunLock(directory) as lock:
+    with nullcontext(held) if held is not None else RunLock(directory) as lock:
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         asked = read_stop_request(directory)
         if restarts and asked is not None and asked.by == "user":
@@ -165,7 +172,7 @@ def deadline(job: str | None, env: Mapping[str, str] = os.environ) -> float | No
 
 def _leave(lock: RunLock, code: int) -> NoReturn:
     """End this process now: after a requeue Slurm kills it anyway, and nothing may report a result any more."""
-    lock.__exit__()
+    lock.release()
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(0.5)

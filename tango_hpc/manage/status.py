@@ -6,7 +6,6 @@ import getpass
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -24,7 +23,8 @@ from tango_hpc.control.stop import StopRequest, request_stop
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.files import read_json
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import Attempt, AttemptLog, known_jobs, lock_holder, submitted_jobs
+from tango_hpc.launch.attempts import Attempt, AttemptLog, is_submitted_process_alive, known_jobs, submitted_jobs
+from tango_hpc.launch.lock import has_live_process, signal_holder
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.steps import damaged_in
 from tango_hpc.run.summary import read_summary
@@ -131,7 +131,7 @@ def _stage(directory: RunDirectory, last: Attempt | None, unstarted: dict[str, A
 def _before_its_start(submitted: dict[str, Any], job_state: str | None) -> tuple[str, str]:
     """State and detail of a job that is not in the queue and has left no attempt."""
     if submitted["cluster"] != "slurm":
-        alive = _process_alive(int(submitted["job"]))
+        alive = is_submitted_process_alive(submitted)
         return ("running", "") if alive else ("failed", "its process ended before the run started")
     ended = job_state or slurm.accounting(submitted["job"]) or "no longer in the queue"
     return "failed", f"job {submitted['job']} ended before the run started: {ended}"
@@ -144,7 +144,7 @@ def _after_its_start(directory: RunDirectory, last: Attempt, last_stage: str, jo
     if last.ended is not None:
         states_by_code = {0: "done", StoppedEarly.exit_code: "stopped"}
         return states_by_code.get(last.code or 0, "failed"), last.reason
-    if last.job is None and _holder_alive(directory):
+    if last.job is None and has_live_process(directory):
         return "running", ""
     ended = job_state or (slurm.accounting(last.job) if last.job else None)
     return "lost", f"ended without a word{f': {ended}' if ended else ''}; --resume continues from the last checkpoint"
@@ -156,15 +156,6 @@ def _without_supervisor(directory: RunDirectory, stage: str) -> str:
     if status == "running" and seconds_since_beat(directory, 0) > STALE_HEARTBEAT_SECONDS:
         return "lost"
     return status
-
-
-def _holder_alive(directory: RunDirectory) -> bool:
-    holder = lock_holder(directory)
-    return holder.get("host") == socket.gethostname() and _process_alive(holder["pid"])
-
-
-def _process_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def show_status(path: Path, console: Console, *, as_json: bool) -> None:
@@ -320,10 +311,9 @@ def cancel(path: Path, console: Console) -> None:
             if found is not None and found.is_alive:
                 slurm.run_command("scancel", job)
                 ended.append(f"job {job}")
-        if not ended and _holder_alive(directory):
-            pid = lock_holder(directory)["pid"]
-            os.kill(pid, signal.SIGTERM)
-            ended.append(f"process {pid}")
+        if not ended:
+            pid = signal_holder(directory, signal.SIGTERM)
+            ended += [f"process {pid}"] if pid is not None else []
         message = f"cancelled {', '.join(ended)}" if ended else "nothing runs or waits"
         console.print(f"{directory.path}: {message}", markup=False, highlight=False, soft_wrap=True)
 
