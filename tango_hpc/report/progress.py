@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tango_hpc.errors import UserError
 from tango_hpc.files import read_json
 from tango_hpc.report.formats import clock, sparkline
 from tango_hpc.run.directory import RunDirectory
@@ -103,8 +103,9 @@ class ProgressView:
         if self.rows or self.evaluations:
             try:
                 write_report(self._directory)
-            except (OSError, UserError) as error:  # a full disk, a torn dump: the run's own end must still be told
-                self._print(f"report.html was not written: {error}")
+            except Exception as error:  # a page about the run must not decide how it ended, which is still to be told
+                self._print(f"report.html was not written: {type(error).__name__}: {error}")
+                traceback.print_exc()
         rows = before_and_after(read_summary(self._directory))
         if rows:
             self._console.print(before_after_table(rows))

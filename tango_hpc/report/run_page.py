@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tango_hpc.control.outcome import read_failures
+from tango_hpc.errors import UserError
 from tango_hpc.files import read_json, write_atomically
 from tango_hpc.report.formats import clock
 from tango_hpc.report.html import render
@@ -34,6 +35,7 @@ def write_report(directory: RunDirectory) -> None:
         stage: ([row for row in rows if row["stage"] == stage], [row for row in evaluations if row["stage"] == stage])
         for stage in stages
     }
+    rollouts, unreadable = _rollouts(directory)
     page = render(
         "run.html",
         title=directory.path.name,
@@ -47,7 +49,8 @@ def write_report(directory: RunDirectory) -> None:
         events=read_events(directory),
         nonfinite=[row for row in rows if row.get("nonfinite")],
         stages=[(STAGE_TITLES.get(stage, stage), drawings(*measured[stage])) for stage in stages],
-        rollouts=list(_rollouts(directory)),
+        rollouts=rollouts,
+        unreadable=unreadable,
         evaluations=evaluations,
         evaluation_keys=dict.fromkeys(
             key for row in evaluations for key in row if key not in ("stage", "step", "nonfinite")
@@ -107,9 +110,19 @@ def _tiles(
         yield "weight sync", f"{sum(sent) / len(sent) / 1e6:,.1f}", lower_bound
 
 
-def _rollouts(directory: RunDirectory) -> Iterator[tuple[str, int, int, list[Any]]]:
-    """A few judged responses of each role at its last dumped step: role, step, number of responses, examples."""
+def _rollouts(directory: RunDirectory) -> tuple[list[tuple[str, int, int, list[Any]]], list[str]]:
+    """A few judged responses of each role at its last dumped step (role, step, number of responses, examples), and what
+    was passed over because it cannot be read.
+    """
+    shown, unreadable = [], []
     for role, steps in sorted(dumped_steps(directory.rollouts).items()):
-        rows = read_rollouts(directory.rollout_file(role, steps[-1]))
-        examples = [(row, step_views(row), facts(row)) for row in choose_examples(rows, EXAMPLES_PER_ROLE)]
-        yield role, steps[-1], len(rows), examples
+        for step in reversed(steps):
+            try:
+                rows = read_rollouts(directory.rollout_file(role, step))
+            except UserError as error:
+                unreadable.append(str(error))
+                continue
+            examples = [(row, step_views(row), facts(row)) for row in choose_examples(rows, EXAMPLES_PER_ROLE)]
+            shown.append((role, step, len(rows), examples))
+            break
+    return shown, unreadable
