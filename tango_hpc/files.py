@@ -5,9 +5,11 @@ What only shows or counts things is read tolerantly: damage costs the damaged pa
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,10 +26,35 @@ def _replacing(path: Path) -> Iterator[Path]:
     """A file to write, which becomes `path` when all is well; after an error `path` is as it was."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        yield temporary
-        os.replace(temporary, path)
+        with naming(path):
+            yield temporary
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system name `path` where they name nothing, as those of writing do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error says that there is no room left: on the disk, or of the user's quota."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def explain_full(error: OSError) -> str:
+    """What to do about an error that `is_full`."""
+    path = Path(error.filename) if error.filename else None
+    where = next((folder for folder in (path.parents if path else ()) if folder.is_dir()), None)
+    free = f" ({shutil.disk_usage(where).free / 2**20:,.0f} MB free there)" if where is not None else ""
+    return f"{error.strerror}: {path or 'a file of the run'}{free}; make room and continue with --resume"
 
 
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
@@ -44,7 +71,7 @@ def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) 
 
 def append_line(path: Path, line: str) -> None:
     """Add a line to `path` and wait for the disk. A half line that a crash left at its end stays a line of its own."""
-    with path.open("ab+") as file:
+    with naming(path), path.open("ab+") as file:
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":

@@ -11,8 +11,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import NoReturn
 
 from rich.console import Console
@@ -21,6 +21,7 @@ from tango_hpc.config import Config, load_config
 from tango_hpc.control.outcome import STOPPED
 from tango_hpc.control.stop import read_stop_request
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
+from tango_hpc.files import explain_full, is_full
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, submitted_jobs
 from tango_hpc.launch.enter import is_done
@@ -82,13 +83,15 @@ def run_attempt(
         except UserError as error:
             _note_failure(directory, log, attempt, error.exit_code, str(error))
             raise
-        log.end(attempt, code, supervisor.reason)
+        with _telling_failure(console):
+            log.end(attempt, code, supervisor.reason)
         if not supervisor.stopped_by_user:
             directory.stop_file.unlink(missing_ok=True)
         if code == 0:
             return 0
         if code != STOPPED:
-            update_summary(directory, stage, "failed", attempt_seconds=(attempt.ended or 0) - attempt.started)
+            with _telling_failure(console):
+                update_summary(directory, stage, "failed", attempt_seconds=(attempt.ended or 0) - attempt.started)
         if code not in NEVER_RETRY and not supervisor.stopped_by_user and job is not None:
             if supervisor.request is None and not attempt.made_progress:
                 say(console, "Not tried again: this attempt made no progress.")
@@ -108,6 +111,15 @@ def run_attempt(
         else:
             say(console, f"Logs of the ranks: {directory.logs}")
         return code
+
+
+@contextmanager
+def _telling_failure(console: Console) -> Iterator[None]:
+    """What cannot be written down is said, and how the attempt ended goes on as it is."""
+    try:
+        yield
+    except OSError as error:
+        say(console, f"not written down: {explain_full(error) if is_full(error) else error}")
 
 
 def _note_failure(directory: RunDirectory, log: AttemptLog, attempt: Attempt, code: int, reason: str) -> None:
@@ -203,6 +215,11 @@ def main() -> int:
     except UserError as error:
         print(f"tango: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        if not is_full(error):
+            raise
+        print(f"tango: {explain_full(error)}", file=sys.stderr)
+        return CheckFailed.exit_code
 
 
 if __name__ == "__main__":

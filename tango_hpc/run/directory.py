@@ -85,6 +85,10 @@ class RunDirectory:
         """Where Python writes the stacks of `worker` when it crashes; empty while it runs."""
         return self.outcomes / f"{worker.stem}.crash"
 
+    def reserve_file(self, worker: Worker) -> Path:
+        """Room on the disk for the outcome of `worker`; there while it runs."""
+        return self.outcomes / f"{worker.stem}.reserve"
+
     def rollout_file(self, role: str, step: int) -> Path:
         """Dump of the rollouts of `role` at optimizer step `step`."""
         return self.rollouts / f"{StepName(step, role=role)}.parquet"

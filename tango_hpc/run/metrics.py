@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from tango_hpc.files import parse_json_lines, read_json_lines, write_atomically
+from tango_hpc.files import naming, parse_json_lines, read_json_lines, write_atomically
 from tango_hpc.run.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -76,14 +76,18 @@ class MetricsWriter:
         """Add the row of one optimizer step; contract keys it does not have are written as null."""
         assert row.get("step") is not None and row.get("role") is not None, f"a row needs step and role: {row}"
         complete = {"stage": self.stage, **dict.fromkeys(REQUIRED_KEYS), **row}
-        self._metrics.write(_as_json(complete))
+        self._add_metrics(complete)
         self._to_tensorboard(row, prefix="")
 
     def write_event(self, event: str, step: int, text: str, **more: int) -> None:
         """Add what happened to the run when `step` optimizer steps were done; `event` is one of `EVENTS`."""
         assert event in EVENTS, event
         row = {"stage": self.stage, "step": step, "event": event, "text": text, **more, "time": time.time()}
-        self._metrics.write(_as_json(row))
+        self._add_metrics(row)
+
+    def _add_metrics(self, row: Mapping[str, Any]) -> None:
+        with naming(self._directory.metrics):
+            self._metrics.write(_as_json(row))
 
     def _mark_gaps(self, resumed_step: int) -> None:
         there = {row["step"] for row in read_metrics(self._directory, self.stage)}
@@ -109,7 +113,8 @@ class MetricsWriter:
             path, known = self._directory.evaluations, (self.stage, step, row.keys())
             _keep_rows(path, lambda old: (old["stage"], old["step"], old.keys()) != known)
             self._evaluations = path.open("a", encoding="utf-8", buffering=1)
-        self._evaluations.write(_as_json(row))
+        with naming(self._directory.evaluations):
+            self._evaluations.write(_as_json(row))
         self._to_tensorboard(row, prefix="eval/")
 
     def close(self) -> None:

@@ -160,7 +160,7 @@ def _check_text(row: PreparedRow, file: Path, index: int) -> None:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise UserError(
-                f"{file}, row {index + 1} ({ascii(row.id)}): its {column} holds half a character (U+"
+                f"{file}, row {index + 1} ({row.id!a}): its {column} holds half a character (U+"
                 f"{ord(text[error.start]):04X}, a lone surrogate): mend that row, or leave it out"
             ) from None
 
