@@ -7,12 +7,13 @@ RUN/
   evaluations.jsonl   one object per evaluation in the loop, step 0 included  (run/metrics.py)
   tensorboard/        the same numbers, one folder per stage
   rollouts/           Parquet dumps of responses                              (run/dumps.py)
-  checkpoints/        everything needed to continue
+  checkpoints/        everything needed to continue                           (policy/checkpoints.py)
   logs/               output of every process of every rank, and of the supervisor
   progress.json       what the run is doing now                               (run/progress.py)
   summary.json        results                                                 (run/summary.py)
   report.html         plots                                                   (report/run_page.py)
-  control/lock, attempts.jsonl, jobs.json   who runs here, and who did        (launch/attempts.py)
+  control/lock        who runs here                                           (launch/lock.py)
+  control/attempts.jsonl, jobs.json         who did, and what was submitted   (launch/attempts.py)
   control/stop        while it exists, the run saves and ends                 (control/stop.py)
   heartbeat/          one file per process of a rank: what it does            (control/heartbeat.py)
   outcomes/           one file per process that has ended: how                (control/outcome.py)
