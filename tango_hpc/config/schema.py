@@ -252,6 +252,10 @@ class CheckpointConfig(Section):
     keep: Positive = Field(2, description="Complete checkpoints kept.")
 
 
+# Libraries and models may come from storage that is slow.
+STARTUP_SECONDS = 600.0
+
+
 class LaunchConfig(Section):
     """Ranks: one per GPU, or per share of the CPU cores. Each has a process for every role."""
 
@@ -270,8 +274,18 @@ class LaunchConfig(Section):
     hang_timeout_seconds: PositiveFloat = Field(
         1800.0, description="A rank without progress for this long ends the run, named."
     )
+    loading_timeout_seconds: PositiveFloat | None = Field(
+        None,
+        description="The same until its first step, while it loads libraries and models; null: `hang_timeout_seconds`, "
+        "but 600 at least.",
+    )
     grace_seconds: PositiveFloat = Field(60.0, description="How long before the time limit a run saves and stops.")
     max_attempts_without_progress: Positive = Field(2, description="Requeues without a new step before giving up.")
+
+    @property
+    def loading_limit_seconds(self) -> float:
+        """How long a rank may take without progress before its first safe point."""
+        return self.loading_timeout_seconds or max(self.hang_timeout_seconds, STARTUP_SECONDS)
 
 
 class Config(Section):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import shlex
 import signal
+import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -33,6 +35,8 @@ from tango_hpc.run.worker import Worker
 WAITING_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD")
 FOLLOW_SECONDS = 1.0
 STALE_HEARTBEAT_SECONDS = 120.0
+CAUSE_LINES = 5  # of what ended a run are shown
+SHORT_DETAIL = 120  # characters stand in the table
 MAX_LOG_BYTES = 4 * 2**20  # of each log are looked at for its last lines
 
 
@@ -175,15 +179,34 @@ def show_status(path: Path, console: Console, *, as_json: bool) -> None:
         "waiting": "yellow",
         "stopped": "yellow",
     }
+    causes: list[str] = []
     for state in found:
         steps = "" if state.step is None else f"{state.step}/{state.total_steps}"
         job = "" if state.job is None else f"{state.job} {state.job_state or ''}".strip()
         colour = colours.get(state.state, "default")
         run = Path(state.run)
         name = state.run if run == path.absolute() else str(run.relative_to(path.absolute()))
-        shown = (name, state.stage, (state.state, colour), steps, str(state.attempts), job, state.detail)
+        cause = _cause(state, console.width)
+        causes += [f"\n{name}:", *cause] if cause else []
+        detail = "see below" if cause else state.detail
+        shown = (name, state.stage, (state.state, colour), steps, str(state.attempts), job, detail)
         table.add_row(*(Text(*cell) if isinstance(cell, tuple) else Text(cell) for cell in shown))
     console.print(table)
+    for line in causes:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _cause(state: RunState, width: int) -> list[str]:
+    """Why a run ended, where that is too long for the table: at most `CAUSE_LINES` lines of `width` characters.
+
+    A failure may list hundreds of tensors, and stand in one line of thousands of characters.
+    """
+    if len(state.detail) <= SHORT_DETAIL and "\n" not in state.detail:
+        return []
+    lines = [part for line in state.detail.splitlines() for part in textwrap.wrap(line, max(width, 20))]
+    if len(lines) > CAUSE_LINES:
+        lines = [*lines[: CAUSE_LINES - 1], f"… the rest: tango logs {shlex.quote(state.run)}"]
+    return lines
 
 
 def show_logs(path: Path, console: Console, *, rank: int | None, lines: int, follow: bool) -> None:

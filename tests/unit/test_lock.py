@@ -22,7 +22,7 @@ from tango_hpc.launch import lock as locking
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import AttemptLog, is_submitted_process_alive, remember_job, submitted_jobs
 from tango_hpc.launch.lock import Holder, Process, RunLock, check_lock, has_live_process
-from tango_hpc.manage.status import cancel, run_state, stop
+from tango_hpc.manage.status import cancel, run_state, show_status, stop
 from tango_hpc.run.directory import RunDirectory
 
 STARTERS = 25
@@ -219,6 +219,22 @@ def test_half_a_line_of_the_attempts_costs_that_line(
     assert attempt.number == 2, "only the end of the one that was lost is left"
     assert "attempts.jsonl: line 3 is damaged" in capsys.readouterr().err
     assert run_state(directory, {}).attempts == 2
+
+
+@pytest.mark.parametrize("reason", ["these tensors differ:\n" + "a.b.c\n" * 337, "x" * 30_000])
+def test_status_says_the_cause_in_five_lines(directory: RunDirectory, reason: str) -> None:
+    log = AttemptLog(directory)
+    log.end(log.start("train"), 78, reason)
+    shown = io.StringIO()
+    show_status(directory.path, Console(file=shown, width=80), as_json=False)
+    cause = shown.getvalue().partition("\n\n")[2].splitlines()[1:]
+    assert len(cause) == 5 and all(len(line) <= 80 for line in cause[:4]) and cause[0][:3] in reason
+    assert cause[-1] == f"… the rest: tango logs {directory.path}"
+    assert len(shown.getvalue().splitlines()) < 20
+    log.end(log.start("train"), 78, "the model folder lacks tokenizer.json")
+    shown = io.StringIO()
+    show_status(directory.path, Console(file=shown, width=200), as_json=False)
+    assert "the model folder lacks tokenizer.json" in shown.getvalue() and "tango logs" not in shown.getvalue()
 
 
 def test_submitted_processes_are_known_for_good(directory: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
