@@ -29,6 +29,9 @@ class RunConfig(Section):
     """Where a run lives."""
 
     dir: Path = Field(description="Run directory; made if missing, refused if it holds another run.")
+    record_diff: bool = Field(
+        True, description="Keep uncommitted changes of the code in a file that only you can read, secrets masked."
+    )
 
 
 class AlgorithmConfig(Section):

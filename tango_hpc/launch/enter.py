@@ -47,6 +47,9 @@ CHANGEABLE_ON_RESUME = (
     "*.recompute_activations",
 )
 
+# Mode of a new run directory: its files may show prompts, answers and paths.
+PRIVATE = 0o750
+
 # What may lie in a directory before a run itself starts there.
 LAUNCHER_ENTRIES = frozenset({"logs", "control", "snapshot", "outcomes", "heartbeat"})
 
@@ -68,7 +71,8 @@ def prepared_run(stages: Sequence[str], config: Config, *, resume: bool) -> Iter
     directory = RunDirectory(config.run.dir)
     _check_place(directory, resume=resume)
     with _explaining_place(directory):
-        directory.control.mkdir(parents=True, exist_ok=True)
+        directory.path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        directory.control.mkdir(exist_ok=True)
         lock = RunLock(directory).__enter__()
     try:
         _, changes = enter_run(directory.path, config_to_yaml(config), resume=resume, stage=stages[0])
@@ -157,7 +161,7 @@ def _explaining_place(directory: RunDirectory) -> Iterator[None]:
 
 
 def _make_folders(directory: RunDirectory) -> None:
-    directory.path.mkdir(parents=True, exist_ok=True)
+    directory.path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     for folder in (directory.tensorboard, directory.rollouts, directory.checkpoints, directory.logs):
         folder.mkdir(exist_ok=True)
     for folder in (directory.control, directory.outcomes, directory.heartbeats):
@@ -211,16 +215,17 @@ def _listed(changes: Sequence[ConfigChange]) -> str:
 
 def config_changes(before_yaml: str, after_yaml: str) -> list[ConfigChange]:
     """The settings in which two configurations differ, by dotted key."""
-    before, after = _flatten(yaml.safe_load(before_yaml)), _flatten(yaml.safe_load(after_yaml))
+    before, after = flatten(yaml.safe_load(before_yaml)), flatten(yaml.safe_load(after_yaml))
     keys = sorted(before.keys() | after.keys())
     return [ConfigChange(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
 
 
-def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """The settings of a tree by dotted key."""
     if not isinstance(tree, Mapping):
         return {prefix: tree}
     return {
         key: value
         for name, branch in tree.items()
-        for key, value in _flatten(branch, f"{prefix}.{name}" if prefix else str(name)).items()
+        for key, value in flatten(branch, f"{prefix}.{name}" if prefix else str(name)).items()
     }

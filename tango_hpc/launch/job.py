@@ -24,6 +24,7 @@ from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.files import explain_full, is_full
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, submitted_jobs
+from tango_hpc.launch.continuity import compare_with_last, refuse
 from tango_hpc.launch.enter import is_done
 from tango_hpc.launch.environment import place
 from tango_hpc.launch.lock import RunLock
@@ -67,9 +68,11 @@ def run_attempt(
             _note_failure(directory, log, attempt, 1, reason)
             say(console, f"{reason}. Continue with: {resume_command(directory, stage)}")
             return 1
-        record_attempt(directory, stage=stage)
+        computes_with, refused = compare_with_last(directory, stage, config)
+        record_attempt(directory, stage=stage, record_diff=config.run.record_diff, computes_with=computes_with)
         try:
             check_inputs(config, stage)  # as this machine sees them, and what the stage before has written
+            refuse(directory, refused)
             supervisor = Supervisor(
                 directory,
                 config,
