@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.files import read_json, warn_once, write_atomically
@@ -115,7 +116,7 @@ class Holder(Process):
             return None
         values = read_json(file) if content.strip() else {}
         fitting = [field.name for field in fields(cls) if type(values.get(field.name)) is type(field.default)]
-        known = {name: values.get(name) for name in (*fitting, "job")}
+        known: dict[str, Any] = {name: values.get(name) for name in (*fitting, "job")}
         return cls(**({"id": f"{zlib.crc32(content):08x}"} | known))
 
     def __str__(self) -> str:
