@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,6 +112,19 @@ def read_json(path: Path) -> dict[str, Any]:
     if value is None:
         warn_once(f"{path} is damaged and passed over")
     return value or {}
+
+
+def fitting(data: Mapping[str, Any], example: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` with the keys and types of `example`, whose values stand for what is missing or of another type.
+
+    Numbers may be whole or not; where the example is None, any text or None fits.
+    """
+    found = {}
+    for key, usual in example.items():
+        value = data.get(key, usual)
+        kinds = (int, float) if isinstance(usual, int | float) else (str, type(None)) if usual is None else type(usual)
+        found[key] = value if isinstance(value, kinds) and not isinstance(value, bool) else usual
+    return found
 
 
 def is_damaged(path: Path) -> bool:

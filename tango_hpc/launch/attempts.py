@@ -48,6 +48,15 @@ def newest_checkpoint(directory: RunDirectory, stage: str) -> str | None:
     return str(complete[-1][0]) if complete else None
 
 
+_NUMBERS = ("number", "started", "ended", "code")
+_OPTIONAL = ("job", "saved_before", "saved_after", "log", "ended", "code")
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Whether a value of attempts.jsonl is of its kind."""
+    return isinstance(value, int | float if name in _NUMBERS else str) or (value is None and name in _OPTIONAL)
+
+
 class AttemptLog:
     """Reads and writes control/attempts.jsonl."""
 
@@ -60,7 +69,7 @@ class AttemptLog:
         attempts: dict[int, Attempt] = {}
         names = {field.name for field in fields(Attempt)}
         for line in read_json_lines(self._file):
-            data = {name: value for name, value in line.items() if name in names}
+            data = {name: value for name, value in line.items() if name in names and _fits(name, value)}
             if data.get("number") in attempts:
                 for name, value in data.items():
                     setattr(attempts[data["number"]], name, value)
@@ -127,7 +136,8 @@ def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
     """
     try:
         entries = json.loads(directory.jobs_file.read_bytes())
-        return [entry for entry in entries if entry.keys() >= {"job", "stages", "cluster", "submitted", "log"}]
+        kinds = {"job": str, "stages": str, "cluster": str, "submitted": (int, float), "log": str}
+        return [entry for entry in entries if all(isinstance(entry.get(key), kind) for key, kind in kinds.items())]
     except FileNotFoundError:
         return []
     except (ValueError, TypeError, AttributeError):

@@ -23,11 +23,11 @@ from tango_hpc.control.heartbeat import seconds_since_beat
 from tango_hpc.control.outcome import read_failures
 from tango_hpc.control.stop import StopRequest, request_stop
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
-from tango_hpc.files import read_json
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, is_submitted_process_alive, known_jobs, submitted_jobs
 from tango_hpc.launch.lock import has_live_process, signal_holder
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.progress import read_progress
 from tango_hpc.run.steps import damaged_in
 from tango_hpc.run.summary import read_summary
 from tango_hpc.run.worker import Worker
@@ -106,7 +106,7 @@ def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> Run
         state, detail = _after_its_start(directory, last, stages[-1], job_state)
     else:
         state, detail = _without_supervisor(directory, stage), ""
-    progress = read_json(directory.progress)
+    progress = read_progress(directory)
     current = progress if progress.get("stage") == stage else {}
     if state == "running":
         detail = f"{current.get('role') or ''} {current.get('phase', '')}".strip()

@@ -19,10 +19,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tango_hpc.files import read_json
 from tango_hpc.report.formats import clock, sparkline
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import PHASES, MetricsRow, RowTail
+from tango_hpc.run.progress import read_progress
 from tango_hpc.run.summary import before_and_after, read_summary
 
 STEPS_OF_ETA = 20  # optimizer steps whose mean time the estimate rests on
@@ -122,7 +122,7 @@ class ProgressView:
         self.rows = rows if rewritten else self.rows + rows
         evaluations, evaluations_rewritten = self._evaluations.new_rows()
         self.evaluations = evaluations if evaluations_rewritten else self.evaluations + evaluations
-        self.state = read_json(self._directory.progress) or self.state
+        self.state = read_progress(self._directory) or self.state
         return ([] if rewritten else rows), ([] if evaluations_rewritten else evaluations)
 
     # -- what is shown -------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class ProgressView:
 
     def eta_seconds(self, step: int) -> float | None:
         """Time left after `step` at the pace of the last steps; None before the first one."""
-        recent = [row["seconds/total"] for row in self._of_stage(self.rows)[-STEPS_OF_ETA:] if row["seconds/total"]]
+        recent = [row["seconds/total"] for row in self._of_stage(self.rows)[-STEPS_OF_ETA:] if row.get("seconds/total")]
         total = self.state.get("total_steps")
         if not recent or total is None:
             return None

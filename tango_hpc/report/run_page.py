@@ -11,7 +11,7 @@ from typing import Any
 
 from tango_hpc.control.outcome import read_failures
 from tango_hpc.errors import UserError
-from tango_hpc.files import read_json, write_atomically
+from tango_hpc.files import write_atomically
 from tango_hpc.report.formats import clock
 from tango_hpc.report.html import render
 from tango_hpc.report.plots import drawings, save_curves
@@ -19,6 +19,7 @@ from tango_hpc.report.reading import choose_examples, facts, step_views
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import dumped_steps, read_rollouts
 from tango_hpc.run.metrics import MetricsRow, read_evaluations, read_events, read_metrics
+from tango_hpc.run.progress import read_progress
 from tango_hpc.run.summary import BEFORE_AFTER, read_provenance, read_summary
 
 EXAMPLES_PER_ROLE = 6
@@ -67,7 +68,7 @@ def _state(directory: RunDirectory, summary: dict[str, Any], num_steps: int) -> 
     yield f"{num_steps} optimizer steps"
     if summary.get("wall_seconds"):
         yield f"{clock(summary['wall_seconds'])} of work"
-    progress = read_json(directory.progress)
+    progress = read_progress(directory)
     if summary.get("status") == "running" and progress:
         ago = clock(max(0.0, time.time() - directory.progress.stat().st_mtime))
         where = f"{progress['stage']} {progress['step']}/{progress['total_steps']}, {progress['phase']}"
@@ -78,7 +79,7 @@ def _left_out(rows: Sequence[MetricsRow]) -> list[tuple[str, MetricsRow]]:
     """For each data set that is trained on, a row that counts what of it is too long to use."""
     last: dict[str, MetricsRow] = {}
     for row in rows:
-        if row.get("data/too_long") is not None:
+        if row.get("data/too_long") is not None and row.get("data/rows") is not None:
             title = str(STAGE_TITLES.get(row["stage"], row["stage"]))
             # In reinforcement learning both roles draw from the same questions.
             last[f"{title} of the {row['role']}" if row["stage"] == "sft" else title] = row

@@ -189,7 +189,13 @@ def _read_rows(path: Path, stage: str | None = None) -> list[MetricsRow]:
 
 def _is_row(row: MetricsRow) -> bool:
     """Whether a line is what we write; one that lost its middle may still be JSON."""
-    return isinstance(row.get("step"), int) and isinstance(row.get("stage"), str)
+    measured = (value for key, value in row.items() if "/" in key or (key in REQUIRED_KEYS and key != "role"))
+    return (
+        isinstance(row.get("step"), int)
+        and isinstance(row.get("stage"), str)
+        and all(value is None or isinstance(value, int | float) for value in measured)
+        and isinstance(row.get("role", row.get("text", "")), str)
+    )
 
 
 def _outlives(row: MetricsRow, stage: str, resumed_step: int) -> bool:

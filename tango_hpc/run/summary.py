@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any, Literal
 
-from tango_hpc.files import is_damaged, read_json, set_aside, write_atomically
+from tango_hpc.files import fitting, is_damaged, read_json, set_aside, write_atomically
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import read_evaluations
 
@@ -36,7 +36,13 @@ PACKAGES = (
 
 def read_summary(directory: RunDirectory) -> dict[str, Any]:
     """The summary so far; empty before the first stage has started, and where the file is damaged."""
-    return read_json(directory.summary)
+    summary = read_json(directory.summary)
+    for name in ("stages", "generator", "verifier"):
+        if not isinstance(summary.get(name, {}), dict):
+            del summary[name]
+    known = {"status": "", "steps": 0, "wall_seconds": 0.0, "attempts": 0}
+    stages = {name: entry for name, entry in summary.get("stages", {}).items() if isinstance(entry, dict)}
+    return summary | ({"stages": {name: fitting(entry, known) for name, entry in stages.items()}} if stages else {})
 
 
 def read_provenance(directory: RunDirectory) -> dict[str, Any]:
