@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 from tango_hpc.bench import commands as bench_commands
-from tango_hpc.errors import StoppedEarly, UserError
+from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
+from tango_hpc.files import explain_full, is_full
 from tango_hpc.manage import commands as manage_commands
 from tango_hpc.plan import commands as plan_commands
 from tango_hpc.report import commands as report_commands
@@ -214,6 +215,11 @@ def main() -> None:
     except (UserError, StoppedEarly) as error:
         print(f"tango: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        print(f"tango: {explain_full(error)}", file=sys.stderr)
+        sys.exit(CheckFailed.exit_code)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,20 @@
-"""Files that a crash, a full disk or a reader never meets half written."""
+"""Files that a crash, a full disk or a reader never meets half written; and how to read those that were damaged anyhow.
+
+What only shows or counts things is read tolerantly: damage costs the damaged part and a warning that names the file.
+"""
 
 from __future__ import annotations
 
+import errno
+import itertools
+import json
 import os
-from collections.abc import Iterator
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,10 +26,35 @@ def _replacing(path: Path) -> Iterator[Path]:
     """A file to write, which becomes `path` when all is well; after an error `path` is as it was."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        yield temporary
-        os.replace(temporary, path)
+        with naming(path):
+            yield temporary
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system name `path` where they name nothing, as those of writing do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error says that there is no room left: on the disk, or of the user's quota."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def explain_full(error: OSError) -> str:
+    """What to do about an error that `is_full`."""
+    path = Path(error.filename) if error.filename else None
+    where = next((folder for folder in (path.parents if path else ()) if folder.is_dir()), None)
+    free = f" ({shutil.disk_usage(where).free / 2**20:,.0f} MB free there)" if where is not None else ""
+    return f"{error.strerror}: {path or 'a file of the run'}{free}; make room and continue with --resume"
 
 
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
@@ -45,6 +78,97 @@ def open_to_readers(path: Path) -> None:
     finally:
         os.close(descriptor)
         probe.unlink()
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to `path` and wait for the disk. A half line that a crash left at its end stays a line of its own."""
+    with naming(path), path.open("ab+") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(line.encode("utf-8") + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file, none where there is no file. Damaged lines are passed over with a warning.
+
+    A last line without its end is being written, or was never finished: it is left out.
+    """
+    if not path.is_file():
+        return []
+    return parse_json_lines(path.read_bytes(), path)
+
+
+def parse_json_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
+    """The objects of the complete lines in `content`, which is of `path`."""
+    found = []
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
+        value = _json_object(line)
+        if value is not None:
+            found.append(value)
+        elif line.strip():
+            warn_once(f"{path}: line {number} is damaged and passed over: {line[:60].decode(errors='replace')!r}")
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file that only shows things; empty where there is none, and with a warning where it is damaged."""
+    try:
+        value = _json_object(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    if value is None:
+        warn_once(f"{path} is damaged and passed over")
+    return value or {}
+
+
+def fitting(data: Mapping[str, Any], example: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` with the keys and types of `example`, whose values stand for what is missing or of another type.
+
+    Numbers may be whole or not; where the example is None, any text or None fits.
+    """
+    found = {}
+    for key, usual in example.items():
+        value = data.get(key, usual)
+        kinds = (int, float) if isinstance(usual, int | float) else (str, type(None)) if usual is None else type(usual)
+        found[key] = value if isinstance(value, kinds) and not isinstance(value, bool) else usual
+    return found
+
+
+def is_damaged(path: Path) -> bool:
+    """Whether `path` should hold a JSON object and does not."""
+    return path.is_file() and _json_object(path.read_bytes()) is None
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file or folder, so that nobody takes it for what it was; nothing of it is deleted."""
+    for number in itertools.count(1):
+        target = path.with_name(f"{path.name}.damaged" + (f".{number}" if number > 1 else ""))
+        if not target.exists():
+            break
+    path.rename(target)
+    return target
+
+
+def _json_object(content: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):  # UnicodeDecodeError too
+        return None
+    return value if isinstance(value, dict) else None
+
+
+_warned: set[str] = set()
+
+
+def warn_once(text: str) -> None:
+    """Tell whoever watches this process, once; displays read the same file again and again."""
+    if text not in _warned:
+        _warned.add(text)
+        print(f"Warning: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager

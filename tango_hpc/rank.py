@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from tango_hpc.config import Config, load_config
 from tango_hpc.control.guard import SUPERVISED
 from tango_hpc.control.stop import StopSignal
-from tango_hpc.control.watchdog import STARTUP_SECONDS
 from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.launch.environment import rank_variables, threads_of_rank
 from tango_hpc.launch.gpu_driver import why_no_gpu, why_not_shared
@@ -110,7 +109,7 @@ def run_stage(
         if device.type == "cuda":
             stop.gpu_is_busy = partial(is_busy, torch.cuda.default_stream(device))
         # A role waits for what the other is at; how long that may take is the watchdog's to say.
-        longest = max(launch.hang_timeout_seconds, STARTUP_SECONDS) + launch.collective_timeout_seconds
+        longest = max(launch.hang_timeout_seconds, launch.loading_limit_seconds) + launch.collective_timeout_seconds
         exchange = Exchange.join(store, roles, worker.role, longest)
         stop.agree = exchange.any
         body(config, directory, stop, exchange)

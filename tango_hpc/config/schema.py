@@ -31,6 +31,9 @@ class RunConfig(Section):
     """Where a run lives."""
 
     dir: FilePath = Field(description="Run directory; made if missing, refused if it holds another run.")
+    record_diff: bool = Field(
+        True, description="Keep uncommitted changes of the code in a file that only you can read, secrets masked."
+    )
 
 
 class AlgorithmConfig(Section):
@@ -289,6 +292,10 @@ class CheckpointConfig(Section):
     keep: Positive = Field(2, description="Complete checkpoints kept.")
 
 
+# Libraries and models may come from storage that is slow.
+STARTUP_SECONDS = 600.0
+
+
 class LaunchConfig(Section):
     """Ranks: one per GPU, or per share of the CPU cores. Each has a process for every role."""
 
@@ -309,6 +316,11 @@ class LaunchConfig(Section):
     hang_timeout_seconds: PositiveFloat = Field(
         1800.0, description="A rank without progress for this long ends the run, named."
     )
+    loading_timeout_seconds: PositiveFloat | None = Field(
+        None,
+        description="The same until its first step, while it loads libraries and models; null: `hang_timeout_seconds`, "
+        "but 600 at least.",
+    )
     grace_seconds: PositiveFloat = Field(60.0, description="How long before the time limit a run saves and stops.")
     max_attempts_without_progress: Positive = Field(2, description="Requeues without a new step before giving up.")
     stopped_exit_code: Literal[0, 85] = Field(
@@ -316,6 +328,11 @@ class LaunchConfig(Section):
         description="Exit code of a batch job that saved and ended as it was told: 0 is COMPLETED to Slurm, and lets an "
         "`afterok` job start; 85 is FAILED.",
     )
+
+    @property
+    def loading_limit_seconds(self) -> float:
+        """How long a rank may take without progress before its first safe point."""
+        return self.loading_timeout_seconds or max(self.hang_timeout_seconds, STARTUP_SECONDS)
 
 
 class Config(Section):

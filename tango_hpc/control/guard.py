@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from tango_hpc.control.outcome import outcome_of, write_outcome
+from tango_hpc.control.outcome import outcome_of, reserve_outcome, write_outcome
 from tango_hpc.control.stop import StopSignal
 
 # Set by the supervisor to its process id, or to "srun" where it is not the parent.
@@ -27,6 +27,7 @@ def run_guarded(stop: StopSignal, body: Callable[[StopSignal], None]) -> None:
     with crash_file.open("w") as crash:
         faulthandler.enable(crash)  # a segmentation fault leaves its Python stacks there
         try:
+            reserve_outcome(stop.directory, stop.worker)
             stop.start()
             body(stop)
         except BaseException as error:

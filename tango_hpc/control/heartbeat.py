@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from tango_hpc.files import write_atomically
+from tango_hpc.files import read_json, write_atomically
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
 
@@ -37,10 +37,10 @@ class Beat:
 
 
 def read_beat(directory: RunDirectory, worker: Worker) -> Beat:
-    """The last heartbeat of `worker`."""
+    """The last heartbeat of `worker`; one that is damaged is none."""
     try:
-        return Beat(**json.loads(directory.heartbeat_file(worker).read_text()))
-    except FileNotFoundError:
+        return Beat(**read_json(directory.heartbeat_file(worker)))
+    except TypeError:  # keys of another version
         return Beat()
 
 

@@ -8,6 +8,7 @@ here.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import time
@@ -16,12 +17,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
 from tango_hpc.control.heartbeat import read_beat
-from tango_hpc.errors import StoppedEarly, UserError
-from tango_hpc.files import write_atomically
+from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
+from tango_hpc.files import explain_full, is_full, read_json, write_atomically
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
 
 STOPPED = StoppedEarly.exit_code
+RESERVED_BYTES = 2**15
+TRIES, TRY_SECONDS = 5, 0.3
 
 
 @dataclass(frozen=True)
@@ -67,14 +70,21 @@ class Outcome:
 def outcome_of(worker: Worker, phase: str, error: BaseException | None) -> Outcome:
     """The outcome of this process, which `error` ended in `phase`."""
     code = 0 if error is None else getattr(error, "exit_code", 1)
+    if isinstance(error, OSError) and is_full(error):
+        code = CheckFailed.exit_code  # trying again would meet the same disk
     ended = Outcome(*worker, code=code, host=socket.gethostname(), phase=phase, time=time.time())
     if error is None or not ended.failed:
         return ended
+    # The text of our own errors, and of a full disk, is the whole message; where they came from stands in the log.
+    told, stacks = str(error), "".join(traceback.format_exception(error))
+    if isinstance(error, UserError):
+        stacks = ""
+    elif isinstance(error, OSError) and is_full(error):
+        told, stacks = explain_full(error), ""
     return replace(
         ended,
-        error=f"{type(error).__name__}: {error}",
-        # The text of our own errors is the whole message; where they came from stands in the log.
-        traceback="" if isinstance(error, UserError) else "".join(traceback.format_exception(error)),
+        error=f"{type(error).__name__}: {told}",
+        traceback=stacks,
         echo=_is_echo(error),
     )
 
@@ -103,10 +113,23 @@ def describe_death(returncode: int) -> str:
     return error
 
 
+def reserve_outcome(directory: RunDirectory, worker: Worker) -> None:
+    """Take the room that an outcome needs, so that a full disk is told of too. Random bytes are not compressed away."""
+    write_atomically(directory.reserve_file(worker), os.urandom(RESERVED_BYTES), durable=False)
+
+
 def write_outcome(directory: RunDirectory, outcome: Outcome) -> None:
-    """Leave word of how a process ended."""
+    """Leave word of how a process ended, in the room that was reserved for it."""
     assert outcome.worker is not None
-    write_atomically(directory.outcome_file(outcome.worker), json.dumps(asdict(outcome)))
+    for tries_left in reversed(range(TRIES)):
+        directory.reserve_file(outcome.worker).unlink(missing_ok=True)
+        try:
+            write_atomically(directory.outcome_file(outcome.worker), json.dumps(asdict(outcome)))
+            return
+        except OSError as error:
+            if not is_full(error) or not tries_left:
+                raise
+        time.sleep(TRY_SECONDS)  # somebody else was quicker; a heartbeat gives it back
 
 
 def _is_echo(error: BaseException) -> bool:
@@ -119,10 +142,11 @@ def _is_echo(error: BaseException) -> bool:
 
 
 def read_outcome(directory: RunDirectory, worker: Worker) -> Outcome | None:
-    """How `worker` ended, if somebody left word of it."""
+    """How `worker` ended, if somebody left word of it; a damaged file is no word."""
+    known = read_json(directory.outcome_file(worker))
     try:
-        return Outcome(**json.loads(directory.outcome_file(worker).read_text()))
-    except FileNotFoundError:
+        return Outcome(**known) if known else None
+    except TypeError:  # keys of another version
         return None
 
 

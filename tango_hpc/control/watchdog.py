@@ -12,20 +12,19 @@ from tango_hpc.control.outcome import Outcome
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
 
-# Until its first safe point a process imports libraries and loads models, from storage that may be slow.
-STARTUP_SECONDS = 600.0
-
 
 @dataclass
 class Watchdog:
     """Finds a hang: a process has not advanced for `timeout_seconds`, or its heartbeat has stopped for that long.
 
+    Until its first safe point a process imports libraries and loads models: then `loading_seconds` is the limit.
     Only the order of changes that this process sees counts, never the clocks of other nodes.
     """
 
     directory: RunDirectory
     workers: Sequence[Worker]
     timeout_seconds: float
+    loading_seconds: float
     _seen: dict[Worker, tuple[tuple[Any, ...], float]] = field(default_factory=dict)
 
     def look(self, now: float | None = None) -> Outcome | None:
@@ -52,16 +51,13 @@ class Watchdog:
             for other, wait in sorted(waits.items())
             if other != blamed
         )
-        # Loading has a limit of its own, which only a larger one of the setting raises.
-        limit = "launch.hang_timeout_seconds"
-        if not beat.reached_safe_point:
-            limit = f"while loading, {STARTUP_SECONDS:.0f} s or a larger {limit}"
-        error = f"hangs: no progress for {waits[blamed]:.0f} s{silent} (limit {limit})"
+        limit = "hang_timeout_seconds" if beat.reached_safe_point else "loading_timeout_seconds"
+        error = f"hangs: no progress for {waits[blamed]:.0f} s{silent} (limit launch.{limit})"
         stacks = beat.stack + (f"Also without progress: {others}" if others else "")
         return Outcome(*blamed, error, host=beat.host, phase=beat.phase, traceback=stacks)
 
     def _limit(self, beat: Beat) -> float:
-        return self.timeout_seconds if beat.reached_safe_point else max(self.timeout_seconds, STARTUP_SECONDS)
+        return self.timeout_seconds if beat.reached_safe_point else self.loading_seconds
 
     def _blame(self, waits: dict[Worker, float], beats: dict[Worker, Beat]) -> Worker:
         """Of those that wait, the one that does not wait for its peers; then the one that got least far."""

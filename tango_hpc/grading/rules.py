@@ -1,13 +1,15 @@
 """The grading rules by name. Each is a predicate on (gold, answer); a benchmark names its rule and options.
 
-`math` is the only one of ours that evaluates expressions; the others are exact, quick and safe in any process. `own` and
-`own_steps` call the code of a user's own task, which may do anything.
+`math` is the only one of ours that evaluates expressions; the others are exact and quick, and run in any process. Where
+one of them raises all the same, a worker process decides like for `math`. `own` and `own_steps` call the code of a user's
+own task, which may do anything.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 from tango_hpc.grading import own_code
@@ -34,7 +36,7 @@ def label(gold: str, answer: str, labels: Sequence[str], synonyms: Mapping[str, 
 
 def choice(gold: str, answer: str) -> bool:
     """A letter, with or without parentheses, a full stop or its text behind it: `(C)`, `C.`, `C) 12`."""
-    match = re.match(r"\W*(?:text)?\W*([A-Za-z])(?![A-Za-z0-9])", clean(answer))
+    match = re.match(r"\W*(?:text\W*)?([A-Za-z])(?![A-Za-z0-9])", clean(answer))
     return match is not None and match[1].upper() == words(gold).upper()
 
 
@@ -75,7 +77,10 @@ def shortcut(rule: str, gold: str, answer: str, options: Mapping[str, object]) -
     if len(answer) > MAX_ANSWER_CHARACTERS:
         return False
     if rule != "math":
-        return bool(RULES[rule](gold, answer, **options))
+        try:
+            return bool(RULES[rule](gold, answer, **options))
+        except Exception:  # whatever a hostile answer breaks: the worker's verdict says so, and is counted
+            return None
     if gold.strip() and gold.strip() == answer.strip():
         return True
     if not answer.strip():
@@ -94,7 +99,9 @@ def _number_in(text: str):
 
 def _value(text: str) -> object:
     try:
-        return ast.literal_eval(text.strip())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Python about how the answer is written
+            return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         return text.strip()
 
@@ -106,4 +113,9 @@ def _cells(text: str) -> list[str]:
 
 def _cell(text: str) -> str:
     value = _number_in(text)
-    return words(text) if value is None else f"{float(value):.10g}"
+    if value is None:
+        return words(text)
+    try:
+        return f"{float(value):.10g}"
+    except OverflowError:  # of 400 digits, or 1e999
+        return str(value)

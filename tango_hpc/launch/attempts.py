@@ -1,29 +1,23 @@
-"""The attempts of a run: who has it now, how earlier ones ended, and whether they got anywhere.
+"""The attempts of a run: how they ended, and whether they got anywhere.
 
-RUN/control/: `lock` says who runs here; `jobs.json` what was submitted; `attempts.jsonl` has one line when an attempt
-starts and one when it ends.
+RUN/control/: `jobs.json` says what was submitted; `attempts.jsonl` has one line when an attempt starts and one when it
+ends.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import socket
-import sys
 import time
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.errors import UserError
-from tango_hpc.files import write_atomically
+from tango_hpc.files import append_line, read_json_lines, warn_once, write_atomically
 from tango_hpc.launch import slurm
+from tango_hpc.launch.lock import Process
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.steps import steps_in
-
-LOCK_TOUCH_SECONDS = 10.0
-LOCK_STALE_SECONDS = 120.0
 
 
 @dataclass
@@ -55,6 +49,17 @@ def newest_checkpoint(directory: RunDirectory, stage: str) -> str | None:
     return str(complete[-1][0]) if complete else None
 
 
+_NUMBERS = ("number", "started", "ended", "code")
+_OPTIONAL = ("job", "saved_before", "saved_after", "log", "ended", "code")
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Whether a value of attempts.jsonl is of its kind."""
+    if name == "own_job":
+        return isinstance(value, bool)
+    return isinstance(value, int | float if name in _NUMBERS else str) or (value is None and name in _OPTIONAL)
+
+
 class AttemptLog:
     """Reads and writes control/attempts.jsonl."""
 
@@ -63,20 +68,16 @@ class AttemptLog:
         self._file = directory.attempts_file
 
     def read(self) -> list[Attempt]:
-        """All attempts, the oldest first. A line that a full disk or a dying node left torn is passed over, with a warning."""
+        """All attempts of which a whole line is left, the oldest first."""
         attempts: dict[int, Attempt] = {}
-        if not self._file.is_file():
-            return []
-        for place, line in enumerate(self._file.read_bytes().splitlines(), start=1):
-            try:
-                data = json.loads(line)
-                if data["number"] in attempts:
-                    for name, value in data.items():
-                        setattr(attempts[data["number"]], name, value)
-                else:
-                    attempts[data["number"]] = Attempt(**data)
-            except (ValueError, TypeError, KeyError):
-                _warn(f"{self._file}, line {place} is torn and passed over: what became of one attempt is not known")
+        names = {field.name for field in fields(Attempt)}
+        for line in read_json_lines(self._file):
+            data = {name: value for name, value in line.items() if name in names and _fits(name, value)}
+            if data.get("number") in attempts:
+                for name, value in data.items():
+                    setattr(attempts[data["number"]], name, value)
+            elif data.keys() >= {"number", "stage", "host", "job", "started", "saved_before"}:
+                attempts[data["number"]] = Attempt(**data)
         return list(attempts.values())
 
     def start(self, stage: str) -> Attempt:
@@ -112,22 +113,12 @@ class AttemptLog:
         return count
 
     def _append(self, data: dict[str, Any]) -> None:
-        with self._file.open("ab+") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-            torn = file.read(1) not in (b"", b"\n")  # by a write that came to no end; it spoils its own line only
-            file.write(b"\n" * torn + json.dumps(data).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-
-@cache
-def _warn(text: str) -> None:
-    """Say it once, however often the file is read."""
-    print(f"tango: warning: {text}", file=sys.stderr)
+        append_line(self._file, json.dumps(data))
 
 
 def remember_job(directory: RunDirectory, stages: str, cluster: str, job: Any, profile: str | None) -> None:
     """Add submitit's `job`, submitted with the profile of that name or file, to RUN/control/jobs.json."""
+    process = Process.of(int(job.job_id)) if cluster == "local" else None
     if profile is not None and Path(profile).is_file():
         profile = str(Path(profile).absolute())
     entry = {
@@ -137,13 +128,30 @@ def remember_job(directory: RunDirectory, stages: str, cluster: str, job: Any, p
         "profile": profile,
         "submitted": time.time(),
         "log": str(job.paths.stdout),
+        "process": asdict(process) if process else None,
     }
     write_atomically(directory.jobs_file, json.dumps([*submitted_jobs(directory), entry], indent=2) + "\n")
 
 
 def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
-    """The jobs that were submitted for this run, the oldest first: job, stages, cluster, profile, submitted, log."""
-    return json.loads(directory.jobs_file.read_text()) if directory.jobs_file.exists() else []
+    """The jobs that were submitted for this run, the oldest first.
+
+    Keys: job, stages, cluster, profile, submitted, log; process (`lock.Process`) where it is one of this machine.
+    """
+    try:
+        entries = json.loads(directory.jobs_file.read_bytes())
+        kinds: dict[str, Any] = {"job": str, "stages": str, "cluster": str, "submitted": (int, float), "log": str}
+        return [entry for entry in entries if all(isinstance(entry.get(key), kind) for key, kind in kinds.items())]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError, AttributeError):
+        warn_once(f"{directory.jobs_file} is damaged and passed over: jobs that wait are not known here")
+        return []
+
+
+def is_submitted_process_alive(entry: dict[str, Any]) -> bool:
+    """Whether what was started in the background of this machine still runs."""
+    return Process(**(entry.get("process") or {})).is_alive
 
 
 def known_jobs(directory: RunDirectory) -> list[str]:
@@ -157,62 +165,3 @@ def _own_log() -> str | None:
     """The file that this process prints to, if it is one; plain sbatch puts it where the user said."""
     output = Path("/proc/self/fd/1")
     return str(output.resolve()) if output.is_file() else None
-
-
-class RunLock:
-    """Keeps two supervisors from one run directory; a context manager. Call `touch` every now and then."""
-
-    def __init__(self, directory: RunDirectory) -> None:
-        self._directory = directory
-        self._file = directory.lock_file
-        self._touched = 0.0
-
-    def __enter__(self) -> RunLock:
-        mine = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "job": slurm.job_id()})
-        try:
-            with self._file.open("x") as file:
-                file.write(mine)
-        except FileExistsError:
-            check_lock(self._directory)
-            write_atomically(self._file, mine)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.unlink(missing_ok=True)
-
-    def touch(self) -> None:
-        """Show that the holder is there."""
-        if time.monotonic() - self._touched > LOCK_TOUCH_SECONDS:
-            self._touched = time.monotonic()
-            self._file.touch()
-
-
-def lock_holder(directory: RunDirectory) -> dict[str, Any]:
-    """Host, pid and Slurm job of who runs in the directory, or ran there when it was killed; empty for nobody."""
-    return json.loads(directory.lock_file.read_text() or "{}") if directory.lock_file.exists() else {}
-
-
-def check_lock(directory: RunDirectory) -> None:
-    """Raise UserError where somebody runs in the directory."""
-    holder = lock_holder(directory)
-    if holder and _is_alive(holder, directory.lock_file):
-        who = f"Slurm job {holder['job']}" if holder.get("job") else f"process {holder.get('pid')}"
-        raise UserError(
-            f"{who} on {holder.get('host')} is running in {directory.path}; end it with `tango stop` or `tango cancel`, "
-            "or give another run.dir"
-        )
-
-
-def _is_alive(holder: dict[str, Any], lock: Path) -> bool:
-    job = holder.get("job")
-    if holder.get("host") == socket.gethostname() and holder.get("pid") is not None:
-        return Path(f"/proc/{holder['pid']}").exists()
-    if job is not None and job == slurm.job_id():
-        return False  # this job, on another node before it was requeued
-    if job is not None and slurm.is_available():
-        found = slurm.show_job(job)
-        return found is not None and found.state in ("RUNNING", "COMPLETING", "SUSPENDED")
-    # Another machine: compare with a file of the same file server, whose clock may differ from ours.
-    probe = lock.with_name("clock")
-    probe.touch()
-    return probe.stat().st_mtime - lock.stat().st_mtime < LOCK_STALE_SECONDS

@@ -6,8 +6,8 @@ import difflib
 import fnmatch
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from tango_hpc.config.load import read_tree
 from tango_hpc.config.paths import same_value
 from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
+from tango_hpc.launch.attempts import AttemptLog
+from tango_hpc.launch.lock import RunLock, take_lock
 from tango_hpc.launch.provenance import note_changes
 from tango_hpc.launch.queued import check_no_job_waits, never_started
 from tango_hpc.run.directory import RunDirectory, runs_below
@@ -51,6 +53,9 @@ CHANGEABLE_ON_RESUME = (
     "*.recompute",
 )
 
+# Mode of a new run directory: its files may show prompts, answers and paths.
+PRIVATE = 0o750
+
 # What may lie in a directory before a run itself starts there.
 LAUNCHER_ENTRIES = frozenset({"logs", "control", "snapshot", "outcomes", "heartbeat"})
 
@@ -60,20 +65,36 @@ def prepare_run(stages: Sequence[str], config: Config, *, resume: bool) -> RunDi
 
     Raises UserError for what is missing or in the way.
     """
+    with prepared_run(stages, config, resume=resume) as (directory, _):
+        return directory
+
+
+@contextmanager
+def prepared_run(stages: Sequence[str], config: Config, *, resume: bool) -> Iterator[tuple[RunDirectory, RunLock]]:
+    """`prepare_run` for whoever goes on to run it: with the lock, which is held from before anything is written."""
     _check_inputs(stages, config, resume=resume)
-    directory, changes = enter_run(config.run.dir, config_to_yaml(config), resume=resume, stage=stages[0])
-    for stage in stages:
-        if changes and is_done(directory, stage):
-            update_summary(directory, stage, "stopped")  # done under the old settings, not under the new ones
-    make_missing_files(config)
-    return directory
+    directory = RunDirectory(config.run.dir)
+    _check_place(directory, resume=resume)
+    with _explaining_place(directory):
+        directory.path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        directory.control.mkdir(exist_ok=True)
+        lock = take_lock(directory)
+    try:
+        _, changes = enter_run(directory.path, config_to_yaml(config), resume=resume, stage=stages[0])
+        for stage in stages:
+            if changes and is_done(directory, stage):
+                update_summary(directory, stage, "stopped")  # done under the old settings, not under the new ones
+        make_missing_files(config)
+        yield directory, lock
+    finally:
+        lock.release()
 
 
 def check_run(stages: Sequence[str], config: Config, *, resume: bool) -> None:
     """Raise UserError where `prepare_run` would; makes nothing."""
     _check_inputs(stages, config, resume=resume)
     directory = RunDirectory(config.run.dir)
-    _check_strangers(directory)
+    _check_place(directory, resume=resume)
     if directory.config.is_file():
         _check_changes(directory, config_to_yaml(config), resume=resume, stage=stages[0])
     nearest = next(folder for folder in (directory.path, *directory.path.parents) if folder.exists())
@@ -143,7 +164,7 @@ def enter_run(
 ) -> tuple[RunDirectory, list[ConfigChange]]:
     """Make the run directory, or enter the one that is there; return it with the changes of its settings.
 
-    A new or empty directory is always taken. One that holds a run is taken
+    A new or empty directory is taken without `resume`. One that holds a run is taken
     - with `resume`, when the configurations differ in nothing but `CHANGEABLE_ON_RESUME`;
     - without it, when they are equal and `stage` has not been started there yet, so that the stages of one
       configuration (fine-tuning, then reinforcement learning) share a directory;
@@ -151,17 +172,12 @@ def enter_run(
     Raises UserError otherwise, and where the directory cannot be written.
     """
     directory = RunDirectory(path)
-    try:
+    _check_place(directory, resume=resume)
+    with _explaining_place(directory):
         _make_folders(directory)
-        # "x" lets exactly one of two runs that start at once have the directory.
-        with suppress(FileExistsError), directory.config.open("x", encoding="utf-8") as file:
-            file.write(resolved_config_yaml)
+        if not directory.config.exists():
+            write_atomically(directory.config, resolved_config_yaml)
             return directory, []
-    except OSError as error:
-        raise UserError(
-            f"cannot write the run directory {directory.path}: {error.strerror or error}. "
-            "Choose one on a file system that you can write, with space left, with run.dir=PATH."
-        ) from error
     changes = _check_changes(directory, resolved_config_yaml, resume=resume, stage=stage)
     if directory.config.read_text(encoding="utf-8") != resolved_config_yaml:  # new settings, or where a moved run lies
         write_atomically(directory.config, resolved_config_yaml)
@@ -170,20 +186,36 @@ def enter_run(
     return directory, changes
 
 
-def _check_strangers(directory: RunDirectory) -> None:
-    if not directory.path.is_dir() or directory.config.is_file():
+def _check_place(directory: RunDirectory, *, resume: bool) -> None:
+    """Raise UserError for a folder of somebody else, and for a run to resume that is not there. Writes nothing."""
+    if directory.config.is_file():
         return
-    strangers = sorted({entry.name for entry in directory.path.iterdir()} - LAUNCHER_ENTRIES)
+    try:
+        strangers = sorted({entry.name for entry in directory.path.iterdir()} - LAUNCHER_ENTRIES)
+    except OSError:  # not there yet, or not to be read, which whoever writes there will find
+        strangers = []
     if strangers:
         raise UserError(
             f"{directory.path} is not empty and is not a run (it holds {', '.join(strangers[:5])}). "
             "Choose another directory with run.dir=PATH."
         )
+    if resume:
+        check_there_is_a_run(directory)
+
+
+@contextmanager
+def _explaining_place(directory: RunDirectory) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write the run directory {directory.path}: {error.strerror or error}. "
+            "Choose one on a file system that you can write, with space left, with run.dir=PATH."
+        ) from error
 
 
 def _make_folders(directory: RunDirectory) -> None:
-    directory.path.mkdir(parents=True, exist_ok=True)
-    _check_strangers(directory)
+    directory.path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     for folder in (directory.tensorboard, directory.rollouts, directory.checkpoints, directory.logs):
         folder.mkdir(exist_ok=True)
     for folder in (directory.control, directory.outcomes, directory.heartbeats):
@@ -196,12 +228,14 @@ def _make_folders(directory: RunDirectory) -> None:
 def _check_changes(
     directory: RunDirectory, resolved_config_yaml: str, *, resume: bool, stage: str | None
 ) -> list[ConfigChange]:
+    _check_whole(directory)
     changes = changes_of_run(directory, resolved_config_yaml)
     if changes and never_started(directory):
         check_no_job_waits(directory)
         return changes
     if not resume:
-        started = read_summary(directory).get("stages", {})
+        started = {attempt.stage for attempt in AttemptLog(directory).read()}  # summary.json may be damaged
+        started.update(read_summary(directory).get("stages", {}))
         if not changes and stage is not None and stage not in started:
             return []
         difference = f" Its configuration differs in:{_listed(changes)}" if changes else ""
@@ -218,6 +252,20 @@ def _check_changes(
     return changes
 
 
+def _check_whole(directory: RunDirectory) -> None:
+    """Raise UserError where a run's config.yaml is damaged: nothing else says what the run computes."""
+    try:
+        text = directory.config.read_text(encoding="utf-8")
+        whole = isinstance(yaml.safe_load(text), Mapping)
+    except (UnicodeDecodeError, yaml.YAMLError):
+        whole = False
+    if not whole:
+        raise UserError(
+            f"{directory.config} is damaged: it holds no settings. Bring it back from a copy (the report of the run "
+            "shows it), or start a new run with run.dir=PATH."
+        )
+
+
 def _listed(changes: Sequence[ConfigChange]) -> str:
     return "".join(f"\n  {change}" for change in changes)
 
@@ -230,16 +278,17 @@ def changes_of_run(directory: RunDirectory, resolved_config_yaml: str) -> list[C
 
 def config_changes(before_tree: Mapping[str, Any], after_tree: Mapping[str, Any]) -> list[ConfigChange]:
     """The settings in which two configurations differ, by dotted key."""
-    before, after = _flatten(before_tree), _flatten(after_tree)
+    before, after = flatten(before_tree), flatten(after_tree)
     changes = [ConfigChange(key, before.get(key), after.get(key)) for key in sorted(before.keys() | after.keys())]
     return [change for change in changes if not same_value(change.before, change.after)]
 
 
-def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """The settings of a tree by dotted key."""
     if not isinstance(tree, Mapping):
         return {prefix: tree}
     return {
         key: value
         for name, branch in tree.items()
-        for key, value in _flatten(branch, f"{prefix}.{name}" if prefix else str(name)).items()
+        for key, value in flatten(branch, f"{prefix}.{name}" if prefix else str(name)).items()
     }

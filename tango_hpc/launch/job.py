@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -23,11 +24,14 @@ from tango_hpc.config import Config, load_config
 from tango_hpc.control.outcome import STOPPED
 from tango_hpc.control.stop import read_stop_request
 from tango_hpc.errors import CheckFailed, UserError
+from tango_hpc.files import explain_full, is_full
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import Attempt, AttemptLog, RunLock
+from tango_hpc.launch.attempts import Attempt, AttemptLog
+from tango_hpc.launch.continuity import compare_with_last, refuse
 from tango_hpc.launch.deadline import Deadline
 from tango_hpc.launch.enter import is_done
 from tango_hpc.launch.environment import place
+from tango_hpc.launch.lock import RunLock, take_lock
 from tango_hpc.launch.provenance import record_attempt
 from tango_hpc.launch.requeue import requeue, resume_command
 from tango_hpc.launch.snapshot import check_runs_snapshot
@@ -39,16 +43,19 @@ from tango_hpc.stages.preflight import check_inputs
 from tango_hpc.stages.processes import process_roles
 
 NEVER_RETRY = (0, UserError.exit_code, CheckFailed.exit_code)
-LOCK_PATIENCE_SECONDS = 1800.0
-LOCK_RETRY_SECONDS = 15.0
 NOT_OURS = (
     "but one that it was started in (a batch script of yours needs the two lines that say so in slurm/train.sbatch: "
     f"export {slurm.BATCH_MARK}, and exec)"
 )
 
 
-def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Console) -> int:
-    """Run `stage` from its last checkpoint and return the exit code; a batch job may requeue itself instead."""
+def run_attempt(
+    directory: RunDirectory, stage: str, config: Config, console: Console, held: RunLock | None = None
+) -> int:
+    """Run `stage` from its last checkpoint and return the exit code; a batch job may requeue itself instead.
+
+    `held` is the run's lock where the caller has it.
+    """
     if is_done(directory, stage):
         say(console, f"{stage} in {directory.path} is done already.")
         return 0
@@ -57,7 +64,9 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
     log = AttemptLog(directory)
     command = resume_command(directory, stage)
     with ExitStack() as stack:
-        lock = _enter_lock(directory, stack, console)
+        lock = held if held is not None else take_lock(directory, partial(say, console))
+        if held is None:
+            stack.callback(lock.release)
         asked = read_stop_request(directory)
         if slurm.restarts() and asked is not None and asked.by == "user":
             say(console, f"{asked.why}: not started again. Continue with: {command}")
@@ -69,10 +78,12 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
             _note_failure(directory, log, attempt, 1, reason)
             say(console, f"{reason}. Continue with: {command}")
             return 1
-        record_attempt(directory, stage=stage)
+        computes_with, refused = compare_with_last(directory, stage, config)
+        record_attempt(directory, stage=stage, record_diff=config.run.record_diff, computes_with=computes_with)
         deadline = job_deadline(job)
         try:
             check_inputs(config, stage)  # as this machine sees them, and what the stage before has written
+            refuse(directory, refused)
             supervisor = Supervisor(
                 directory,
                 config,
@@ -86,13 +97,15 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
         except UserError as error:
             _note_failure(directory, log, attempt, error.exit_code, str(error))
             raise
-        log.end(attempt, code, supervisor.reason)
+        with _telling_failure(console):
+            log.end(attempt, code, supervisor.reason)
         if not supervisor.stopped_by_user:
             directory.stop_file.unlink(missing_ok=True)
         if code == 0:
             return 0
         if code != STOPPED:
-            update_summary(directory, stage, "failed", attempt_seconds=(attempt.ended or 0) - attempt.started)
+            with _telling_failure(console):
+                update_summary(directory, stage, "failed", attempt_seconds=(attempt.ended or 0) - attempt.started)
         if code not in NEVER_RETRY and not supervisor.stopped_by_user and job is not None:
             if ours is None:
                 say(console, f"Not requeued: job {job} is not this run's own, {NOT_OURS}.")
@@ -112,22 +125,6 @@ def run_attempt(directory: RunDirectory, stage: str, config: Config, console: Co
         else:
             say(console, f"Logs of the ranks: {directory.logs}")
         return code
-
-
-def _enter_lock(directory: RunDirectory, stack: ExitStack, console: Console) -> RunLock:
-    """The run's lock. A batch job waits where only Slurm could say whether somebody else runs here, and does not."""
-    until = time.monotonic() + LOCK_PATIENCE_SECONDS
-    told = False
-    while True:
-        try:
-            return stack.enter_context(RunLock(directory))
-        except slurm.NoAnswer as error:
-            if not slurm.is_batch_process() or time.monotonic() > until:
-                raise
-            if not told:
-                say(console, f"{error}. Whether another job runs in {directory.path} is not known; asked until it is.")
-            told = True
-            time.sleep(LOCK_RETRY_SECONDS)
 
 
 def _wait(lock: RunLock, seconds: float) -> None:
@@ -151,6 +148,15 @@ def _given_up(log: AttemptLog, attempt: Attempt, limit: int) -> str | None:
         f"given up: {limit} attempts of job {attempt.job} in a row ended without a new checkpoint "
         "(launch.max_attempts_without_progress)"
     )
+
+
+@contextmanager
+def _telling_failure(console: Console) -> Iterator[None]:
+    """What cannot be written down is said, and how the attempt ended goes on as it is."""
+    try:
+        yield
+    except OSError as error:
+        say(console, f"not written down: {explain_full(error) if is_full(error) else error}")
 
 
 def _note_failure(directory: RunDirectory, log: AttemptLog, attempt: Attempt, code: int, reason: str) -> None:
@@ -221,7 +227,7 @@ def job_deadline(job: str | None) -> Deadline | None:
 
 def _leave(lock: RunLock, code: int) -> NoReturn:
     """End this process now: after a requeue Slurm kills it anyway, and nothing may report a result any more."""
-    lock.__exit__()
+    lock.release()
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(0.5)
@@ -243,6 +249,11 @@ def main() -> int:
     except UserError as error:
         print(f"tango: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        if not is_full(error):
+            raise
+        print(f"tango: {explain_full(error)}", file=sys.stderr)
+        return CheckFailed.exit_code
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from tango_hpc.config.load import read_run_dir
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import AttemptLog
-from tango_hpc.launch.enter import prepare_run
+from tango_hpc.launch.enter import prepare_run, prepared_run
 from tango_hpc.launch.environment import await_file, place, python_path, rendezvous_file
 from tango_hpc.launch.job import run_attempt
 from tango_hpc.launch.snapshot import take_snapshot
@@ -36,11 +36,11 @@ def run_foreground(stage: str, config_file: Path, overrides: Sequence[str], *, r
     config = load_config(config_file, overrides)
     if place(os.environ, config.world_size) == "rank":
         _become_rank(stage, config, resume=resume)
-    directory = prepare_run([stage], config, resume=resume)
-    if "SLURM_JOB_ID" in os.environ and not sys.stdin.isatty():
-        take_snapshot(directory.snapshot)
-        _become_job(directory, stage)
-    return run_attempt(directory, stage, config, Console())
+    with prepared_run([stage], config, resume=resume) as (directory, lock):
+        if "SLURM_JOB_ID" in os.environ and not sys.stdin.isatty():
+            take_snapshot(directory.snapshot)
+            _become_job(directory, stage)
+        return run_attempt(directory, stage, config, Console(), lock)
 
 
 def _requeued_run(config_file: Path, overrides: Sequence[str]) -> RunDirectory | None:

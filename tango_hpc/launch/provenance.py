@@ -1,7 +1,8 @@
 """provenance.json: which code ran where, on what, and how it was started. Holds no secrets.
 
 One entry per attempt, so that a run which was requeued shows all its machines. Of the environment, only the variables
-named in `ENVIRONMENT_ALLOWED` are kept; the address of the git remote, which may hold a token, is not.
+named in `ENVIRONMENT_ALLOWED` are kept; the address of the git remote, which may hold a token, is not. Uncommitted
+changes lie in a file of their own that only the user can read; what looks like a secret in them is masked.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import re
 import socket
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.files import write_atomically
+from tango_hpc.files import is_damaged, set_aside, write_atomically
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import package_versions, read_provenance
 
@@ -36,7 +38,14 @@ PACKAGE = Path(__file__).resolve().parents[1]
 PACKAGE_DATA = ("report/templates/*", "protocol/shipped_prompts/*", "py.typed")
 CODE_STATE_FILE = "code_state.json"
 MAX_DIFF_CHARS = 500_000
-SECRET_ARGUMENT = re.compile(r"(?i)(token|secret|password|passwd|api[_-]?key)([=:]).+")
+_SECRET = r"token|secret|password|passwd|(?:api|access|private)[_-]?key"
+SECRET_ARGUMENT = re.compile(rf"(?i)({_SECRET})([=:]).+")
+SECRET_OPTION = re.compile(rf"(?i)--?[\w-]*({_SECRET})")  # whose value is the next word
+# In code: a literal that is given to such a name, and keys that their issuers mark by their beginning.
+SECRET_LITERAL = re.compile(
+    rf"""(?i)(\w*(?:{_SECRET})\w*["']?\s*[=:]\s*)("[^"\n]+"|'[^'\n]+'|[\w+/.-]*\d[\w+/.-]{{7,}})"""
+)
+ISSUED_KEY = re.compile(r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA)[\w-]{12,}")
 
 
 def package_files(package: Path = PACKAGE) -> list[Path]:
@@ -72,7 +81,7 @@ def code_state(folder: Path) -> dict[str, Any]:
     state["commit"] = commit.strip()
     state["branch"] = (_git(folder, "rev-parse", "--abbrev-ref", "HEAD") or "").strip()
     state["changed"] = (_git(folder, "status", "--porcelain") or "").splitlines()
-    state["diff"] = diff[:MAX_DIFF_CHARS]
+    state["diff"] = mask_secrets(diff[:MAX_DIFF_CHARS])
     state["diff_truncated"] = len(diff) > MAX_DIFF_CHARS
     return state
 
@@ -88,10 +97,38 @@ def note_changes(directory: RunDirectory, changes: Iterable[str]) -> None:
     _write(directory, provenance | {"changes": [*provenance.get("changes", []), *changes]})
 
 
-def record_attempt(directory: RunDirectory, *, stage: str, command: Sequence[str] | None = None) -> None:
-    """Add this attempt to provenance.json. `command` is `sys.argv` unless given."""
+def mask_secrets(code: str) -> str:
+    """`code` without what looks like a secret."""
+    return ISSUED_KEY.sub("***", SECRET_LITERAL.sub(r"\1***", code))
+
+
+def masked_command(words: Sequence[str]) -> list[str]:
+    """A command line without secrets: neither `--token=abc` nor `--token abc`."""
+    return [
+        "***" if i and SECRET_OPTION.fullmatch(words[i - 1]) else SECRET_ARGUMENT.sub(r"\1\2***", word)
+        for i, word in enumerate(words)
+    ]
+
+
+def record_attempt(
+    directory: RunDirectory,
+    *,
+    stage: str,
+    command: Sequence[str] | None = None,
+    record_diff: bool = True,
+    computes_with: Mapping[str, Any] | None = None,
+) -> None:
+    """Add this attempt to provenance.json. `command` is `sys.argv` unless given.
+
+    `computes_with`: the part of the entry that `continuity.compare_with_last` has found.
+    """
     provenance = read_provenance(directory)
     attempts = provenance.get("attempts", [])
+    code = code_state(Path(__file__).resolve().parents[2])
+    origin = code.get("copied_from", code)
+    diff = origin.pop("diff", "")
+    if diff and record_diff:
+        origin["diff_file"] = _keep_diff(directory, diff)
     attempt = {
         "attempt": len(attempts) + 1,
         "stage": stage,
@@ -101,16 +138,43 @@ def record_attempt(directory: RunDirectory, *, stage: str, command: Sequence[str
         "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": sys.executable,
         "working_directory": os.getcwd(),
-        "command": [SECRET_ARGUMENT.sub(r"\1\2***", word) for word in (sys.argv if command is None else command)],
+        "command": masked_command(sys.argv if command is None else command),
         "environment": environment(os.environ),
         "versions": package_versions(),
-        "code": code_state(PACKAGE.parent) | {"checksum": code_checksum()},
+        "code": code,
         "config_changes": provenance.get("changes", []),
+        **(computes_with or {}),
     }
+    if attempts:
+        attempt["changes"] = [*attempt.get("changes", []), *_code_changes(attempts[-1], attempt)]
     _write(directory, {"attempts": [*attempts, attempt]})
 
 
+def _keep_diff(directory: RunDirectory, diff: str) -> str:
+    """Write uncommitted changes where only the user can read them; the file's name, one for equal changes."""
+    file = directory.path / f"uncommitted_{zlib.crc32(diff.encode('utf-8', 'replace')):08x}.diff"
+    if not file.exists():
+        file.touch(mode=0o600)
+        file.write_text(diff, encoding="utf-8", errors="replace")
+    return file.name
+
+
+def _code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What of the software differs between two attempts."""
+
+    def software(entry: Mapping[str, Any]) -> dict[str, str]:
+        code = entry.get("code", {})
+        code = code.get("copied_from", code)
+        changed = " with changes" if code.get("changed") else ""
+        return {"code": code.get("commit", "?")[:12] + changed} | entry.get("versions", {})
+
+    old, new = software(before), software(now)
+    return [f"{name}: {old[name]} -> {new[name]}" for name in old if name in new and old[name] != new[name]]
+
+
 def _write(directory: RunDirectory, provenance: dict[str, Any]) -> None:
+    if is_damaged(directory.provenance):
+        set_aside(directory.provenance)  # what is left of it may still be read by people
     write_atomically(directory.provenance, json.dumps(provenance, indent=2) + "\n")
 
 

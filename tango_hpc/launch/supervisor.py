@@ -137,7 +137,7 @@ class Supervisor:
 
     def _watch(self, view: ProgressView) -> None:
         launch = self.config.launch
-        watchdog = Watchdog(self.directory, self.workers, launch.hang_timeout_seconds)
+        watchdog = Watchdog(self.directory, self.workers, launch.hang_timeout_seconds, launch.loading_limit_seconds)
         stop_by: float | None = None  # when ranks that were told to stop are killed, by `clock`
         gone_by: float | None = None  # when ranks that have said their last word but do not end are killed
         next_look = 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import os
 import signal
 from pathlib import Path
 
@@ -12,8 +11,9 @@ from rich.console import Console
 from tango_hpc.control.stop import StopRequest, request_stop
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import AttemptLog, known_jobs, lock_holder
-from tango_hpc.manage.status import find_runs, holder_alive, states
+from tango_hpc.launch.attempts import AttemptLog, known_jobs
+from tango_hpc.launch.lock import signal_holder
+from tango_hpc.manage.status import find_runs, states
 
 
 def cancel(path: Path, console: Console) -> None:
@@ -33,10 +33,9 @@ def cancel(path: Path, console: Console) -> None:
                     ended.append(f"job {job}")
             except UserError as error:
                 silent.append(f"job {job} of {directory.path}: {error}")
-        if not ended and holder_alive(directory):
-            pid = lock_holder(directory)["pid"]
-            os.kill(pid, signal.SIGTERM)
-            ended.append(f"process {pid}")
+        if not ended:
+            pid = signal_holder(directory, signal.SIGTERM)
+            ended += [f"process {pid}"] if pid is not None else []
         last = AttemptLog(directory).read()[-1:]
         if ended:
             message = f"cancelled {', '.join(ended)}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,9 +15,12 @@ from tango_hpc.control.heartbeat import seconds_since_beat
 from tango_hpc.control.outcome import read_failures
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import Attempt, AttemptLog, known_jobs, lock_holder, submitted_jobs
+from tango_hpc.launch.attempts import Attempt, AttemptLog, is_submitted_process_alive, known_jobs, submitted_jobs
+from tango_hpc.launch.lock import has_live_process
 from tango_hpc.manage.asking import Asking
 from tango_hpc.run.directory import RunDirectory, runs_below
+from tango_hpc.run.progress import read_progress
+from tango_hpc.run.steps import damaged_in
 from tango_hpc.run.summary import read_summary
 from tango_hpc.run.worker import Worker
 
@@ -100,11 +101,14 @@ def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> Run
         state, detail = _after_its_start(directory, last, last_stage, job_state)
     else:
         state, detail = _without_supervisor(directory, stage), ""
-    progress = json.loads(directory.progress.read_text()) if directory.progress.is_file() else {}
+    progress = read_progress(directory)
     current = progress if progress.get("stage") == stage else {}
     if state == "running":
         has_told = last is None or (last.ended is None and _is_newer(directory.progress, directory.attempts_file))
         detail = f"{current.get('role') or ''} {current.get('phase', '')}".strip() if has_told else "starting"
+    damaged = damaged_in(directory.checkpoints / stage)
+    if damaged:
+        detail = "; ".join(filter(None, (detail, f"set aside as damaged: {', '.join(damaged)}")))
     return RunState(
         run=str(directory.path),
         stage=stage,
@@ -156,7 +160,7 @@ def _stage(directory: RunDirectory, last: Attempt | None, unstarted: dict[str, A
 def _before_its_start(submitted: dict[str, Any], job_state: str | None) -> tuple[str, str]:
     """State and detail of a job that is not in the queue and has left no attempt."""
     if submitted["cluster"] != "slurm":
-        alive = _process_alive(int(submitted["job"]))
+        alive = is_submitted_process_alive(submitted)
         return ("running", "") if alive else ("failed", "its process ended before the run started")
     ended = job_state or slurm.accounting(submitted["job"]) or "no longer in the queue"
     if ended.startswith("CANCELLED"):
@@ -171,7 +175,7 @@ def _after_its_start(directory: RunDirectory, last: Attempt, last_stage: str, jo
     if last.ended is not None:
         states_by_code = {0: "done", StoppedEarly.exit_code: "stopped"}
         return states_by_code.get(last.code or 0, "failed"), last.reason
-    if last.job is None and holder_alive(directory):
+    if last.job is None and has_live_process(directory):
         return "running", ""
     ended = job_state or (slurm.accounting(last.job) if last.job and last.own_job else None)
     return "lost", f"ended without a word{f': {ended}' if ended else ''}; --resume continues from the last checkpoint"
@@ -183,16 +187,6 @@ def _without_supervisor(directory: RunDirectory, stage: str) -> str:
     if status == "running" and seconds_since_beat(directory, 0) > STALE_HEARTBEAT_SECONDS:
         return "lost"
     return status
-
-
-def holder_alive(directory: RunDirectory) -> bool:
-    """Whether a process of this machine runs there."""
-    holder = lock_holder(directory)
-    return holder.get("host") == socket.gethostname() and _process_alive(holder["pid"])
-
-
-def _process_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def show_logs(path: Path, console: Console, *, rank: int | None, lines: int, follow: bool) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import textwrap
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +19,10 @@ from tango_hpc.launch import slurm
 from tango_hpc.manage.status import RunState, find_runs, states
 
 REFRESH_SECONDS = 10.0  # a controller serves everybody
+CAUSE_LINES = (
+    5  # of what ended a run: a failure may list hundreds of tensors, or be one line of thousands of characters
+)
+LONGEST_DETAIL = 400  # characters, where no terminal sets a width
 TITLES = ("RUN", "STAGE", "STATE", "STEP", "TRIES", "JOB", "DETAIL")
 # What Slurm calls it; it has no word for a run that was never started, that saved and ended, or that ended without a word.
 SLURMS_NAMES = {"waiting": "PENDING", "done": "COMPLETED"}
@@ -55,10 +61,18 @@ def _page(path: Path, console: Console, found: Sequence[RunState] | None = None)
     width = console.width if console.is_terminal else None
     lines, cut = table(path, found, width)
     if cut and len(found) == 1:
-        lines.append(Text(found[0].detail))
+        lines += map(Text, _cause(found[0], console.width))
     elif cut:
         lines.append(Text("…: `tango status RUN` shows all of it", style="dim"))
     return Text("\n").join(lines)
+
+
+def _cause(state: RunState, width: int) -> list[str]:
+    """Why a run is where it is, in at most `CAUSE_LINES` lines of `width` characters."""
+    lines = [part for line in state.detail.splitlines() for part in textwrap.wrap(line, max(width, 20))]
+    if len(lines) > CAUSE_LINES:
+        lines = [*lines[: CAUSE_LINES - 1], f"… the rest: tango logs {shlex.quote(state.run)}"]
+    return lines
 
 
 def table(path: Path, found: Sequence[RunState], width: int | None) -> tuple[list[Text], bool]:
@@ -91,4 +105,6 @@ def _cells(path: Path, state: RunState) -> tuple[str, ...]:
     shown = in_queue or SLURMS_NAMES.get(state.state, state.state.upper())
     steps = "" if state.step is None else f"{state.step}/{state.total_steps}"
     detail = " ".join(state.detail.split())
+    if len(detail) > LONGEST_DETAIL:
+        detail = f"{detail[:LONGEST_DETAIL]}… (`tango logs` shows all of it)"
     return name, state.stage, shown, steps, str(state.attempts), state.job or "", detail

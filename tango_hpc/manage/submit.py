@@ -15,10 +15,11 @@ from typing import Any, Literal
 from tango_hpc.config import Config, load_config
 from tango_hpc.errors import StoppedEarly, UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import AttemptLog, check_lock, remember_job
+from tango_hpc.launch.attempts import AttemptLog, remember_job
 from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.environment import python_path
 from tango_hpc.launch.job import run_job
+from tango_hpc.launch.lock import check_lock
 from tango_hpc.launch.queued import check_no_job_waits
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.manage.profiles import Profile, job_variables, load_profile, setup_lines, time_limit_minutes

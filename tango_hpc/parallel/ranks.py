@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from ipaddress import ip_address
 
 import torch
 import torch.distributed as dist
@@ -14,6 +17,8 @@ from tango_hpc.errors import UserError
 from tango_hpc.parallel import groups
 from tango_hpc.parallel.collectives import all_gather_objects
 from tango_hpc.run.worker import RANKS_OF_TASK
+
+BACKLOG = 2048  # processes that may call at once when a large job starts
 
 
 @dataclass(frozen=True)
@@ -28,14 +33,46 @@ class RankInfo:
 
 
 def open_store(timeout_seconds: float, *, hosts: bool) -> dist.Store:
-    """The store at MASTER_ADDR and MASTER_PORT, in which processes find each other; one of them `hosts` it."""
+    """The store at MASTER_ADDR and MASTER_PORT, in which processes find each other; one of them `hosts` it.
+
+    It knows no passwords, so it listens at that one address, and not on every network that the machine has.
+    """
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    world_size = os.environ["WORLD_SIZE"]
+    spans_nodes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) < int(world_size)
+    listener = listen_at(address, port, spans_nodes=spans_nodes) if hosts else None
     return dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
+        address,
+        port,
         is_master=hosts,
         timeout=timedelta(seconds=timeout_seconds),
         wait_for_workers=False,
+        master_listen_fd=listener.detach() if listener is not None else None,
     )
+
+
+def listen_at(address: str, port: int, *, spans_nodes: bool) -> socket.socket | None:
+    """A socket that listens at `address` alone; None where that is no address of this machine which others reach.
+
+    So it is behind an address translation, or where /etc/hosts gives the name of one of several nodes a loopback address.
+    """
+    for family, kind, protocol, _, where in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM):
+        if spans_nodes and where[0] != address and ip_address(str(where[0])).is_loopback:
+            continue
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(where)
+            listener.listen(BACKLOG)
+            return listener
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+    print(
+        f"MASTER_ADDR {address} is no address of this node's interfaces: the store listens on all of them", flush=True
+    )
+    return None
 
 
 def init_distributed(timeout_seconds: float = 1800, store: dist.Store | None = None) -> RankInfo:
@@ -63,6 +100,7 @@ def init_distributed(timeout_seconds: float = 1800, store: dist.Store | None = N
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=timeout_seconds)
+    store = store or open_store(timeout_seconds, hosts=rank == 0)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     groups.limit_collectives(timeout)
     if device.type == "cuda":

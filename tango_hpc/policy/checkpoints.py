@@ -4,40 +4,66 @@ RUN/checkpoints/STAGE/
   step_000012/             after 12 optimizer steps
     generator/ verifier/   weights, optimizer, learning-rate step (Megatron's distributed checkpoint format)
     state.json             counters, sampler, moving averages, and what an unfinished step had computed so far
+    manifest.json          size and checksum of every file (run/manifest.py)
   step_000012+rollout/     the same weights, and the rollouts of step 13
+  step_000016.damaged/     what was found damaged when the run went on: set aside, never deleted
 
-A checkpoint is written under a name that begins with a dot and renamed when every process has written its part, so a
-full disk, a kill or a crash while saving leaves the last complete one as it was.
+A checkpoint is written under a name that begins with a dot and renamed when every process has written its part and the
+manifest is there, so a full disk, a kill or a crash while saving leaves the last complete one as it was. What is read
+is verified first.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from tango_hpc.errors import CheckFailed
+from tango_hpc.files import set_aside, warn_once
 from tango_hpc.parallel.exchange import Exchange, PeerFailedError
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.manifest import (
+    FileSum,
+    listed,
+    read_manifest,
+    sum_of,
+    total_bytes,
+    write_manifest,
+    wrong_contents,
+    wrong_sizes,
+)
 from tango_hpc.run.steps import StepName, steps_in
+
+# NFS shows what another node has written up to a minute late.
+VISIBLE_SECONDS = 60.0
+POLL_SECONDS = 0.5
 
 
 class Saved(Protocol):
     """What a checkpoint holds a folder of: a `Policy`, or a `Role` with one."""
 
-    def save(self, folder: Path) -> None: ...
+    def save(self, folder: Path) -> Mapping[str, FileSum]:
+        """Write the folder; the sums of those files for which this process knows them, by their name there."""
+
     def load(self, folder: Path) -> None: ...
 
 
 class Checkpoints:
-    """The checkpoints of one stage. Its methods are collective over all processes; the first does the housekeeping."""
+    """The checkpoints of one stage. Its methods are collective over all processes; the first does the housekeeping.
+
+    `set_aside` says in words what `latest` has found damaged.
+    """
 
     def __init__(self, directory: RunDirectory, stage: str, keep: int, exchange: Exchange) -> None:
         self._folder = directory.checkpoints / stage
         self._keep, self._exchange = keep, exchange
+        self.set_aside: list[str] = []
         if exchange.is_first:
             self._folder.mkdir(parents=True, exist_ok=True)
             for leftover in self._folder.glob(".step_*"):
@@ -45,8 +71,33 @@ class Checkpoints:
         exchange.barrier()
 
     def latest(self) -> Path | None:
-        """The newest complete checkpoint, as the first process sees the folder: others may see it late."""
-        return self._exchange.all_gather(next((path for _, path in reversed(steps_in(self._folder))), None))[0]
+        """The newest intact checkpoint, as the first process sees the folder; None where there are none at all.
+
+        Damaged ones that are newer are set aside. Raises `CheckFailed` where all are damaged: nothing is begun anew
+        in the place of what was lost.
+        """
+        damaged: dict[Path, str] = {}
+        newest: Path | None = None
+        for path in self._exchange.all_gather([path for _, path in reversed(steps_in(self._folder))])[0]:
+            problem = find_damage(path, self._exchange)
+            if problem is None:
+                newest = path
+                break
+            damaged[path] = problem
+        if damaged and newest is None:
+            what = "".join(f"\n  {path.name}: {problem}" for path, problem in damaged.items())
+            raise CheckFailed(
+                f"no checkpoint in {self._folder} is intact:{what}\nBring the files back from a copy, or begin again "
+                "in another directory with run.dir=PATH."
+            )
+        for path, problem in damaged.items():
+            assert newest is not None
+            aside = set_aside(path).name if self._exchange.is_first else ""
+            aside = self._exchange.all_gather(aside)[0]
+            self.set_aside.append(
+                f"checkpoint {path.name} is damaged ({problem}): set aside as {aside}; the run goes on from {newest.name}"
+            )
+        return newest
 
     def save(self, step: int, phase: str, parts: Mapping[str, Saved], state: Mapping[str, Any]) -> Path:
         """Write a checkpoint after `step` optimizer steps, in `phase` of the next one ("" between steps)."""
@@ -54,20 +105,24 @@ class Checkpoints:
         if self._exchange.any(final.exists()):
             return final
         partial = final.with_name(f".{final.name}")
+        sums: dict[str, FileSum] = {}
 
         def write() -> None:
             if self._exchange.is_first:
                 partial.mkdir(exist_ok=True)
                 (partial / "state.json").write_text(json.dumps(state))
 
+        def write_part(name: str) -> None:
+            sums.update({f"{name}/{file}": entry for file, entry in parts[name].save(partial / name).items()})
+
         self._together(write, final)
-        for name, part in parts.items():
-            self._together(lambda name=name, part=part: part.save(partial / name), final)  # type: ignore[misc]
+        for name in parts:
+            self._together(lambda name=name: write_part(name), final)  # type: ignore[misc]
+        known = {name: entry for found in self._exchange.all_gather(sums) for name, entry in found.items()}
+        self._together(lambda: self._complete(partial, final, known) if self._exchange.is_first else None, final)
         if self._exchange.is_first:
-            _flush(partial)
-            partial.rename(final)
             for _, old in steps_in(self._folder)[: -self._keep]:
-                shutil.rmtree(old)
+                self._remove(old)
         self._exchange.barrier()
         return final
 
@@ -77,8 +132,33 @@ class Checkpoints:
             part.load(path / name)
         return json.loads((path / "state.json").read_text())
 
+    def _complete(self, partial: Path, final: Path, known: Mapping[str, FileSum]) -> None:
+        """Add the manifest, and give the checkpoint its name once all of it is on the disk."""
+        _flush(partial)
+        files = {str(path.relative_to(partial)): path for path in partial.rglob("*") if path.is_file()}
+        sums = {name: sum_of(path) for name, path in files.items() if name not in known} | dict(known)
+        wrong = listed(wrong_sizes(partial, sums))
+        if wrong is not None:
+            raise OSError(f"the file system has not kept what was written: {wrong}")
+        write_manifest(partial, sums)
+        _flush_folder(partial)
+        partial.rename(final)
+        _flush_folder(final.parent)
+
+    def _remove(self, path: Path) -> None:
+        """Delete a checkpoint; a half-deleted one has a name that nobody takes for a checkpoint."""
+        hidden = path.with_name(f".{path.name}")
+        try:
+            path.rename(hidden)
+            shutil.rmtree(hidden)
+        except OSError as error:  # somebody reads it over NFS, say; the next start removes it
+            warn_once(f"{path} could not be removed wholly: {error}")
+
     def _together(self, write: Callable[[], None], final: Path) -> None:
-        """Run `write` in every process; if it fails anywhere, all fail with the reason of the first that has one of its own."""
+        """Run `write` in every process; if it fails anywhere, all fail with the reason of the first that has one of its own.
+
+        What was written so far is then removed: on a full disk everybody else needs the room.
+        """
         problem: tuple[bool, str] | None = None
         try:
             write()
@@ -89,17 +169,62 @@ class Checkpoints:
         if not problems:
             return
         free_gb = shutil.disk_usage(self._folder).free / 2**30
-        last = self.latest()
-        kept = f"The last complete checkpoint is {last}" if last else "There is no earlier checkpoint"
+        if self._exchange.is_first:
+            shutil.rmtree(final.with_name(f".{final.name}"), ignore_errors=True)
+        newest = next((path for _, path in reversed(steps_in(self._folder))), None)
+        last = self._exchange.all_gather(newest)[0]
+        kept, needed = "There is no earlier checkpoint", ""
+        if last is not None:
+            kept, size = f"The last complete checkpoint is {last}", total_bytes(last)
+            needed = f", the last one took {size / 2**30:.3g} GB" if size is not None else ""
         raise CheckFailed(
-            f"could not save {final} ({free_gb:.1f} GB free there): {problems[0]}. {kept}; make room and continue with "
-            "--resume."
+            f"could not save {final} ({free_gb:.1f} GB free there{needed}): {problems[0]}. {kept}; make room and "
+            "continue with --resume."
         )
+
+
+def find_damage(path: Path, exchange: Exchange) -> str | None:
+    """What is wrong with the checkpoint `path`; None where it is intact. Collective over all processes.
+
+    The first one compares names and sizes; each then reads what it is likely to load.
+    """
+    sums: dict[str, FileSum] = {}
+    problem: str | None = None
+    if exchange.is_first:
+        try:
+            sums = read_manifest(path)
+            problem = listed(wrong_sizes(path, sums))
+        except ValueError as error:
+            problem = str(error)
+    problem, sums = exchange.all_gather((problem, sums))[0]
+    if problem is not None:
+        return problem
+    mine = {name: entry for name, entry in sums.items() if _reader_of(name, exchange) == exchange.number}
+    visible_by = time.monotonic() + VISIBLE_SECONDS
+    while not all((path / name).exists() for name in mine) and time.monotonic() < visible_by:
+        time.sleep(POLL_SECONDS)
+    found = exchange.all_gather(list(wrong_contents(path, mine)))
+    return listed(problem for of_process in found for problem in of_process)
+
+
+def _reader_of(name: str, exchange: Exchange) -> int:
+    """The number of the process that reads a file when the layout is still the one that wrote it."""
+    part, _, file = name.partition("/")
+    world_size = exchange.size // len(exchange.roles)
+    written_by = re.match(r"__(\d+)_", file)
+    first = exchange.roles.index(part) * world_size if part in exchange.roles else 0
+    return first + (int(written_by[1]) % world_size if written_by else 0)
 
 
 def _flush(folder: Path) -> None:
     """Wait until the folder's files are on the disk: the rename must not survive a power cut that they do not."""
     for path in (*folder.rglob("*"), folder):
-        descriptor = os.open(path, os.O_RDONLY)
+        _flush_folder(path)
+
+
+def _flush_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
         os.fsync(descriptor)
+    finally:
         os.close(descriptor)

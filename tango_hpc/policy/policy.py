@@ -38,6 +38,7 @@ from tango_hpc.policy.model import build_model, transformer_config
 from tango_hpc.policy.optimizer import PolicyOptimizer
 from tango_hpc.policy.rotary import rope_frequencies
 from tango_hpc.policy.vocab_parallel import vocab_parallel_logprobs
+from tango_hpc.run.manifest import FileSum
 from tango_hpc.types import TrainSequence
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -220,10 +221,13 @@ class Policy:
         """Write a Hugging Face folder: weights, and config, tokenizer and what else `model_dir` has."""
         hf_io.export_weights(Path(out_dir), self.shape, self.groups, self.named_shards(), model_dir=self.model_dir)
 
-    def save(self, folder: Path) -> None:
-        """Write everything that `load` needs to go on from the same bits. OSError, on all ranks, if it cannot be written."""
+    def save(self, folder: Path) -> dict[str, FileSum]:
+        """Write everything that `load` needs to go on from the same bits; sums of the large files of this rank.
+
+        OSError, on all ranks, if it cannot be written.
+        """
         with self._memory.on_device():
-            saved_state.save(self._state(), folder)
+            return saved_state.save(self._state(), folder)
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote, in this or any other layout."""

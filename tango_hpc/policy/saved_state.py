@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
@@ -32,12 +31,14 @@ from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, SerializationFormat, _write_item
 from torch.distributed.checkpoint.planner import WriteItemType
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from tango_hpc.parallel.collectives import all_gather_objects
 from tango_hpc.parallel.megatron_cpu import megatron_on_cpu
 from tango_hpc.policy.model import PolicyModel
 from tango_hpc.policy.optimizer import PolicyOptimizer
 from tango_hpc.policy.sizes import PIECE
+from tango_hpc.run.manifest import FileSum, SummedFile, summed_file
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,33 @@ class PolicyState:
     optimizer: PolicyOptimizer | None
 
 
-def save(state: PolicyState, folder: Path) -> None:
-    """Write weights, optimizer, step and reference into `folder`. OSError, on all ranks, names what failed."""
+@dataclass
+class _Written:
+    """What this rank has written: sums by the name of the file; bytes that it meant to write; what went wrong."""
+
+    sums: dict[str, FileSum] = field(default_factory=dict)
+    planned_bytes: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def save(state: PolicyState, folder: Path) -> dict[str, FileSum]:
+    """Write weights, optimizer, step and reference into `folder`; the sums of the large files that this rank wrote.
+
+    OSError, on all ranks, names what failed and how much room was needed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    problems: list[str] = []
-    with megatron_on_cpu(), _writing_here(problems):
+    written = _Written()
+    with megatron_on_cpu(), _writing_here(written):
         try:
             dist_checkpointing.save(_described(state), str(folder))
         except CheckpointException as error:
-            problems += [f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items()]
-    everywhere = [problem for found in all_gather_objects(problems) for problem in found]
-    if everywhere:
-        raise OSError("; ".join(everywhere))
+            written.problems += [f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items()]
+    everyone = all_gather_objects((written.problems, written.planned_bytes))
+    problems = list(dict.fromkeys(problem for found, _ in everyone for problem in found))
+    if problems:
+        needed = sum(planned for _, planned in everyone) / 2**30
+        raise OSError(f"{'; '.join(problems)} (the files of the {folder.name} need {needed:.3g} GB)")
+    return written.sums
 
 
 def load(state: PolicyState, folder: Path) -> None:
@@ -149,7 +165,7 @@ def _boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, t
 class _Writer(filesystem_async.FileSystemWriterAsync):
     """Writes one file in this process, a tensor at a time."""
 
-    problems: list[str]
+    written: _Written
 
     def prepare_write_data(self, plan: Any, planner: Any) -> None:
         self._plan, self._planner = plan, planner
@@ -162,28 +178,49 @@ class _Writer(filesystem_async.FileSystemWriterAsync):
         name = f"{self._plan.storage_data.prefix}0{DEFAULT_SUFFIX}"
         if not self._plan.items:
             return
+        self.written.planned_bytes = sum(map(_num_bytes, self._plan.items))
+        stream: SummedFile | None = None
         try:
-            with open(os.path.join(self.checkpoint_dir, name), "wb") as stream:
+            with _without_zip_checksums(), summed_file(Path(self.checkpoint_dir, name)) as stream:
                 for item in self._plan.items:
-                    data = self._planner.resolve_data(item)
-                    if item.type != WriteItemType.BYTE_IO:
-                        data = data.detach().cpu()
-                        if data.untyped_storage().nbytes() != data.nbytes:
-                            data = data.clone()  # a view would be written with all that it looks at
-                    self._results.append(
-                        _write_item(self.transforms, stream, data, item, name, SerializationFormat.TORCH_SAVE)
-                    )
-                stream.flush()
-                os.fsync(stream.fileno())
+                    self._results.append(self._write_item(stream, item, name))
+                self.written.sums[name] = stream.close()
         except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
-            self._results = filesystem_async._wrap_exception(error)
+            known = stream.error if stream is not None else None
+            self._results = filesystem_async._wrap_exception(known or error)
+
+    def _write_item(self, stream: SummedFile, item: Any, name: str) -> Any:
+        data = self._planner.resolve_data(item)
+        if item.type != WriteItemType.BYTE_IO:
+            data = data.detach().cpu()
+            if data.untyped_storage().nbytes() != data.nbytes:
+                data = data.clone()  # a view would be written with all that it looks at
+        return _write_item(self.transforms, cast(Any, stream), data, item, name, SerializationFormat.TORCH_SAVE)
 
     def retrieve_write_results(self) -> Any:
         return self._results
 
     def finish(self, metadata: Any, results: Any) -> None:
-        with _remembering(self.problems):
+        with _remembering(self.written.problems):
             super().finish(metadata, results)
+
+
+@contextlib.contextmanager
+def _without_zip_checksums() -> Iterator[None]:
+    """Have torch.save leave out its own CRC-32 of every tensor, which torch.load does not look at: the time for ours."""
+    before = get_crc32_options()
+    set_crc32_options(False)
+    try:
+        yield
+    finally:
+        set_crc32_options(before)
+
+
+def _num_bytes(item: Any) -> int:
+    """What a tensor of the plan takes; the rest is little."""
+    if item.tensor_data is None:
+        return 0
+    return math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
 
 
 @contextlib.contextmanager
@@ -196,18 +233,18 @@ def _remembering(problems: list[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _writing_here(problems: list[str]) -> Iterator[None]:
+def _writing_here(written: _Written) -> Iterator[None]:
     """Put our writer, and our handling of failures, in the place of Megatron-core's."""
 
     def tolerant(write: Callable[..., None]) -> Callable[..., None]:
         def run(*args: Any, **kwargs: Any) -> None:
-            with _remembering(problems):
+            with _remembering(written.problems):
                 write(*args, **kwargs)
 
         return run
 
     replacements = [
-        (torch_strategy, "FileSystemWriterAsync", type("_Writer", (_Writer,), {"problems": problems})),
+        (torch_strategy, "FileSystemWriterAsync", type("_Writer", (_Writer,), {"written": written})),
         (serialization, "save_config", tolerant(serialization.save_config)),
         (
             common_strategy.TorchCommonSaveStrategy,

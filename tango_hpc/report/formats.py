@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 SPARKS = "▁▂▃▄▅▆▇█"
 
+# Characters that command a terminal (C0 but for line end and tab, DEL, C1), that turn the direction of what follows
+# them, and halves of characters that cannot be printed at all.
+_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
 
 def clock(seconds: float) -> str:
     """Seconds as h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def visible(text: str) -> str:
+    """`text` for a terminal: what would command it, or turn its direction, as a visible character (ESC as ␛)."""
+    return _COMMANDS.sub(lambda match: _picture(ord(match[0])), text)
+
+
+def _picture(code: int) -> str:
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "␡" if code == 0x7F else f"<U+{code:04X}>"
 
 
 def number(value: Any) -> str:

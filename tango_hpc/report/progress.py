@@ -7,9 +7,9 @@ serves the foreground command, a job on another machine and a run that has ended
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,10 +19,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tango_hpc.errors import UserError
 from tango_hpc.report.formats import clock, sparkline
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import PHASES, MetricsRow, RowTail
+from tango_hpc.run.progress import read_progress
 from tango_hpc.run.summary import before_and_after, read_summary
 
 STEPS_OF_ETA = 20  # optimizer steps whose mean time the estimate rests on
@@ -103,8 +103,9 @@ class ProgressView:
         if self.rows or self.evaluations:
             try:
                 write_report(self._directory)
-            except (OSError, UserError) as error:  # a full disk, a torn dump: the run's own end must still be told
-                self._print(f"report.html was not written: {error}")
+            except Exception as error:  # a page about the run must not decide how it ended, which is still to be told
+                self._print(f"report.html was not written: {type(error).__name__}: {error}")
+                traceback.print_exc()
         rows = before_and_after(read_summary(self._directory))
         if rows:
             self._console.print(before_after_table(rows))
@@ -117,11 +118,11 @@ class ProgressView:
     def _collect(self) -> tuple[list[MetricsRow], list[MetricsRow]]:
         """Take in the new rows; returns those that are news (a rewritten file after a resume is none)."""
         rows, rewritten = self._metrics.new_rows()
+        rows = [row for row in rows if "event" not in row]  # these come as notes
         self.rows = rows if rewritten else self.rows + rows
         evaluations, evaluations_rewritten = self._evaluations.new_rows()
         self.evaluations = evaluations if evaluations_rewritten else self.evaluations + evaluations
-        if self._directory.progress.is_file():
-            self.state = json.loads(self._directory.progress.read_text(encoding="utf-8"))
+        self.state = read_progress(self._directory) or self.state
         return ([] if rewritten else rows), ([] if evaluations_rewritten else evaluations)
 
     # -- what is shown -------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ class ProgressView:
 
     def eta_seconds(self, step: int) -> float | None:
         """Time left after `step` at the pace of the last steps; None before the first one."""
-        recent = [row["seconds/total"] for row in self._of_stage(self.rows)[-STEPS_OF_ETA:] if row["seconds/total"]]
+        recent = [row["seconds/total"] for row in self._of_stage(self.rows)[-STEPS_OF_ETA:] if row.get("seconds/total")]
         total = self.state.get("total_steps")
         if not recent or total is None:
             return None

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tango_hpc.errors import UserError
 from tango_hpc.protocol.solution import find_answer, parse_solution
+from tango_hpc.report.formats import visible
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import RolloutRow, dumped_steps, read_rollouts
 
@@ -138,15 +139,15 @@ def _rollout_panel(row: RolloutRow) -> RenderableType:
     for view in step_views(row):
         mark, color = MARKS[view.judgement]
         numbers = ("" if value is None else f"{value:+.3f}" for value in (view.reward, view.advantage))
-        steps.add_row(Text(mark, style=f"bold {color}"), Text(view.text, style=color), *numbers)
+        steps.add_row(Text(mark, style=f"bold {color}"), Text(visible(view.text), style=color), *numbers)
     known = Text()
     for name, value, good in facts(row):
         known.append(f"{name} ", style="dim")
-        known.append(f"{value}   ", style={True: "bold green", False: "bold red", None: ""}[good])
-    parts: list[RenderableType] = [Text(row.question.strip(), style="bold"), steps, known]
+        known.append(f"{visible(value)}   ", style={True: "bold green", False: "bold red", None: ""}[good])
+    parts: list[RenderableType] = [Text(visible(row.question.strip()), style="bold"), steps, known]
     if not step_views(row):
-        parts.insert(1, Text(row.response_text.strip() or "(empty response)", style="dim"))
+        parts.insert(1, Text(visible(row.response_text.strip()) or "(empty response)", style="dim"))
     verification = row.response_text if row.role == "verifier" else row.verification_text
     for text in filter(None, [verification, *row.other_verifications]):
-        parts += [Text("verification", style="dim"), Text(text.strip())]
-    return Panel(Group(*parts), title=f"{row.response_id}", title_align="left", border_style="dim")
+        parts += [Text("verification", style="dim"), Text(visible(text.strip()))]
+    return Panel(Group(*parts), title=Text(visible(row.response_id)), title_align="left", border_style="dim")

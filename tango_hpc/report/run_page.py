@@ -5,12 +5,12 @@ Everything is read from the run directory; nothing is fetched when the page is o
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tango_hpc.control.outcome import read_failures
+from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
 from tango_hpc.report.formats import clock
 from tango_hpc.report.html import render
@@ -18,7 +18,8 @@ from tango_hpc.report.plots import drawings, save_curves
 from tango_hpc.report.reading import choose_examples, facts, step_views
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import dumped_steps, read_rollouts
-from tango_hpc.run.metrics import MetricsRow, read_evaluations, read_metrics
+from tango_hpc.run.metrics import MetricsRow, read_evaluations, read_events, read_metrics
+from tango_hpc.run.progress import read_progress
 from tango_hpc.run.summary import BEFORE_AFTER, read_provenance, read_summary
 
 EXAMPLES_PER_ROLE = 6
@@ -35,6 +36,7 @@ def write_report(directory: RunDirectory) -> None:
         stage: ([row for row in rows if row["stage"] == stage], [row for row in evaluations if row["stage"] == stage])
         for stage in stages
     }
+    rollouts, unreadable = _rollouts(directory)
     page = render(
         "run.html",
         title=directory.path.name,
@@ -45,9 +47,11 @@ def write_report(directory: RunDirectory) -> None:
         tiles=list(_tiles(summary, rows, evaluations)),
         failures=read_failures(directory),
         left_out=[(stage, last) for stage, last in _left_out(rows) if last["data/too_long"]],
+        events=read_events(directory),
         nonfinite=[row for row in rows if row.get("nonfinite")],
         stages=[(STAGE_TITLES.get(stage, stage), drawings(*measured[stage])) for stage in stages],
-        rollouts=list(_rollouts(directory)),
+        rollouts=rollouts,
+        unreadable=unreadable,
         evaluations=evaluations,
         evaluation_keys=dict.fromkeys(
             key for row in evaluations for key in row if key not in ("stage", "step", "nonfinite")
@@ -64,8 +68,8 @@ def _state(directory: RunDirectory, summary: dict[str, Any], num_steps: int) -> 
     yield f"{num_steps} optimizer steps"
     if summary.get("wall_seconds"):
         yield f"{clock(summary['wall_seconds'])} of work"
-    if summary.get("status") == "running" and directory.progress.is_file():
-        progress = json.loads(directory.progress.read_text(encoding="utf-8"))
+    progress = read_progress(directory)
+    if summary.get("status") == "running" and progress:
         ago = clock(max(0.0, time.time() - directory.progress.stat().st_mtime))
         where = f"{progress['stage']} {progress['step']}/{progress['total_steps']}, {progress['phase']}"
         yield f"{where}, last sign of life {ago} ago"
@@ -75,7 +79,7 @@ def _left_out(rows: Sequence[MetricsRow]) -> list[tuple[str, MetricsRow]]:
     """For each data set that is trained on, a row that counts what of it is too long to use."""
     last: dict[str, MetricsRow] = {}
     for row in rows:
-        if row.get("data/too_long") is not None:
+        if row.get("data/too_long") is not None and row.get("data/rows") is not None:
             title = str(STAGE_TITLES.get(row["stage"], row["stage"]))
             # In reinforcement learning both roles draw from the same questions.
             last[f"{title} of the {row['role']}" if row["stage"] == "sft" else title] = row
@@ -107,9 +111,19 @@ def _tiles(
         yield "weight sync", f"{sum(sent) / len(sent) / 1e6:,.1f}", lower_bound
 
 
-def _rollouts(directory: RunDirectory) -> Iterator[tuple[str, int, int, list[Any]]]:
-    """A few judged responses of each role at its last dumped step: role, step, number of responses, examples."""
+def _rollouts(directory: RunDirectory) -> tuple[list[tuple[str, int, int, list[Any]]], list[str]]:
+    """A few judged responses of each role at its last dumped step (role, step, number of responses, examples), and what
+    was passed over because it cannot be read.
+    """
+    shown, unreadable = [], []
     for role, steps in sorted(dumped_steps(directory.rollouts).items()):
-        rows = read_rollouts(directory.rollout_file(role, steps[-1]))
-        examples = [(row, step_views(row), facts(row)) for row in choose_examples(rows, EXAMPLES_PER_ROLE)]
-        yield role, steps[-1], len(rows), examples
+        for step in reversed(steps):
+            try:
+                rows = read_rollouts(directory.rollout_file(role, step))
+            except UserError as error:
+                unreadable.append(str(error))
+                continue
+            examples = [(row, step_views(row), facts(row)) for row in choose_examples(rows, EXAMPLES_PER_ROLE)]
+            shown.append((role, step, len(rows), examples))
+            break
+    return shown, unreadable

@@ -7,12 +7,13 @@ RUN/
   evaluations.jsonl   one object per evaluation in the loop, step 0 included  (run/metrics.py)
   tensorboard/        the same numbers, one folder per stage
   rollouts/           Parquet dumps of responses                              (run/dumps.py)
-  checkpoints/        everything needed to continue
+  checkpoints/        everything needed to continue                           (policy/checkpoints.py)
   logs/               output of every process of every rank, and of the supervisor
   progress.json       what the run is doing now                               (run/progress.py)
   summary.json        results                                                 (run/summary.py)
   report.html         plots                                                   (report/run_page.py)
-  control/lock, attempts.jsonl, jobs.json   who runs here, and who did        (launch/attempts.py)
+  control/lock        who runs here                                           (launch/lock.py)
+  control/attempts.jsonl, jobs.json         who did, and what was submitted   (launch/attempts.py)
   control/stop        while it exists, the run saves and ends                 (control/stop.py)
   heartbeat/          one file per process of a rank: what it does            (control/heartbeat.py)
   outcomes/           one file per process that has ended: how                (control/outcome.py)
@@ -85,6 +86,10 @@ class RunDirectory:
     def crash_file(self, worker: Worker) -> Path:
         """Where Python writes the stacks of `worker` when it crashes; empty while it runs."""
         return self.outcomes / f"{worker.stem}.crash"
+
+    def reserve_file(self, worker: Worker) -> Path:
+        """Room on the disk for the outcome of `worker`; there while it runs."""
+        return self.outcomes / f"{worker.stem}.reserve"
 
     def rollout_file(self, role: str, step: int) -> Path:
         """Dump of the rollouts of `role` at optimizer step `step`."""

@@ -114,7 +114,7 @@ def read_rollouts(path: Path) -> list[RolloutRow]:
     """Read one dump. Raises UserError, naming the columns, where the file is not one."""
     try:
         table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
+    except (OSError, pa.ArrowException) as error:
         raise UserError(f"cannot read {path} as Parquet: {error}") from error
     missing = [name for name in ROLLOUT_SCHEMA.names if name not in table.column_names]
     if missing:
@@ -127,9 +127,9 @@ def read_rollouts(path: Path) -> list[RolloutRow]:
         schema = schema.append(OTHER_VERIFICATIONS)
     try:
         rows = table.select(schema.names).cast(schema).to_pylist()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-        raise UserError(f"{path} is not a rollout dump: {error}") from error
-    return [RolloutRow(**row) for row in rows]
+        return [RolloutRow(**row) for row in rows]
+    except (pa.ArrowException, ValueError, TypeError, AssertionError) as error:
+        raise UserError(f"{path} is not a rollout dump, or damaged: {error}") from error
 
 
 def dumped_steps(folder: Path) -> dict[str, list[int]]:

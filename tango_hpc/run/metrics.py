@@ -4,6 +4,8 @@ A value that was not measured at a step is null. A value that was measured and i
 has no NaN, and its key stands in the row's `nonfinite` list, so that a diverging run can be told from a quiet one.
 Rows of several stages share the files; `stage` tells them apart, and `step` counts optimizer steps of a stage from 1,
 over both roles. In evaluations.jsonl step 0 is the evaluation before training.
+
+A row of metrics.jsonl with the key `event` is no optimizer step: it says what happened to the run at `step` (`EVENTS`).
 """
 
 from __future__ import annotations
@@ -11,17 +13,26 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from tango_hpc.files import write_atomically
+from tango_hpc.files import naming, parse_json_lines, read_json_lines, write_atomically
 from tango_hpc.run.directory import RunDirectory
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 MetricsRow = dict[str, Any]
+
+# What can stand under `event`; `text` has it in words.
+EVENTS = {
+    "checkpoint_set_aside": "a checkpoint was found damaged; the run went on from an older one, after `step`",
+    "rows_lost": "the rows of the steps `first_step` to `last_step` are missing, the steps themselves are not",
+}
+# Stages that write a row for every step, so that a missing one is a loss.
+STEPPED_STAGES = ("sft", "train")
 
 PHASES = ("rollout", "verify", "train", "logprobs", "reshard")
 
@@ -41,7 +52,7 @@ class MetricsWriter:
 
     Rows of this stage after `resumed_step` are dropped when it opens, and TensorBoard is told the same, so that a
     resumed run's files read like those of one that was never interrupted. Every row is on its way to the disk when
-    its call returns.
+    its call returns. `gaps`: rows that had been lost when it opened, in words; an event marks each in the file.
     """
 
     def __init__(self, directory: RunDirectory, stage: str, *, resumed_step: int = 0) -> None:
@@ -49,7 +60,7 @@ class MetricsWriter:
 
         self.stage = stage
         for path in (directory.metrics, directory.evaluations):
-            _keep_rows(path, lambda row: row["stage"] != stage or row["step"] <= resumed_step)
+            _keep_rows(path, lambda row: _outlives(row, stage, resumed_step))
         self._evaluated = {(row["step"], *sorted(row)) for row in read_evaluations(directory, stage)}
         self._directory = directory
         self._metrics: IO[str] = directory.metrics.open("a", encoding="utf-8", buffering=1)
@@ -57,13 +68,39 @@ class MetricsWriter:
         self._tensorboard: SummaryWriter = SummaryWriter(
             str(directory.tensorboard / stage), purge_step=resumed_step + 1 if resumed_step else None, flush_secs=10
         )
+        self.gaps: list[str] = []
+        if stage in STEPPED_STAGES:
+            self._mark_gaps(resumed_step)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add the row of one optimizer step; contract keys it does not have are written as null."""
         assert row.get("step") is not None and row.get("role") is not None, f"a row needs step and role: {row}"
         complete = {"stage": self.stage, **dict.fromkeys(REQUIRED_KEYS), **row}
-        self._metrics.write(_as_json(complete))
+        self._add_metrics(complete)
         self._to_tensorboard(row, prefix="")
+
+    def write_event(self, event: str, step: int, text: str, **more: int) -> None:
+        """Add what happened to the run when `step` optimizer steps were done; `event` is one of `EVENTS`."""
+        assert event in EVENTS, event
+        row = {"stage": self.stage, "step": step, "event": event, "text": text, **more, "time": time.time()}
+        self._add_metrics(row)
+
+    def _add_metrics(self, row: Mapping[str, Any]) -> None:
+        with naming(self._directory.metrics):
+            self._metrics.write(_as_json(row))
+
+    def _mark_gaps(self, resumed_step: int) -> None:
+        there = {row["step"] for row in read_metrics(self._directory, self.stage)}
+        for event in read_events(self._directory, self.stage):
+            if event["event"] == "rows_lost":  # marked before
+                there.update(range(event["first_step"], event["last_step"] + 1))
+        lost = [step for step in range(1, resumed_step + 1) if step not in there]
+        for first in (step for step in lost if step - 1 not in lost):
+            last = next(step for step in lost if step >= first and step + 1 not in lost)
+            steps = f"step {first}" if first == last else f"steps {first} to {last}"
+            text = f"metrics.jsonl has no row of {steps}: lost, while the weights have them"
+            self.write_event("rows_lost", last, text, first_step=first, last_step=last)
+            self.gaps.append(text)
 
     def write_evaluation(self, step: int, values: Mapping[str, float | int | None]) -> None:
         """Add one evaluation on held-out data after optimizer step `step`; keys as in metrics.jsonl.
@@ -76,7 +113,8 @@ class MetricsWriter:
             path, known = self._directory.evaluations, (self.stage, step, row.keys())
             _keep_rows(path, lambda old: (old["stage"], old["step"], old.keys()) != known)
             self._evaluations = path.open("a", encoding="utf-8", buffering=1)
-        self._evaluations.write(_as_json(row))
+        with naming(self._directory.evaluations):
+            self._evaluations.write(_as_json(row))
         self._to_tensorboard(row, prefix="eval/")
 
     def close(self) -> None:
@@ -98,13 +136,18 @@ class MetricsWriter:
 
 
 def read_metrics(directory: RunDirectory, stage: str | None = None) -> list[MetricsRow]:
-    """All rows of metrics.jsonl, or those of one stage. A last line that is being written is left out."""
-    return [row for row in _read_rows(directory.metrics) if stage is None or row.get("stage") == stage]
+    """The rows of all optimizer steps, or those of one stage. A last line that is being written is left out."""
+    return [row for row in _read_rows(directory.metrics, stage) if "event" not in row]
+
+
+def read_events(directory: RunDirectory, stage: str | None = None) -> list[MetricsRow]:
+    """What happened to the run beside its steps, or in one stage."""
+    return [row for row in _read_rows(directory.metrics, stage) if "event" in row]
 
 
 def read_evaluations(directory: RunDirectory, stage: str | None = None) -> list[MetricsRow]:
     """All rows of evaluations.jsonl, or those of one stage."""
-    return [row for row in _read_rows(directory.evaluations) if stage is None or row.get("stage") == stage]
+    return _read_rows(directory.evaluations, stage)
 
 
 class RowTail:
@@ -129,7 +172,7 @@ class RowTail:
             block = file.read()
         end = block.rfind(b"\n") + 1
         self._offset += end
-        return [json.loads(line) for line in block[:end].splitlines()], rewritten
+        return [row for row in parse_json_lines(block[:end], self._path) if _is_row(row)], rewritten
 
 
 def _as_json(row: Mapping[str, Any]) -> str:
@@ -139,13 +182,27 @@ def _as_json(row: Mapping[str, Any]) -> str:
     return json.dumps(row, allow_nan=False) + "\n"
 
 
-def _read_rows(path: Path) -> Iterator[MetricsRow]:
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+def _read_rows(path: Path, stage: str | None = None) -> list[MetricsRow]:
+    rows = [row for row in read_json_lines(path) if _is_row(row)]
+    return [row for row in rows if stage is None or row["stage"] == stage]
+
+
+def _is_row(row: MetricsRow) -> bool:
+    """Whether a line is what we write; one that lost its middle may still be JSON."""
+    measured = (value for key, value in row.items() if "/" in key or (key in REQUIRED_KEYS and key != "role"))
+    return (
+        isinstance(row.get("step"), int)
+        and isinstance(row.get("stage"), str)
+        and all(value is None or isinstance(value, int | float) for value in measured)
+        and isinstance(row.get("role", row.get("text", "")), str)
+    )
+
+
+def _outlives(row: MetricsRow, stage: str, resumed_step: int) -> bool:
+    """Whether a row stays when `stage` goes on after `resumed_step`: not what comes again."""
+    if row.get("event") == "checkpoint_set_aside" or row["stage"] != stage:
+        return True
+    return row["step"] <= resumed_step
 
 
 def _keep_rows(path: Path, keep: Callable[[MetricsRow], bool]) -> None:

@@ -6,8 +6,29 @@ import json
 import time
 from typing import Any
 
-from tango_hpc.files import write_atomically
+from tango_hpc.files import fitting, read_json, write_atomically
 from tango_hpc.run.directory import RunDirectory
+
+
+def read_progress(directory: RunDirectory) -> dict[str, Any]:
+    """What the run was doing last; empty where nothing says it."""
+    data = read_json(directory.progress)
+    return fitting(data, _state("", 0, 0)) if data else {}
+
+
+def _state(stage: str, total_steps: int, first_step: int) -> dict[str, Any]:
+    now = time.time()
+    return {
+        "stage": stage,
+        "step": first_step,
+        "first_step": first_step,
+        "total_steps": total_steps,
+        "role": None,
+        "phase": "starting",
+        "attempt_started": now,
+        "phase_started": now,
+        "notes": [],
+    }
 
 
 class ProgressReporter:
@@ -15,18 +36,7 @@ class ProgressReporter:
 
     def __init__(self, directory: RunDirectory, stage: str, total_steps: int, first_step: int = 0) -> None:
         self._path = directory.progress
-        now = time.time()
-        self._state: dict[str, Any] = {
-            "stage": stage,
-            "step": first_step,
-            "first_step": first_step,
-            "total_steps": total_steps,
-            "role": None,
-            "phase": "starting",
-            "attempt_started": now,
-            "phase_started": now,
-            "notes": [],
-        }
+        self._state = _state(stage, total_steps, first_step)
         self._write()
 
     def phase(self, phase: str, *, step: int | None = None, role: str | None = None) -> None:

@@ -52,3 +52,8 @@ def _place(phase: str) -> tuple[int, int]:
     """When a step passes a phase; "", between two steps, comes first."""
     kind, _, draw = phase.partition("_")
     return (int(draw or 1), SAVED_PHASES.index(kind)) if phase else (0, 0)
+
+
+def damaged_in(folder: Path) -> list[str]:
+    """Names of the checkpoints in `folder` that were found damaged and set aside."""
+    return sorted(path.name for path in folder.glob("step_*.damaged*"))

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any, Literal
 
-from tango_hpc.files import write_atomically
+from tango_hpc.files import fitting, is_damaged, read_json, set_aside, write_atomically
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.metrics import read_evaluations
 
 Status = Literal["running", "done", "stopped", "failed"]
 
@@ -34,17 +35,19 @@ PACKAGES = (
 
 
 def read_summary(directory: RunDirectory) -> dict[str, Any]:
-    """The summary so far; empty before the first stage has started."""
-    if not directory.summary.is_file():
-        return {}
-    return json.loads(directory.summary.read_text(encoding="utf-8"))
+    """The summary so far; empty before the first stage has started, and where the file is damaged."""
+    summary = read_json(directory.summary)
+    for name in ("stages", "generator", "verifier"):
+        if not isinstance(summary.get(name, {}), dict):
+            del summary[name]
+    known = {"status": "", "steps": 0, "wall_seconds": 0.0, "attempts": 0}
+    stages = {name: entry for name, entry in summary.get("stages", {}).items() if isinstance(entry, dict)}
+    return summary | ({"stages": {name: fitting(entry, known) for name, entry in stages.items()}} if stages else {})
 
 
 def read_provenance(directory: RunDirectory) -> dict[str, Any]:
-    """provenance.json, or an empty object before the first attempt."""
-    if not directory.provenance.is_file():
-        return {}
-    return json.loads(directory.provenance.read_text(encoding="utf-8"))
+    """provenance.json; empty before the first attempt, and where the file is damaged."""
+    return read_json(directory.provenance)
 
 
 def package_versions() -> dict[str, str]:
@@ -76,6 +79,9 @@ def update_summary(
     "generator.accuracy_before"; those that are not given keep their values.
     """
     summary = read_summary(directory)
+    if is_damaged(directory.summary):
+        set_aside(directory.summary)
+        summary = _results_before(directory)
     stages = summary.setdefault("stages", {})
     entry = stages.setdefault(stage, {"status": status, "steps": 0, "wall_seconds": 0.0, "attempts": 0})
     entry["status"] = status
@@ -97,6 +103,17 @@ def update_summary(
     ordered.update(summary)
     write_atomically(directory.summary, json.dumps(ordered, indent=2, allow_nan=False) + "\n")
     return ordered
+
+
+def _results_before(directory: RunDirectory) -> dict[str, Any]:
+    """What cannot be measured again: the results before training, from evaluations.jsonl."""
+    found: dict[str, Any] = {}
+    for row in read_evaluations(directory, "train"):
+        for name, _ in BEFORE_AFTER:
+            section, _, key = name.partition(".")
+            if row["step"] == 0 and row.get(f"{section}/{key}") is not None:
+                found.setdefault(section, {})[f"{key}_before"] = row[f"{section}/{key}"]
+    return found
 
 
 def before_and_after(summary: Mapping[str, Any]) -> list[tuple[str, float | None, float | None]]:

@@ -22,9 +22,10 @@ from tango_hpc.config.roles import RoleConfig
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.data.prepare.metadata import read_metadata
 from tango_hpc.data.tables import evenly_spaced, read_rows
-from tango_hpc.errors import StoppedEarly
+from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.grading.pool import GradingPool, Verdict
 from tango_hpc.parallel.exchange import Exchange
+from tango_hpc.policy.checkpoints import find_damage
 from tango_hpc.protocol.solution import Solution, Step
 from tango_hpc.protocol.verification import Verification
 from tango_hpc.report.evaluation import write_results
@@ -80,6 +81,9 @@ class BenchmarkRun:
                 journal.phase(f"loading {label}")
                 checkpoint = labels[label]
                 assert checkpoint is not None, "the models as they are come first"
+                damage = find_damage(checkpoint, self.exchange)
+                if damage is not None:
+                    raise CheckFailed(f"the checkpoint {checkpoint} is damaged: {damage}")
                 for role in self.roles.values():
                     if (checkpoint / role.name).is_dir():  # a role that was not trained keeps the weights that it has
                         role.take_weights(checkpoint / role.name)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tango_hpc.config import load_config
 from tango_hpc.errors import UserError
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.manifest import find_damage
 from tango_hpc.stages.eval_inputs import training_checkpoints
 from tango_hpc.stages.preflight import check_model_folder
 
@@ -46,6 +47,12 @@ def export_run(run: Path, role: str, out: Path, step: int | None = None) -> str:
     if not weights.is_dir():
         raise UserError(
             f"the {role} of {run} was not trained; its weights are those of {config.roles[role].model.path}"
+        )
+    damage = find_damage(checkpoints[chosen], role)
+    if damage is not None:
+        others = ", ".join(str(other) for other in sorted(checkpoints) if other != chosen) or "none"
+        raise UserError(
+            f"the checkpoint {checkpoints[chosen]} is damaged: {damage}. Choose another with --step; there are: {others}"
         )
     _refuse_existing(out)
     settings = config.roles[role]

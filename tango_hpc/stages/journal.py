@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from tango_hpc.control.stop import StopSignal
@@ -34,6 +34,8 @@ class Journal:
             self._metrics = MetricsWriter(directory, stage, resumed_step=resumed_step)
             self._progress = ProgressReporter(directory, stage, total_steps, resumed_step)
             update_summary(directory, stage, "running", begins=True, steps=resumed_step)
+            for gap in self._metrics.gaps:
+                self.note(gap)
 
     def phase(self, name: str, *, role: str | None = None) -> None:
         """Say what happens from now on, to the watchdog (every process) and to whoever looks at the run."""
@@ -46,6 +48,13 @@ class Journal:
         if self._writes:
             print(text, flush=True)
             self._progress.note(text)
+
+    def checkpoints_set_aside(self, messages: Iterable[str]) -> None:
+        """Say which checkpoints were found damaged, in the log, on the display and for good in metrics.jsonl."""
+        for text in messages:
+            self.note(text)
+            if self._writes:
+                self._metrics.write_event("checkpoint_set_aside", self._step, text)
 
     def step_done(self, row: MetricsRow) -> None:
         """Write the metrics of optimizer step `row["step"]`."""

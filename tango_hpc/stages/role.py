@@ -16,6 +16,7 @@ from tango_hpc.protocol.prompts import generator_prompt_ids, read_prompt, stop_t
 from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.reshard.sync import SyncStats
 from tango_hpc.rollout import engine
+from tango_hpc.run.manifest import FileSum
 from tango_hpc.stages.responses import (
     NOT_ASKED,
     ReadSolution,
@@ -123,9 +124,9 @@ class Role:
         self.stale = True
         return updates
 
-    def save(self, folder: Path) -> None:
-        """Write the trainer's state."""
-        self.exchange.run(self.name, lambda: self._here.save(folder))
+    def save(self, folder: Path) -> dict[str, FileSum]:
+        """Write the trainer's state; sums of the large files that this rank of the role wrote."""
+        return self.exchange.run(self.name, lambda: self._here.save(folder))
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote."""

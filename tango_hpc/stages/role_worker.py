@@ -22,6 +22,7 @@ from tango_hpc.policy.policy import Policy
 from tango_hpc.reshard.sync import SyncStats, WeightSync
 from tango_hpc.rollout.engine import RolloutEngine
 from tango_hpc.rollout.sizes import cache_bytes, cache_problem, engine_bytes
+from tango_hpc.run.manifest import FileSum
 from tango_hpc.types import Generation, GenerationRequest, SamplingSettings, TrainSequence
 
 
@@ -101,10 +102,11 @@ class RoleWorker:
         self._give_back()
         return updates
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> dict[str, FileSum]:
         """Write what `load` needs to go on from the same bits. OSError where it cannot be written."""
-        self.policy.save(folder)
+        sums = self.policy.save(folder)
         self._give_back()
+        return sums
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote."""

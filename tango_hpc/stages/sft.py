@@ -38,10 +38,12 @@ def fine_tune(config: Config, directory: RunDirectory, stop: StopSignal, exchang
     named = {role: settings for role, settings in both.items() if settings is not None}
     total_steps = sum(settings.steps for settings in named.values())
     checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep, exchange)
+    stop.enter("verifying the checkpoint")
     latest = checkpoints.latest()
     name = StepName.read(latest.name) if latest is not None else None
     resumed_step = name.step if name is not None else 0
     journal = Journal(directory, STAGE, stop, total_steps, resumed_step, writes=exchange.is_first)
+    journal.checkpoints_set_aside(checkpoints.set_aside)
     first_step = 0
     for role, settings in named.items():
         last_step = first_step + settings.steps

@@ -86,6 +86,7 @@ class Tango:
         self._restore()
         writes = self.exchange.is_first
         self.journal = Journal(self.directory, STAGE, self.stop, len(self.schedule), self.step, writes=writes)
+        self.journal.checkpoints_set_aside(self.checkpoints.set_aside)
         self._tell_what_is_not_asked()
         if self.step == 0 and not self.pending:
             self.evaluate("before")
@@ -324,6 +325,7 @@ class Tango:
         self.checkpoints.save(self.step, phase, self.trained, state)
 
     def _restore(self) -> None:
+        self.stop.enter("verifying the checkpoint")
         path = self.checkpoints.latest()
         if path is None:
             return

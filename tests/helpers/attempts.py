@@ -21,6 +21,7 @@ from tango_hpc.launch.environment import free_port
 from tango_hpc.launch.workers import Body, host_ranks
 from tango_hpc.rank import prepare_stage
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.steps import steps_in
 from tango_hpc.run.worker import RANKS_OF_TASK, Worker
 
 
@@ -29,7 +30,8 @@ class Attempt:
     """One start of a stage of RUN. `stop`: (phase, n), told to stop at the n-th safe point before `phase`.
 
     `kill`: (rank, role, phase, n), that process kills itself when it enters `phase` for the n-th time. `forgetful`:
-    engines lose their weights whenever they sleep, as on a GPU.
+    engines lose their weights whenever they sleep, as on a GPU. `flips`: before it starts, one bit of that file of the
+    newest checkpoint is flipped.
     """
 
     run: str
@@ -37,6 +39,7 @@ class Attempt:
     stop: tuple[str, int] | None = None
     kill: tuple[int, str, str, int] | None = None
     forgetful: bool = False
+    flips: str | None = None
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,8 @@ def main() -> None:
         prepare_stage(RunDirectory(attempts[0].run), stage)
     ended = []
     for attempt in attempts:
+        if attempt.flips is not None:
+            flip(steps_in(RunDirectory(attempt.run).checkpoints / attempt.stage)[-1][1] / attempt.flips)
         result = multiprocessing.get_context("fork").SimpleQueue()
         task = multiprocessing.get_context("fork").Process(
             target=lambda attempt=attempt, result=result: result.put(play(attempt, asked["ranks"]))
@@ -149,6 +154,13 @@ def main() -> None:
             processes = present if len(present) >= len(processes) else processes  # a new one has no name of its own yet
         ended.append(Ended(result.get() if task.exitcode == 0 else -1, processes))
     spec.with_suffix(".ended.json").write_text(json.dumps([asdict(entry) for entry in ended]))
+
+
+def flip(file: Path) -> None:
+    """One bit in the middle of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
 
 
 def children(pid: int) -> list[str]:

@@ -4,11 +4,12 @@
 counter as training does. RUN.behaviour.json says how: "roles" (the generator alone), "steps", "step_seconds",
 "load_seconds", "save_every", "results" for the summary, "saves": false for checkpoints that never come, "gloo": true
 for torch.distributed in place of plain sockets, which start faster. And what goes wrong: "rank", "role" (the first),
-"step" and "action", which is "fail", "kill", "hang", "crash" or "check"; "once": true for the first attempt only.
+"step" and "action", which is "fail", "kill", "hang", "crash", "check" or "full" (the disk); "once": true for the first attempt only.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
 from typing import Any
 
 import tango_hpc
@@ -71,7 +73,7 @@ def count(
             raise StoppedEarly
         wrong = Worker(behaviour.get("rank", -1), behaviour.get("role", roles[0]))
         if (worker, step) == (wrong, behaviour.get("step")) and not (behaviour.get("once") and first):
-            misbehave(behaviour["action"])
+            misbehave(behaviour["action"], directory)
         time.sleep(behaviour.get("step_seconds", 0.1))
         any_rank(False)
         step += 1
@@ -122,8 +124,11 @@ def join_over_sockets(number: int, size: int) -> Callable[[bool], bool]:
     return any_rank
 
 
-def misbehave(action: str) -> None:
+def misbehave(action: str, directory: RunDirectory) -> None:
     """Whatever happens to ranks."""
+    if action == "full":
+        fill(directory.path)
+        write_atomically(directory.rollout_file("generator", 2), bytes(2**20))
     if action == "fail":
         raise ValueError("the loss went for a walk")
     if action == "check":
@@ -134,6 +139,17 @@ def misbehave(action: str) -> None:
         time.sleep(600)
     if action == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def fill(folder: Path) -> None:
+    """Leave not a byte on the disk of `folder`."""
+    for size in (2**16, 2**12, 1):
+        try:
+            with (folder / f"filling_{size}").open("wb", buffering=0) as file:
+                while file.write(bytes(size)):
+                    pass
+        except OSError as error:
+            assert error.errno == errno.ENOSPC, error
 
 
 def counted(directory: RunDirectory, stage: str = "train") -> int:

@@ -280,12 +280,13 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
             if rehearsal.here.rank == 0:
                 (out_dir / "config.json").write_text('{"model_type": "qwen2"}')
 
-    def save(trainer: Trainer, folder: Path) -> None:
+    def save(trainer: Trainer, folder: Path) -> dict[str, Any]:
         rehearsal.here.work("save", *(f"{part}{trainer.suffix}" for part in ("trainer weights", "optimizer")))
         if rehearsal.here.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "state").write_text(json.dumps(int(trainer.weight[0])))
         rehearsal.here.gather(None)
+        return {}
 
     def load(trainer: Trainer, folder: Path) -> None:
         parts = ("trainer weights", "optimizer") if trainer.trained else ("trainer weights",)

@@ -1,7 +1,10 @@
-"""Checkpoints are complete or not there: a failed save on one rank leaves the last good one in place, on all ranks."""
+"""Checkpoints are complete or not there; damaged ones are named, set aside and passed over, by all ranks alike."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,25 +13,38 @@ from tango_hpc.errors import CheckFailed
 from tango_hpc.run.directory import RunDirectory
 from tests.helpers.ranks import run_ranks
 
+BYTES = 70_000
+
 
 class Part:
-    """Stands where a policy stands; each rank writes one file."""
+    """Stands where a policy stands; each rank writes one file, and rank 0 one that is summed by others."""
 
-    def __init__(self, value: int, full_disk: bool = False) -> None:
-        self.value, self.full_disk = value, full_disk
+    def __init__(self, value: int, full_disk: bool = False, forgetful_disk: bool = False) -> None:
+        self.value, self.full_disk, self.forgetful_disk = value, full_disk, forgetful_disk
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> dict:
         import torch.distributed as dist
 
+        from tango_hpc.run.manifest import summed_file
+
+        rank = dist.get_rank()
         folder.mkdir(exist_ok=True)
-        if self.full_disk and dist.get_rank() == 1:
+        if rank == 0:
+            (folder / "common").write_text("all")
+        if self.full_disk and rank == 1:
             raise OSError(28, "No space left on device")
-        (folder / f"rank_{dist.get_rank()}").write_text(str(self.value))
+        with summed_file(folder / f"__{rank}_0.distcp") as file:
+            file.write(str(self.value).encode())
+            file.write(memoryview(bytes(BYTES)))
+            sums = {file.path.name: file.close()}
+        if self.forgetful_disk and rank == 1:
+            (folder / f"__{rank}_0.distcp").write_bytes(b"")
+        return sums
 
     def load(self, folder: Path) -> None:
         import torch.distributed as dist
 
-        self.value = int((folder / f"rank_{dist.get_rank()}").read_text())
+        self.value = int((folder / f"__{dist.get_rank()}_0.distcp").read_bytes()[:-BYTES])
 
 
 def save_and_load(path: Path) -> list[str]:
@@ -41,9 +57,18 @@ def save_and_load(path: Path) -> list[str]:
     for step, phase in ((1, ""), (2, "rollout"), (2, ""), (2, "verify")):
         checkpoints.save(step, phase, {"generator": Part(step)}, {"step": step, "phase": phase})
     with pytest.raises(
-        CheckFailed, match=r"could not save .*step_000003.*No space left.*step_000002\+verify.*--resume"
+        CheckFailed,
+        match=r"could not save .*step_000003 \(.* GB free there, the last one took .* GB\).*No space left.*"
+        r"step_000002\+verify.*--resume",
     ):
         checkpoints.save(3, "", {"generator": Part(3, full_disk=True)}, {"step": 3})
+    left = sorted(entry.name for entry in (path / "checkpoints/train").iterdir())
+    assert left == ["step_000002+rollout", "step_000002+verify"], "a half-written one takes room"
+    # A file that is not what was written: neither is it called a checkpoint, nor do others go for it.
+    strict = Checkpoints(directory, "train", keep=1, exchange=exchange)
+    with pytest.raises(CheckFailed, match=r"not kept what was written: generator/__1_0.distcp is empty"):
+        strict.save(3, "", {"generator": Part(3, forgetful_disk=True)}, {"step": 3})
+    assert sorted(entry.name for entry in (path / "checkpoints/train").iterdir()) == left
     restarted = Checkpoints(directory, "train", keep=2, exchange=exchange)
     latest = restarted.latest()
     assert latest is not None
@@ -53,6 +78,89 @@ def save_and_load(path: Path) -> list[str]:
     return sorted(entry.name for entry in latest.parent.iterdir())
 
 
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a flipped bit": (lambda it: flip(it / "generator/__1_0.distcp"), "generator/__1_0.distcp is not what was written"),
+    "in what is common": (lambda it: flip(it / "generator/common"), "generator/common is not what was written"),
+    "in the state": (lambda it: flip(it / "state.json"), "state.json is not what was written"),
+    "truncated": (
+        lambda it: (it / "generator/__0_0.distcp").write_bytes(b"2abc"),
+        "generator/__0_0.distcp has 4 of 70,001 bytes",
+    ),
+    "emptied": (lambda it: (it / "generator/__0_0.distcp").write_bytes(b""), "generator/__0_0.distcp is empty"),
+    "deleted": (lambda it: (it / "generator/__1_0.distcp").unlink(), "generator/__1_0.distcp is missing"),
+    "no manifest": (lambda it: (it / "manifest.json").unlink(), "manifest.json is missing"),
+    "half a manifest": (lambda it: (it / "manifest.json").write_text('{"files": {'), "manifest.json is damaged"),
+}
+
+
+def damage_and_go_on(path: Path) -> dict[str, tuple[str, int, list[str], list[str]]]:
+    """For each damage of the newest checkpoint: which is taken, its value, what is told, what lies there then."""
+    import torch.distributed as dist
+
+    from tango_hpc.parallel.exchange import Exchange
+    from tango_hpc.policy.checkpoints import Checkpoints
+
+    exchange = Exchange(["generator"], "generator")
+    checkpoints = Checkpoints(RunDirectory(path), "train", keep=3, exchange=exchange)
+    for step in (1, 2):
+        checkpoints.save(step, "", {"generator": Part(step)}, {"step": step})
+    found = {}
+    for name, (damage, _) in DAMAGES.items():
+        directory = RunDirectory(path.with_name(name))
+        if dist.get_rank() == 0:
+            shutil.copytree(path, directory.path)
+            damage(directory.checkpoints / "train" / "step_000002")
+        dist.barrier()
+        again, part = Checkpoints(directory, "train", keep=1, exchange=exchange), Part(0)
+        latest = again.latest()
+        assert latest is not None
+        again.load(latest, {"generator": part})
+        again.save(2, "", {"generator": Part(2)}, {"step": 2})
+        there = sorted(entry.name for entry in (directory.checkpoints / "train").iterdir())
+        found[name] = (latest.name, part.value, again.set_aside, there)
+        assert Checkpoints(directory, "train", keep=1, exchange=exchange).latest() == latest.with_name("step_000002")
+    # All of them: nothing is begun anew in their place, and nothing is touched.
+    if dist.get_rank() == 0:
+        for checkpoint in (path / "checkpoints/train").iterdir():
+            flip(checkpoint / "state.json")
+    dist.barrier()
+    with pytest.raises(
+        CheckFailed, match=r"no checkpoint in .* is intact:\n  step_000002: state.json is not[^\n]*\n  step_000001"
+    ):
+        Checkpoints(RunDirectory(path), "train", keep=1, exchange=exchange).latest()
+    assert sorted(entry.name for entry in (path / "checkpoints/train").iterdir()) == ["step_000001", "step_000002"]
+    return found
+
+
 def test_a_full_disk_leaves_the_last_complete_checkpoint(tmp_path: Path) -> None:
     for names in run_ranks(save_and_load, 2, tmp_path):
         assert names == ["step_000002+rollout", "step_000002+verify"]
+
+
+def test_a_damaged_checkpoint_is_named_and_set_aside_and_the_intact_one_before_it_taken(tmp_path: Path) -> None:
+    both = run_ranks(damage_and_go_on, 2, tmp_path / "run")
+    assert both[0] == both[1]
+    for name, (_, told) in DAMAGES.items():
+        taken, value, messages, there = both[0][name]
+        assert (taken, value) == ("step_000001", 1), name
+        (message,) = messages
+        assert message.startswith(f"checkpoint step_000002 is damaged ({told}"), message
+        assert message.endswith("set aside as step_000002.damaged; the run goes on from step_000001")
+        assert there == ["step_000002", "step_000002.damaged"]
+    manifest = json.loads((tmp_path / "a flipped bit/checkpoints/train/step_000002/manifest.json").read_text())
+    assert set(manifest["files"]) == {
+        "generator/__0_0.distcp",
+        "generator/__1_0.distcp",
+        "generator/common",
+        "state.json",
+    }
+    import zlib
+
+    expected = zlib.crc32(b"2" + bytes(BYTES))  # of what was written, by hand
+    assert manifest["files"]["generator/__0_0.distcp"] == {"size": BYTES + 1, "crc32": expected}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,11 @@ from transformers import AutoModelForCausalLM
 from tango_hpc.config import config_to_yaml, load_config
 from tango_hpc.config.roles import OptimizerConfig
 from tango_hpc.errors import UserError
+from tango_hpc.parallel.exchange import Exchange
+from tango_hpc.policy.checkpoints import Checkpoints
+from tango_hpc.run.directory import RunDirectory
 from tango_hpc.stages.convert import export_run, import_model
+from tests.helpers.attempts import flip
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import make_tiny_hf
@@ -30,7 +35,10 @@ def on_two_ranks(folder: str) -> None:
     with torch.no_grad():
         for shard in policy.named_shards().values():
             shard.mul_(0.5)
-    policy.save(Path(folder) / "run/checkpoints/train/step_000007/generator")
+    checkpoints = Checkpoints(
+        RunDirectory(f"{folder}/run"), "train", keep=1, exchange=Exchange(["generator"], "generator")
+    )
+    checkpoints.save(7, "", {"generator": policy}, {"step": 7})
     for family in FAMILIES:
         imported = policy_of(f"{folder}/{family}_imported", pipeline=2)
         imported.export_hf(Path(folder) / f"{family}_exported")
@@ -88,6 +96,14 @@ def test_export_writes_a_checkpoint_of_any_layout_as_a_folder(run: Path, tmp_pat
 def test_export_names_what_is_not_there(run: Path, tmp_path: Path, arguments: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         export_run(run, arguments.get("role", "generator"), tmp_path / "out", arguments.get("step"))
+
+
+def test_a_damaged_checkpoint_is_not_exported(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    flip(tmp_path / "run/checkpoints/train/step_000007/generator/__1_0.distcp")
+    with pytest.raises(UserError, match=r"step_000007 is damaged: generator/__1_0.distcp is not what was written"):
+        export_run(tmp_path / "run", "generator", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_export_never_writes_into_a_folder_that_is_in_use(run: Path, tmp_path: Path) -> None:

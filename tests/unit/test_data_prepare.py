@@ -268,6 +268,17 @@ def test_broken_files_are_named_with_their_line(tmp_path):
         prepare("math500", source=str(write(broken, [{"question": "x"}])), out=tmp_path / "o.parquet")
 
 
+def test_half_a_character_is_named_with_its_row(tmp_path):
+    source = write(
+        tmp_path / "test.jsonl", [{"problem": "1+1?", "answer": "2"}, {"problem": "x\ud800?", "answer": "2"}]
+    )
+    with pytest.raises(
+        UserError, match=r"test.jsonl, row 2 \('math500-\S+'\): its question holds half a character \(U\+D800"
+    ):
+        prepare("math500", source=str(source), out=tmp_path / "o.parquet")
+    assert not (tmp_path / "o.parquet").exists()
+
+
 def test_the_command_makes_last_letter_sets_and_lists_all_sets(tmp_path):
     out = tmp_path / "train.parquet"
     result = CliRunner().invoke(app, ["data", "last_letter", "--rows", "50", "--words", "2-3", "--out", str(out)])

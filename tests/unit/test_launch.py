@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import shlex
@@ -21,10 +20,11 @@ from tango_hpc.cli import app
 from tango_hpc.config import config_to_yaml, load_config
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import AttemptLog, RunLock, remember_job
+from tango_hpc.launch.attempts import AttemptLog, remember_job
 from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.environment import free_port, own_address, place, prepare_rank, rendezvous_file
 from tango_hpc.launch.job import run_attempt
+from tango_hpc.launch.lock import RunLock
 from tango_hpc.launch.requeue import resume_command
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.launch.staging import stage_weights, staged_overrides
@@ -252,12 +252,6 @@ def test_one_supervisor_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"process {os.getpid()} on"), RunLock(directory):
             pass
         assert (directory.lock_file).exists()
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    holder = {"host": os.uname().nodename, "pid": gone.pid, "job": None}
-    (directory.lock_file).write_text(json.dumps(holder))
-    with RunLock(directory):
-        pass
     assert not (directory.lock_file).exists()
 
 

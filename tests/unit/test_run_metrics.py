@@ -12,7 +12,14 @@ import pytest
 from tango_hpc.errors import UserError
 from tango_hpc.launch.enter import enter_run
 from tango_hpc.run.dumps import ROLLOUT_SCHEMA, RolloutRow, dumped_steps, read_rollouts, write_rollouts
-from tango_hpc.run.metrics import REQUIRED_KEYS, MetricsWriter, RowTail, read_evaluations, read_metrics
+from tango_hpc.run.metrics import (
+    REQUIRED_KEYS,
+    MetricsWriter,
+    RowTail,
+    read_evaluations,
+    read_events,
+    read_metrics,
+)
 
 CONTRACT_KEYS = {
     "step", "role", "seconds/total", "seconds/rollout", "seconds/verify", "seconds/train", "seconds/logprobs",
@@ -69,6 +76,45 @@ def test_evaluation_that_is_repeated_after_an_interruption_replaces_the_first(di
         assert len(read_evaluations(directory)) == 2  # kept: a run that stopped inside step 1 does not repeat it
         metrics.write_evaluation(0, {"generator/accuracy": 0.25})
     assert [row.get("generator/accuracy") for row in read_evaluations(directory)] == [None, 0.25]
+
+
+def test_rows_that_were_lost_leave_a_marked_gap(directory, capsys):
+    write_steps(directory, [1, 2, 3, 4, 5, 6, 7])
+    lines = directory.metrics.read_text().splitlines()
+    lines[2], lines[3] = lines[2][:40], '{"step": 4}'  # a half line in the middle, and one that is JSON all the same
+    directory.metrics.write_text("\n".join(line for i, line in enumerate(lines) if i != 5) + "\n")
+    with MetricsWriter(directory, "train", resumed_step=6) as metrics:
+        told = [
+            "metrics.jsonl has no row of steps 3 to 4: lost, while the weights have them",
+            "metrics.jsonl has no row of step 6: lost, while the weights have them",
+        ]
+        assert metrics.gaps == told
+        metrics.write({"step": 7, "role": "generator"})
+    assert f"{directory.metrics}: line 3 is damaged" in capsys.readouterr().err
+    assert [row["step"] for row in read_metrics(directory)] == [1, 2, 5, 7]
+    events = [(row["event"], row["first_step"], row["last_step"], row["text"]) for row in read_events(directory)]
+    assert events == [("rows_lost", 3, 4, told[0]), ("rows_lost", 6, 6, told[1])]
+    with MetricsWriter(directory, "train", resumed_step=7) as metrics:
+        assert metrics.gaps == []  # told before
+    write_steps(directory, [4, 5, 6, 7], resumed_step=3)  # from an older checkpoint: some come again
+    assert [row["first_step"] for row in read_events(directory)] == [3]
+    assert [row["step"] for row in read_metrics(directory)] == [1, 2, 4, 5, 6, 7]
+    directory.metrics.unlink()
+    with MetricsWriter(directory, "eval", resumed_step=3) as metrics:  # counts sets, and writes no rows
+        assert metrics.gaps == []
+
+
+def test_an_event_is_no_step_and_outlives_a_resume(directory):
+    write_steps(directory, [1, 2, 3])
+    with MetricsWriter(directory, "train", resumed_step=3) as metrics:
+        metrics.write_event("checkpoint_set_aside", 3, "it was damaged")
+    write_steps(directory, [2, 3], resumed_step=1)
+    (event,) = read_events(directory)
+    assert (
+        event.items()
+        >= {"stage": "train", "step": 3, "event": "checkpoint_set_aside", "text": "it was damaged"}.items()
+    )
+    assert [row["step"] for row in read_metrics(directory)] == [1, 2, 3]
 
 
 def test_tensorboard_has_one_value_per_step_after_a_resume(directory):

@@ -8,6 +8,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -18,6 +19,9 @@ from tango_hpc.control.outcome import Outcome, write_outcome
 from tango_hpc.errors import UserError
 from tango_hpc.launch.enter import enter_run
 from tango_hpc.launch.provenance import record_attempt
+from tango_hpc.report import run_page
+from tango_hpc.report.formats import visible
+from tango_hpc.report.progress import ProgressView
 from tango_hpc.report.reading import choose_examples, show_rollouts, step_views
 from tango_hpc.report.run_page import write_report
 from tango_hpc.report.sweep import CellResult, Group, write_sweep_page
@@ -150,6 +154,53 @@ def test_report_of_a_crash_names_the_failure_and_what_was_not_finite(tmp_path):
     update_summary(directory, "train", "failed", steps=4)
     page = report_of(directory)
     assert "ValueError: <boom>" in page.text and "failed" in page.text and "step 4: loss" in page.text
+
+
+def test_a_truncated_dump_is_passed_over_and_the_one_before_it_shown(tmp_path):
+    directory = make_run(tmp_path / "run")
+    path = directory.rollout_file("generator", 6)
+    path.write_bytes(directory.rollout_file("generator", 2).read_bytes()[:-100])
+    page = report_of(directory)
+    assert f"passed over: cannot read {path} as Parquet" in page.text
+    assert "Solutions of the generator, step 2" in page.headings
+    with MetricsWriter(directory, "train", resumed_step=3) as metrics:
+        metrics.write_event("checkpoint_set_aside", 3, "checkpoint step_000004 is <damaged>")
+    assert "train, step 3: checkpoint step_000004 is <damaged>." in report_of(directory).text
+
+
+def test_a_page_that_cannot_be_made_does_not_end_the_run(tmp_path, monkeypatch, capsys):
+    def broken(*_):
+        raise KeyError("no such thing")
+
+    directory = make_run(tmp_path / "run")
+    monkeypatch.setattr(run_page, "drawings", broken)
+    shown = io.StringIO()
+    with ProgressView(directory, Console(file=shown)) as view:
+        view.finish()
+    assert "report.html was not written: KeyError" in shown.getvalue()
+    assert "in broken" in capsys.readouterr().err
+
+
+def test_a_models_text_commands_no_terminal(tmp_path):
+    directory, _ = enter_run(tmp_path / "run", "seed: 0\n", resume=False)
+    evil = "\x1b]0;title\x07\x1b]52;c;aGk=\x07\x1b[2J\x9b31m\u202eright\r\x7f\ttab"
+    shown_as = "␛]0;title␇␛]52;c;aGk=␇␛[2J<U+009B>31m<U+202E>right␍␡"
+    judged = f"<step_verification><step>{evil} \\boxed{{CORRECT}}</step></step_verification>"
+    row = replace(
+        solution_row(0, correct=False, judged=True), question=f"q {evil}", gold_answer=f"g {evil}", verification_text=judged,
+        response_text=f"<think><step>s {evil}</step></think><answer>\\boxed{{a {evil}}}</answer>",
+    )  # fmt: skip
+    write_rollouts(directory.rollout_file("generator", 1), [row, replace(row, response_text=f"r {evil}")])
+    shown = io.StringIO()
+    show_rollouts(directory, console=Console(file=shown, width=400))
+    text = shown.getvalue()
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+    for start in ("q", "g", "s", "a", "<step>", "r"):
+        assert re.search(rf"{start} ?{re.escape(shown_as)} +tab", text), start
+    write_report(directory)
+    page = directory.report.read_text()
+    assert re.search(r"\.question, \.text, [^{]* pre, [^{]*\{ unicode-bidi: isolate; \}", page)
+    assert visible("\ud800 \n é 漢 \u200f") == "<U+D800> \n é 漢 <U+200F>"
 
 
 def test_report_of_fine_tuning_alone(tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tango_hpc.config.schema import LaunchConfig
 from tango_hpc.control import heartbeat
 from tango_hpc.control.outcome import Outcome, find_cause, outcome_of_dead, read_failures, read_outcomes, write_outcome
 from tango_hpc.control.stop import StopRequest, read_stop_request, request_stop
@@ -45,7 +46,7 @@ def fail(directory: RunDirectory, rank: int, time: float, error: str, *, role: s
 
 
 def test_no_hang_while_every_rank_advances(directory: RunDirectory) -> None:
-    dog = Watchdog(directory, workers(2), timeout_seconds=10)
+    dog = Watchdog(directory, workers(2), 10, loading_seconds=600)
     for second in range(0, 60, 5):
         beat(directory, 0, second)
         beat(directory, 1, second)
@@ -53,7 +54,7 @@ def test_no_hang_while_every_rank_advances(directory: RunDirectory) -> None:
 
 
 def test_a_rank_that_never_starts_is_named(directory: RunDirectory) -> None:
-    dog = Watchdog(directory, workers(2), timeout_seconds=10)
+    dog = Watchdog(directory, workers(2), 10, loading_seconds=600)
     beat(directory, 0, 1)
     assert dog.look(now=0) is None
     for second in range(0, 600, 5):
@@ -62,11 +63,17 @@ def test_a_rank_that_never_starts_is_named(directory: RunDirectory) -> None:
     beat(directory, 0, 601)
     found = dog.look(now=601)
     assert found is not None and found.rank == 1 and found.phase == "starting"
-    assert found.error.endswith("(limit while loading, 600 s or a larger launch.hang_timeout_seconds)")
+    assert found.error.endswith("(limit launch.loading_timeout_seconds)")
+
+
+def test_how_long_loading_may_take_is_a_setting() -> None:
+    assert LaunchConfig(hang_timeout_seconds=30).loading_limit_seconds == 600
+    assert LaunchConfig(hang_timeout_seconds=900).loading_limit_seconds == 900
+    assert LaunchConfig(hang_timeout_seconds=900, loading_timeout_seconds=45).loading_limit_seconds == 45
 
 
 def test_the_rank_that_does_not_wait_for_its_peers_is_blamed(directory: RunDirectory) -> None:
-    dog = Watchdog(directory, workers(3), timeout_seconds=10)
+    dog = Watchdog(directory, workers(3), 10, loading_seconds=600)
     for rank in range(3):
         beat(directory, rank, 7, stack=f"stack of {rank}", waits_for_peers=rank != 2)
     assert dog.look(now=0) is None
@@ -80,7 +87,7 @@ def test_the_rank_that_does_not_wait_for_its_peers_is_blamed(directory: RunDirec
 
 
 def test_a_stopped_process_is_told_from_a_busy_one(directory: RunDirectory) -> None:
-    dog = Watchdog(directory, workers(1), timeout_seconds=10)
+    dog = Watchdog(directory, workers(1), 10, loading_seconds=600)
     beat(directory, 0, 3)  # no stack: its heartbeat stopped as well
     dog.look(now=0)
     found = dog.look(now=11)
@@ -88,7 +95,7 @@ def test_a_stopped_process_is_told_from_a_busy_one(directory: RunDirectory) -> N
 
 
 def test_a_rank_that_has_ended_does_not_hang(directory: RunDirectory) -> None:
-    dog = Watchdog(directory, workers(1), timeout_seconds=10)
+    dog = Watchdog(directory, workers(1), 10, loading_seconds=600)
     beat(directory, 0, 3)
     write_outcome(directory, Outcome(0, G, code=0))
     dog.look(now=0)
@@ -157,7 +164,7 @@ def test_a_crash_tells_its_stacks(directory: RunDirectory) -> None:
 
 
 def test_of_two_roles_the_one_that_works_is_blamed(directory: RunDirectory) -> None:
-    dog = Watchdog(directory, workers(2, G, V), timeout_seconds=10)
+    dog = Watchdog(directory, workers(2, G, V), 10, loading_seconds=600)
     for rank in range(2):
         beat(directory, rank, 7, stack="asleep", waits_for_peers=True)
         beat(directory, rank, 9, role=V, stack="at work", waits_for_peers=rank == 0)

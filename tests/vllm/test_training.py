@@ -11,13 +11,15 @@ import pytest
 from tango_hpc.config import Config
 from tango_hpc.config.models import role_shape
 from tango_hpc.data.tables import read_rows
+from tango_hpc.manage.status import states
 from tango_hpc.model.engine_layout import engine_layout
 from tango_hpc.protocol.prompts import generator_prompt_ids
 from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.report.run_page import write_report
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import dumped_steps, read_rollouts
-from tango_hpc.run.metrics import REQUIRED_KEYS, read_evaluations, read_metrics
+from tango_hpc.run.metrics import REQUIRED_KEYS, read_evaluations, read_events, read_metrics
+from tango_hpc.run.steps import StepName
 from tango_hpc.run.summary import read_summary
 from tango_hpc.stages.score import score_rows
 from tests.helpers.attempts import Attempt, make_attempts
@@ -59,7 +61,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     path = {name: str(directory.path) for name, (_, directory) in made.items()}
     attempts = [Attempt(path["straight"])]
     attempts += [*(Attempt(path["stopped"], stop=stop) for stop in STOPS), Attempt(path["stopped"])]
-    attempts += [*(Attempt(path["killed"], kill=kill) for kill in KILLS), Attempt(path["killed"])]
+    attempts += [Attempt(path["killed"], kill=kill) for kill in KILLS]
+    attempts += [Attempt(path["killed"], flips="generator/__1_0.distcp")]
     attempts += [Attempt(path["forgetful"], forgetful=True)]
     ended = make_attempts(folder, attempts)
     assert [task.code for task in ended] == [0, *[85] * len(STOPS), 0, *[1] * len(KILLS), 0, 0]
@@ -90,6 +93,19 @@ def test_an_interrupted_run_computes_the_same(runs: dict[str, Run], name: str, a
     assert read_summary(interrupted)["stages"]["train"]["attempts"] == attempts
     saved = weights_and_optimizers(straight)
     assert len(saved) == 4 and weights_and_optimizers(interrupted) == saved
+
+
+def test_a_flipped_bit_is_told_everywhere_and_trained_on_nowhere(runs: dict[str, Run]) -> None:
+    directory = runs["killed"][1]
+    (event,) = read_events(directory)
+    damaged = directory.checkpoints / "train" / event["text"].split()[1]
+    assert event["event"] == "checkpoint_set_aside" and event["step"] == StepName.read(damaged.name).step - 1
+    assert f"{damaged.name} is damaged (generator/__1_0.distcp is not what was written" in event["text"]
+    assert damaged.with_name(f"{damaged.name}.damaged").is_dir()
+    assert event["text"] in json.loads(directory.progress.read_text())["notes"]
+    assert f"set aside as damaged: {damaged.name}.damaged" in states([directory])[0].detail
+    write_report(directory)
+    assert f"checkpoint {damaged.name} is damaged" in directory.report.read_text()
 
 
 def bytes_of_the_engines(config: Config) -> int:

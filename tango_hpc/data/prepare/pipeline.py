@@ -144,12 +144,25 @@ def _checked_rows(name: str, data_set: DataSet, files: list[Path], report: Repor
             continue
         row.question, row.source = row.question.strip(), name
         row.id = row.id if row.id.startswith(name) else f"{name}-{row.id}"
+        _check_text(row, file, index)
         kind = _fault(row, seen, report, held_out, max_question_characters, data_set.questions_repeat)
         if kind is None:
             report.kept += 1
             yield row
         else:
             report.note(kind, row.id)
+
+
+def _check_text(row: PreparedRow, file: Path, index: int) -> None:
+    """Raise `UserError` for a row with half a character, which no file can hold: JSON can spell it, as \\ud800."""
+    for column, text in row.as_columns().items():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"{file}, row {index + 1} ({row.id!a}): its {column} holds half a character (U+"
+                f"{ord(text[error.start]):04X}, a lone surrogate): mend that row, or leave it out"
+            ) from None
 
 
 def _fault(row: PreparedRow, seen: dict[int, int], report: Report, held_out: HeldOut, max_question_characters: int | None,

@@ -1,0 +1,128 @@
+"""What an attempt computes with, and how that differs from the attempt before it: settings, data, models, code, ranks.
+
+A run that goes on from a checkpoint must have the data and the models that it began with, by their contents. Settings
+that decide what is computed must be those of before, also where somebody has edited the run's own config.yaml.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tango_hpc.config import Config
+from tango_hpc.errors import UserError
+from tango_hpc.launch.attempts import newest_checkpoint
+from tango_hpc.launch.enter import ConfigChange, flatten
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.summary import read_provenance
+
+# Of larger files only blocks are read, evenly spaced from the first to the last.
+WHOLE_BYTES = 64 * 2**20
+BLOCK_BYTES = 2**20
+
+
+def compare_with_last(directory: RunDirectory, stage: str, config: Config) -> tuple[dict[str, Any], list[str]]:
+    """What this attempt's entry in provenance.json says of its settings and inputs; and what of it must not be.
+
+    Keys: `settings` (by dotted key), `inputs` (by the key that names them: path, files, size and checksum),
+    `resumed_from`, `changes` since the last attempt of the stage, `refused`.
+    """
+    attempts = read_provenance(directory).get("attempts", [])
+    earlier = [
+        entry for entry in attempts if entry.get("stage") == stage and "inputs" in entry and not entry["refused"]
+    ]
+    last = earlier[-1] if earlier else {}
+    known = {
+        name: found for entry in earlier for named in entry["inputs"].values() for name, found in named["files"].items()
+    }
+    settings = flatten(config.model_dump(mode="json"))
+    inputs = {key: fingerprint(path, known) for key, path in inputs_of(config, stage) if path.exists()}
+    resumed_from = newest_checkpoint(directory, stage)
+    edited = [
+        ConfigChange(key, before, settings[key])
+        for key, before in last.get("settings", {}).items()
+        if key in settings and settings[key] != before
+    ]
+    replaced = [
+        f"{key} ({now['path']}): {_described(before)} -> {_described(now)}"
+        for key, now in inputs.items()
+        if (before := last.get("inputs", {}).get(key)) is not None and _described(before) != _described(now)
+    ]
+    refused = [*(str(change) for change in edited if not change.allowed), *replaced] if resumed_from else []
+    entry = {
+        "settings": settings,
+        "inputs": inputs,
+        "resumed_from": resumed_from,
+        "changes": [*map(str, edited), *replaced],
+        "refused": bool(refused),
+    }
+    return entry, refused
+
+
+def refuse(directory: RunDirectory, refused: list[str]) -> None:
+    """Raise UserError where something is not as it must be."""
+    if refused:
+        listed = "".join(f"\n  {line}" for line in refused)
+        raise UserError(
+            f"{directory.path} cannot go on from its checkpoint, because it would compute something else:{listed}\n"
+            "Bring back what was there before, or start a new run with run.dir=PATH."
+        )
+
+
+def inputs_of(config: Config, stage: str) -> Iterator[tuple[str, Path]]:
+    """The data and models that `stage` computes from, by the key that names them."""
+    if stage == "train":
+        yield from (("data.train", config.data.train), ("data.eval", config.data.eval))
+        for name, role in config.roles.items():
+            yield f"{name}.model.path", role.model.path
+            if role.model.reference_path is not None:
+                yield f"{name}.model.reference_path", role.model.reference_path
+    elif stage == "sft":
+        made: set[Path] = set()
+        for name, settings in (("generator", config.sft.generator), ("verifier", config.sft.verifier)):
+            if settings is None:
+                continue
+            yield f"sft.{name}.data", settings.data
+            if settings.init.build is None and settings.init.path not in made:
+                yield f"sft.{name}.init.path", settings.init.path
+            made.add(settings.output)
+
+
+def fingerprint(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Path, size and checksum of a file or of all files in a folder; `known` files of that size and time are not read."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    found: dict[str, dict[str, Any]] = {}
+    for file in files:
+        if not file.is_file() or file.name.startswith("."):
+            continue
+        status = file.stat()
+        before = known.get(str(file))
+        if before is not None and (before["size"], before["mtime_ns"]) == (status.st_size, status.st_mtime_ns):
+            found[str(file)] = dict(before)
+        else:
+            checksum = _checksum(file, status.st_size)
+            found[str(file)] = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "crc32": checksum}
+    return {"path": str(path), "files": found}
+
+
+def _described(entry: Mapping[str, Any]) -> str:
+    """The contents of an input in few words, whatever it is called and wherever it lies."""
+    files = {Path(name).name: found for name, found in entry["files"].items()}
+    single = next(iter(files.values()))["crc32"] if len(files) == 1 else None
+    contents = repr([(name, found["size"], found["crc32"]) for name, found in sorted(files.items())])
+    checksum = zlib.crc32(contents.encode()) if single is None else single
+    return f"{sum(found['size'] for found in files.values()):,} bytes, checksum {checksum:08x}"
+
+
+def _checksum(file: Path, size: int) -> int:
+    count = max(1, min(-(-size // BLOCK_BYTES), WHOLE_BYTES // BLOCK_BYTES))
+    last = max(size - BLOCK_BYTES, 0)
+    starts = range(0, size, BLOCK_BYTES) if size <= WHOLE_BYTES else [last * i // (count - 1) for i in range(count)]
+    crc = 0
+    with file.open("rb") as stream:
+        for start in starts:
+            stream.seek(start)
+            crc = zlib.crc32(stream.read(BLOCK_BYTES), crc)
+    return crc

@@ -1,0 +1,105 @@
+"""A disk that is really full: data are safe, and whoever has a terminal reads which path lacks how much room."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tango_hpc.errors import CheckFailed
+from tango_hpc.launch.attempts import AttemptLog
+from tango_hpc.launch.enter import prepared_run
+from tango_hpc.launch.job import run_attempt
+from tango_hpc.run.directory import RunDirectory
+from tests.helpers.counter_rank import RANK_COMMAND, counted
+from tests.helpers.ranks import run_ranks
+from tests.slurm.jobs import counting_config
+
+DISK_BYTES = 8 * 2**20
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    if subprocess.run(words, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small disk needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_rank_that_meets_a_full_disk_is_told_of_with_the_path(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANGO_RANK_COMMAND", shlex.join(RANK_COMMAND))
+    how = {"rank": 1, "step": 3, "action": "full", "save_every": 1, "steps": 5, "once": False}
+    config = counting_config(disk, "run", {"nodes": 1, "tasks_per_node": 2}, **how)
+    shown = io.StringIO()
+    with prepared_run(["train"], config, resume=False) as (directory, lock):
+        assert run_attempt(directory, "train", config, Console(file=shown, width=300), lock) == 78
+    text = shown.getvalue()
+    dump = directory.rollout_file("generator", 2)
+    assert re.search(
+        rf"rank 1 \(generator\) .*No space left on device: {re.escape(str(dump))} \(0 MB free there\); make", text
+    )
+    assert "Traceback" not in text
+    for file in directory.path.glob("filling_*"):
+        file.unlink()
+    assert not list(directory.outcomes.glob("*.reserve")) and counted(directory) == 3
+    how["action"] = "none"
+    config = counting_config(disk, "run", {"nodes": 1, "tasks_per_node": 2}, **how)
+    with prepared_run(["train"], config, resume=True) as (directory, lock):
+        assert run_attempt(directory, "train", config, Console(file=shown), lock) == 0
+    assert counted(directory) == 5 and AttemptLog(directory).read()[-1].code == 0
+
+
+def save_two(path: Path) -> list[str]:
+    """A checkpoint that fits the disk, then one that does not."""
+    import torch.distributed as dist
+
+    from tango_hpc.parallel.exchange import Exchange
+    from tango_hpc.policy.checkpoints import Checkpoints
+    from tests.ranks.test_policy_state import make_policy
+
+    exchange = Exchange(["generator"], "generator")
+    checkpoints = Checkpoints(RunDirectory(path), "train", keep=2, exchange=exchange)
+    policy = make_policy(path.parent.parent, 2, 1)
+    checkpoints.save(1, "", {"generator": policy}, {"step": 1})
+    used = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    dist.barrier()
+    if dist.get_rank() == 0:  # room for half of another
+        (path / "other data").write_bytes(bytes(DISK_BYTES - used - used // 2))
+    dist.barrier()
+    with pytest.raises(CheckFailed) as failure:
+        checkpoints.save(2, "", {"generator": policy}, {"step": 2})
+    again = Checkpoints(RunDirectory(path), "train", keep=2, exchange=exchange)
+    assert again.latest() == path / "checkpoints/train/step_000001" and again.set_aside == []
+    return [str(failure.value), *sorted(file.name for file in (path / "checkpoints/train").iterdir())]
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_its_room_and_says_how_much_it_needs(disk: Path) -> None:
+    from tests.helpers.tiny import make_tiny_hf
+
+    make_tiny_hf(disk.parent / "model")
+    first, second = run_ranks(save_two, 2, disk / "run", timeout=300)
+    assert first == second
+    message, *there = first
+    assert there == ["step_000001"], "the half-written one is gone"
+    files = [file for file in (disk / "run/checkpoints/train/step_000001").rglob("*") if file.is_file()]
+    total = sum(file.stat().st_size for file in files if file.name != "manifest.json")
+    tensors = sum(file.stat().st_size for file in files if file.suffix == ".distcp")
+    pattern = (
+        r"could not save (\S+step_000002) \(0\.0 GB free there, the last one took (\S+) GB\): OSError: rank \d: .*"
+        r"No space left on device: '(\S+)'.* \(the files of the generator need (\S+) GB\)\. .*--resume\."
+    )
+    match = re.fullmatch(pattern, message, re.DOTALL)
+    assert match is not None, message
+    assert match[3].startswith(str(disk / "run/checkpoints/train/.step_000002/generator/__"))
+    assert float(match[2]) * 2**30 == pytest.approx(total, rel=0.01)
+    assert 0.7 * tensors < float(match[4]) * 2**30 < tensors  # around each of the small tensors here lies a header

@@ -1,0 +1,189 @@
+"""What a command does to the run directory that it enters, or does not: refused, damaged, resumed."""
+
+from __future__ import annotations
+
+import io
+import os
+import zlib
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tango_hpc.config import Config
+from tango_hpc.errors import UserError
+from tango_hpc.launch import provenance
+from tango_hpc.launch.attempts import AttemptLog
+from tango_hpc.launch.continuity import compare_with_last, fingerprint
+from tango_hpc.launch.enter import prepare_run, prepared_run
+from tango_hpc.launch.job import run_attempt
+from tango_hpc.launch.lock import RunLock
+from tango_hpc.launch.provenance import mask_secrets, masked_command, record_attempt
+from tango_hpc.manage.status import run_state
+from tango_hpc.report.run_page import write_report
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.summary import read_provenance, read_summary, update_summary
+from tests.slurm.jobs import counting_config
+
+
+def test_a_refused_command_changes_nothing(tmp_path: Path) -> None:
+    """Not even where settings may be changed: another process has the run."""
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    with pytest.raises(UserError, match="holds no run to resume; leave --resume away"):
+        prepare_run(["train"], config, resume=True)
+    assert not config.run.dir.exists()
+    directory = prepare_run(["train"], config, resume=False)
+    update_summary(directory, "train", "done")
+    longer = config.model_copy(update={"train": config.train.model_copy(update={"generator_steps": 50})})
+
+    def content() -> dict[str, bytes]:
+        files = (file for file in directory.path.rglob("*") if file.is_file())
+        return {str(file): file.read_bytes() for file in files}
+
+    with RunLock(directory):
+        before = content()
+        with pytest.raises(UserError, match=f"process {os.getpid()} on .* is running in"):
+            prepare_run(["train"], longer, resume=True)
+        assert content() == before
+    with prepared_run(["train"], longer, resume=True) as (_, lock):
+        assert "generator_steps: 50" in directory.config.read_text()
+        assert read_summary(directory)["status"] == "stopped"
+        with pytest.raises(UserError, match="is running in"):  # the lock is held from then on
+            prepare_run(["train"], config, resume=True)
+        lock.touch()
+    assert not directory.lock_file.exists()
+
+
+@pytest.mark.parametrize("name", ["summary.json", "provenance.json", "progress.json", "control/jobs.json"])
+@pytest.mark.parametrize("content", ["", '{"status": "ru'])
+def test_a_damaged_file_that_only_shows_things_ends_nothing(tmp_path: Path, name: str, content: str) -> None:
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    directory = prepare_run(["train"], config, resume=False)
+    log = AttemptLog(directory)
+    log.end(log.start("train"), 85, "Ctrl-C")
+    record_attempt(directory, stage="train")
+    update_summary(directory, "train", "stopped", steps=2)
+    (directory.path / name).write_text(content)
+    with pytest.raises(UserError, match="already holds a run"):
+        prepare_run(["train"], config, resume=False)
+    longer = config.model_copy(update={"train": config.train.model_copy(update={"generator_steps": 50})})
+    prepare_run(["train"], longer, resume=True)
+    record_attempt(directory, stage="train")
+    update_summary(directory, "train", "running", begins=True)
+    assert read_provenance(directory)["attempts"][-1]["config_changes"] == ["train.generator_steps: 200 -> 50"]
+    assert read_summary(directory)["status"] == "running"
+    assert run_state(directory, {}).state == "stopped"
+    write_report(directory)
+    if name in ("summary.json", "provenance.json"):
+        assert (directory.path / f"{name}.damaged").read_text() == content
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"run: {dir: [", b"[1, 2]"])
+def test_damaged_settings_end_it_and_are_named(tmp_path: Path, content: bytes) -> None:
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    directory = prepare_run(["train"], config, resume=False)
+    directory.config.write_bytes(content)
+    with pytest.raises(UserError, match=r"config.yaml is damaged: it holds no settings"):
+        prepare_run(["train"], config, resume=True)
+    assert directory.config.read_bytes() == content
+
+
+def attempt_with(directory: RunDirectory, config: Config) -> tuple[list[str], list[str]]:
+    """What is refused, and what is noted, of an attempt with `config`."""
+    entry, refused = compare_with_last(directory, "train", config)
+    record_attempt(directory, stage="train", computes_with=entry)
+    return refused, read_provenance(directory)["attempts"][-1]["changes"]
+
+
+def test_what_changed_between_attempts_is_refused_or_told(tmp_path: Path) -> None:
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    directory = prepare_run(["train"], config, resume=False)
+    questions, weights = config.data.train, config.generator.model.path / "model.safetensors"
+    assert attempt_with(directory, config) == ([], [])
+    original = questions.read_bytes()
+    questions.write_bytes(original + b" ")  # nothing is trained yet: mending the data is no harm
+    size, crc = len(original), zlib.crc32(original)
+    told = f"data.train ({questions}): {size:,} bytes, checksum {crc:08x} -> {size + 1:,} bytes, checksum "
+    refused, changes = attempt_with(directory, config)
+    assert refused == [] and any(change.startswith(told) for change in changes)
+    (directory.checkpoints / "train" / "step_000003").mkdir(parents=True)
+    assert attempt_with(directory, config) == ([], [])
+    os.utime(questions, (1, 1))
+    assert attempt_with(directory, config) == ([], []), "another time, the same contents"
+    questions.write_bytes(original)
+    weights.write_bytes(b"other weights")
+    for _ in range(2):  # a refused attempt is not what the next one is compared with
+        refused, _ = attempt_with(directory, config)
+        assert [line.partition(" ")[0] for line in refused] == ["data.train", "data.eval", "generator.model.path"]
+    with pytest.raises(UserError, match=r"(?s)would compute something else:\n  data.train .* -> .*run\.dir=PATH"):
+        run_attempt(directory, "train", config, Console(file=io.StringIO()))
+    questions.write_bytes(original + b" ")
+    weights.write_bytes(b"")
+    edited = config.model_copy(
+        update={
+            "algorithm": config.algorithm.model_copy(update={"kl_coef": 0.5}),
+            "launch": config.launch.model_copy(update={"tasks_per_node": 2}),
+        }
+    )
+    refused, changes = attempt_with(directory, edited)
+    assert refused == [f"algorithm.kl_coef: {config.algorithm.kl_coef} -> 0.5"]
+    assert changes == [*refused, "launch.tasks_per_node: 1 -> 2"]
+    more_ranks = config.model_copy(update={"launch": edited.launch})
+    assert attempt_with(directory, more_ranks) == ([], ["launch.tasks_per_node: 1 -> 2"])
+    write_report(directory)
+    page = directory.report.read_text()
+    assert "from step_000003 on: launch.tasks_per_node: 1 -&gt; 2" in page and "refused: algorithm.kl_coef" in page
+
+
+def test_a_change_anywhere_in_a_small_file_is_seen_and_a_large_one_is_sampled(tmp_path: Path) -> None:
+    small, large = tmp_path / "small", tmp_path / "large"
+    content = bytearray(range(256)) * (3 * 4096)  # 3 MiB
+    small.write_bytes(content)
+    whole = fingerprint(small, {})["files"][str(small)]
+    assert whole["crc32"] == zlib.crc32(content)
+    content[2 * 2**20 + 7] ^= 1
+    small.write_bytes(content)
+    assert fingerprint(small, {})["files"][str(small)]["crc32"] != whole["crc32"]
+    with large.open("wb") as file:
+        file.truncate(200 * 2**20)
+    before = fingerprint(large, {})["files"][str(large)]
+    for place in (0, 200 * 2**20 - 1):  # the ends are always among what is read
+        with large.open("r+b") as file:
+            file.seek(place)
+            file.write(b"x")
+        after = fingerprint(large, {})["files"][str(large)]
+        assert after["crc32"] != before["crc32"]
+        before = after
+    known = {str(large): before | {"crc32": 7}}
+    assert fingerprint(large, known)["files"][str(large)]["crc32"] == 7, "known by path, size and time"
+
+
+def test_secrets_are_in_no_file_that_others_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert masked_command(["tango", "--token", "abc", "--hf-api-key=xyz", "a.token=1", "--tokens", "5"]) == [
+        "tango", "--token", "***", "--hf-api-key=***", "a.token=***", "--tokens", "5",
+    ]  # fmt: skip
+    code = """
++os.environ["HF_TOKEN"] = "hf_abcdefghijklmnop"
++password: 'let me in'
++key = "sk-0123456789abcdef0123"
++API_KEY=s3cr3tvalue9
++eos_token = tokenizer.eos_token
++token_ids = row.token_ids
+"""
+    masked = mask_secrets(code)
+    for secret in ("abcdefghijklmnop", "let me in", "0123456789abcdef", "s3cr3tvalue9"):
+        assert secret not in masked
+    assert "+eos_token = tokenizer.eos_token\n+token_ids = row.token_ids" in masked
+    state = {"commit": "a" * 40, "changed": [" M a.py"], "diff": masked}
+    monkeypatch.setattr(provenance, "code_state", lambda _: dict(state))
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    directory = prepare_run(["train"], config, resume=False)
+    assert directory.path.stat().st_mode & 0o777 == 0o750
+    record_attempt(directory, stage="train", record_diff=False)
+    assert not list(directory.path.glob("*.diff"))
+    record_attempt(directory, stage="train")
+    (file,) = directory.path.glob("uncommitted_*.diff")
+    assert file.read_text() == masked and file.stat().st_mode & 0o777 == 0o600
+    write_report(directory)
+    for shown in (directory.provenance, directory.report):
+        assert "eos_token" not in shown.read_text() and file.name in shown.read_text()
