@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from tango_hpc.cli import app
 from tango_hpc.errors import UserError
-from tango_hpc.launch.attempts import AttemptLog, RunLock
+from tango_hpc.launch.attempts import AttemptLog
+from tango_hpc.launch.lock import RunLock
 from tango_hpc.manage import status_table
 from tango_hpc.manage.status import RunState, run_state
 from tango_hpc.manage.status_table import show_status, table
