@@ -137,7 +137,7 @@ def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
     """
     try:
         entries = json.loads(directory.jobs_file.read_bytes())
-        kinds = {"job": str, "stages": str, "cluster": str, "submitted": (int, float), "log": str}
+        kinds: dict[str, Any] = {"job": str, "stages": str, "cluster": str, "submitted": (int, float), "log": str}
         return [entry for entry in entries if all(isinstance(entry.get(key), kind) for key, kind in kinds.items())]
     except FileNotFoundError:
         return []
