@@ -57,7 +57,8 @@ def _fits(name: str, value: Any) -> bool:
     """Whether a value of attempts.jsonl is of its kind."""
     if name == "own_job":
         return isinstance(value, bool)
-    return isinstance(value, int | float if name in _NUMBERS else str) or (value is None and name in _OPTIONAL)
+    kind = (int, float) if name in _NUMBERS else (str,)
+    return isinstance(value, kind) or (value is None and name in _OPTIONAL)
 
 
 class AttemptLog:

@@ -119,7 +119,7 @@ class Holder(Process):
             return None
         values = read_json(file) if content.strip() else {}
         fitting = [field.name for field in fields(cls) if type(values.get(field.name)) is type(field.default)]
-        known: dict[str, Any] = {name: values[name] for name in fitting}
+        known: dict[str, Any] = {name: values.get(name) for name in fitting}
         known["job"] = values.get("job") if isinstance(values.get("job"), str) else None
         return cls(**({"id": f"{zlib.crc32(content):08x}"} | known))
 
