@@ -124,7 +124,7 @@ def record_attempt(
     """
     provenance = read_provenance(directory)
     attempts = provenance.get("attempts", [])
-    code = code_state(Path(__file__).resolve().parents[2])
+    code = code_state(PACKAGE.parent) | {"checksum": code_checksum()}
     origin = code.get("copied_from", code)
     diff = origin.pop("diff", "")
     if diff and record_diff:

@@ -29,7 +29,7 @@ from tests.slurm.jobs import counting_config
 def test_a_refused_command_changes_nothing(tmp_path: Path) -> None:
     """Not even where settings may be changed: another process has the run."""
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    with pytest.raises(UserError, match="holds no run to resume; leave --resume away"):
+    with pytest.raises(UserError, match="there is no run to resume in"):
         prepare_run(["train"], config, resume=True)
     assert not config.run.dir.exists()
     directory = prepare_run(["train"], config, resume=False)

@@ -43,7 +43,7 @@ def test_the_note_reaches_whoever_looks_at_the_run(tmp_path: Path) -> None:
     stop = StopSignal(directory, Worker(0, "generator"), reads_file=False)
     tango = object.__new__(Tango)  # without roles: nothing but what the note needs
     tango.step, tango.gaps = 3, GapWatch(TrainConfig().max_logprob_gap)
-    tango.journal = Journal(directory, "train", stop, total_steps=9, resumed_step=3, writes=True)
+    tango.journal = Journal(directory, "train", stop, total_steps=9, resumed_step=0, writes=True)
     for gap in (0.02, 0.031, 0.04):
         tango._watch_gap("verifier", gap)
     (note,) = json.loads(directory.progress.read_text())["notes"]

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from tango_hpc.control.stop import StopRequest, request_stop
-from tango_hpc.launch import job, slurm
+from tango_hpc.launch import job, lock, slurm
 from tango_hpc.launch.attempts import AttemptLog
 from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.job import run_attempt
@@ -136,5 +136,5 @@ def test_a_batch_job_waits_for_slurm_where_it_cannot_know_who_runs(
     done = SimpleNamespace(run=lambda: 0, reason="", request=None, stopped_by_user=False)
     monkeypatch.setattr(job, "Supervisor", lambda *_, **__: done)
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: fake.fails("scontrol", GONE))
-    monkeypatch.setattr(job, "time", clock)
+    monkeypatch.setattr(lock, "time", clock)
     assert run_attempt(directory, "train", config, Console(file=io.StringIO())) == 0

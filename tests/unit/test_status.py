@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import time
 from pathlib import Path
@@ -93,9 +92,9 @@ def test_watching_ends_when_all_is_over(tmp_path: Path, monkeypatch: pytest.Monk
         pauses.append(seconds)
         if len(pauses) == 2:
             log.end(attempt, 0, "")
-            directory.lock_file.unlink()
+            lock.release()
 
-    directory.lock_file.write_text(json.dumps({"host": os.uname().nodename, "pid": os.getpid(), "job": None}))
+    lock = RunLock(directory).__enter__()
     monkeypatch.setattr(status_table.time, "sleep", pause)
     shown = io.StringIO()
     show_status(tmp_path, Console(file=shown, width=80, force_terminal=True), as_json=False, watch=True)
