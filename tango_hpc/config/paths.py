@@ -33,10 +33,11 @@ def seen_from_run(tree: dict[str, Any], home: Path, model: type[BaseModel]) -> d
         started_in = home.parents[len(before.parts) - 1] if home.parts[-len(before.parts) :] == before.parts else Path()
         tree = _map_paths(tree, model, lambda path: str(absolute(started_in / path)))
         before = absolute(started_in / before)
-    return tree if before == home else _map_values(tree, lambda value: _moved(value, before, home))
+    return tree if before == home else _map_values(tree, lambda value: moved(value, before, home))
 
 
-def _moved(value: Any, before: Path, home: Path) -> Any:
+def moved(value: Any, before: Path, home: Path) -> Any:
+    """A setting of a run that lay in `before`, as it is to be read now that the run lies in `home`."""
     if not isinstance(value, str) or not value.startswith("/"):
         return value
     if Path(value).is_relative_to(before):
@@ -58,9 +59,7 @@ def _map_paths(tree: dict[str, Any], model: type[BaseModel], change: Callable[[s
         section = section_type(annotation)
         if section is not None and isinstance(value, dict):
             changed[name] = _map_paths(value, section, change)
-        elif (isinstance(value, str) and _is_path(annotation)) or (
-            name == "chat_template" and value not in NO_TEMPLATE_FILE
-        ):
+        elif isinstance(value, str) and (_is_path(annotation) or _is_template_file(name, value)):
             changed[name] = change(value)
     return changed
 

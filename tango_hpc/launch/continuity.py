@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tango_hpc.config import Config
+from tango_hpc.config.paths import moved, same_value
 from tango_hpc.errors import UserError
 from tango_hpc.launch.attempts import newest_checkpoint
 from tango_hpc.launch.enter import ConfigChange, flatten
@@ -40,10 +41,12 @@ def compare_with_last(directory: RunDirectory, stage: str, config: Config) -> tu
     settings = flatten(config.model_dump(mode="json"))
     inputs = {key: fingerprint(path, known) for key, path in inputs_of(config, stage) if path.exists()}
     resumed_from = newest_checkpoint(directory, stage)
+    known_settings = last.get("settings", {})
+    lay_in = Path(known_settings.get("run.dir", directory.path))
     edited = [
         ConfigChange(key, before, settings[key])
-        for key, before in last.get("settings", {}).items()
-        if key in settings and settings[key] != before
+        for key, before in known_settings.items()
+        if key in settings and key != "run.dir" and not same_value(moved(before, lay_in, directory.path), settings[key])
     ]
     replaced = [
         f"{key} ({now['path']}): {_described(before)} -> {_described(now)}"
@@ -72,7 +75,9 @@ def refuse(directory: RunDirectory, refused: list[str]) -> None:
 
 
 def inputs_of(config: Config, stage: str) -> Iterator[tuple[str, Path]]:
-    """The data and models that `stage` computes from, by the key that names them."""
+    """The data, models and code of the user's that `stage` computes from, by the key that names them."""
+    if config.task.is_own:
+        yield "task.name", Path(config.task.name)
     if stage == "train":
         yield from (("data.train", config.data.train), ("data.eval", config.data.eval))
         for name, role in config.roles.items():

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import zlib
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from tango_hpc.config import Config
+from tango_hpc.config import Config, load_config
+from tango_hpc.config.schema import TaskConfig
 from tango_hpc.errors import UserError
+from tango_hpc.files import write_atomically
 from tango_hpc.launch import provenance
 from tango_hpc.launch.attempts import AttemptLog
 from tango_hpc.launch.continuity import compare_with_last, fingerprint
@@ -133,6 +136,36 @@ def test_what_changed_between_attempts_is_refused_or_told(tmp_path: Path) -> Non
     write_report(directory)
     page = directory.report.read_text()
     assert "from step_000003 on: launch.tasks_per_node: 1 -&gt; 2" in page and "refused: algorithm.kl_coef" in page
+
+
+def test_another_version_of_ones_own_task_is_another_run(tmp_path: Path) -> None:
+    task = tmp_path / "task.py"
+    task.write_text(
+        "class Task:\n    def grade(self, question, answer):\n        return answer == question['answer']\n"
+    )
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    config = config.model_copy(update={"task": TaskConfig(name=str(task))})
+    directory = prepare_run(["train"], config, resume=False)
+    (directory.checkpoints / "train" / "step_000003").mkdir(parents=True)
+    assert attempt_with(directory, config) == ([], [])
+    task.write_text(task.read_text().replace("==", "!="))
+    assert [line.partition(" ")[0] for line in attempt_with(directory, config)[0]] == ["task.name"]
+
+
+def test_a_run_that_was_moved_is_the_same_run(tmp_path: Path) -> None:
+    directory = prepare_run(["train"], counting_config(tmp_path, "run", {"nodes": 1}), resume=False)
+    (directory.checkpoints / "train" / "step_000003").mkdir(parents=True)
+    inside = directory.path / "questions.parquet"
+    shutil.copy(load_config(directory.config).data.train, inside)
+    text = directory.config.read_text()
+    write_atomically(directory.config, text.replace(f"train: {tmp_path}/questions.parquet", f"train: {inside}"))
+    assert attempt_with(directory, load_config(directory.config)) == ([], [])
+    there = RunDirectory(directory.path.rename(tmp_path / "elsewhere"))
+    config = load_config(there.config)
+    assert config.run.dir == there.path and config.data.train == there.path / "questions.parquet"
+    assert attempt_with(there, config) == ([], [])
+    config = config.model_copy(update={"data": config.data.model_copy(update={"eval": tmp_path / "other.parquet"})})
+    assert [line.partition(":")[0] for line in attempt_with(there, config)[0]] == ["data.eval"]
 
 
 def test_a_change_anywhere_in_a_small_file_is_seen_and_a_large_one_is_sampled(tmp_path: Path) -> None:
