@@ -118,7 +118,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a file that only shows things; empty where there is none, and with a warning where it is damaged."""
     try:
         value = _json_object(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     if value is None:
         warn_once(f"{path} is damaged and passed over")

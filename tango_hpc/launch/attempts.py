@@ -143,7 +143,7 @@ def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
         entries = json.loads(directory.jobs_file.read_bytes())
         kinds: dict[str, Any] = {"job": str, "stages": str, "cluster": str, "submitted": (int, float), "log": str}
         return [entry for entry in entries if all(isinstance(entry.get(key), kind) for key, kind in kinds.items())]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     except (ValueError, TypeError, AttributeError):
         warn_once(f"{directory.jobs_file} is damaged and passed over: jobs that wait are not known here")

@@ -115,7 +115,7 @@ class Holder(Process):
         """Who has the lock `file`; None where nobody has. A damaged one has a holder without a name."""
         try:
             content = file.read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         values = read_json(file) if content.strip() else {}
         fitting = [field.name for field in fields(cls) if type(values.get(field.name)) is type(field.default)]

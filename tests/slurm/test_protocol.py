@@ -452,7 +452,7 @@ def test_what_slurm_has_forgotten_is_still_known(finished: CountingJob) -> None:
     wait_until(lambda: slurm.show_job(finished.job_id) is None, finished.explain)
     path = str(finished.directory.path)
     assert finished.state().state == "done" and finished.state().job_state is None
-    assert "done" in tango("status", path).stdout
+    assert "COMPLETED" in tango("status", path).stdout
     assert ": done after " in tango("logs", path, "--follow").stdout
     assert "nothing runs or waits" in tango("cancel", path).stdout
     assert finished.job.done() and finished.job.state == "DONE"

@@ -244,6 +244,13 @@ def status_of(directory: RunDirectory, *, width: int, terminal: bool) -> str:
     return shown.getvalue()
 
 
+def test_nobody_has_a_run_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    below = RunDirectory(tmp_path / "file" / "run")
+    check_lock(below)
+    assert not has_live_process(below) and submitted_jobs(below) == [] and AttemptLog(below).read() == []
+
+
 def test_submitted_processes_are_known_for_good(directory: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     process = subprocess.Popen(["sleep", "60"])
     job = SimpleNamespace(job_id=str(process.pid), paths=SimpleNamespace(stdout="log"))
