@@ -101,6 +101,19 @@ def test_grading_and_labels_are_those_of_the_class(tmp_path: Path) -> None:
     assert get_task(unlabelled.task).label_all([(row, steps)]) == [None]
 
 
+def test_the_file_may_have_dataclasses_and_is_read_anew_after_a_change(tmp_path: Path) -> None:
+    code = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n@dataclass\nclass Task:\n"
+        "    right: str = 'a'\n\n    def grade(self, question, answer):\n        return answer == self.right\n"
+    )
+    file = tmp_path / "task.py"
+    for right in "ab":  # as many bytes, perhaps at the same moment
+        file.write_text(code.replace("'a'", f"'{right}'"))
+        assert own_task(str(file), {}).right == right
+    assert own_task(str(file), {"right": "c"}).right == "c"
+    assert not (tmp_path / "__pycache__").exists()
+
+
 def test_what_the_class_breaks_costs_one_answer_and_is_named(tmp_path: Path) -> None:
     code = changed(
         'return answer == question["answer"]', 'return 1 / int(answer) == 1 if answer != "for ever" else forever()'
