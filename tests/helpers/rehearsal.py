@@ -42,7 +42,7 @@ from tango_hpc.stages import role_worker, sft
 from tango_hpc.types import Generation, TrainSequence
 
 RANKS = 2
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 
 # What lies on a GPU. All but vLLM's weights and cache come from PyTorch's allocator, which keeps them until it is told.
 TRAINER = frozenset({"trainer weights", "optimizer", "gradients", "trainer activations"})
