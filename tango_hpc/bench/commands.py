@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -12,24 +13,54 @@ from tango_hpc.errors import UserError
 
 
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What to measure: reshard.")],
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Model (the generator), layouts and ranks.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...")] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the measurements.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="What to measure; see --list.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Name what can be measured.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="reshard: model (the generator), layouts and ranks of this configuration.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Setting of --config (repeatable).")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each side is measured, after a warm-up.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the measurements (docs/performance.md).")] = None,
 ) -> None:
-    """Measure against what else could be used, on this machine, in one run.
+    """Measure against what else could be used, on this machine, the sides in turn.
 
-    reshard: bring new weights into the engine shard to shard, by gathering full tensors, and over the disk.
-
-    Example: `tango bench reshard configs/bench_reshard.yaml`
+    Example: `tango bench update rollout --out bench.json`
     """
-    from tango_hpc.bench.reshard import render, run_bench
-    from tango_hpc.config import load_config
+    from tango_hpc.bench.catalogue import COMPARISONS
 
-    if name != "reshard":
-        raise UserError(f"there is no benchmark {name!r}; there is: reshard")
-    result = run_bench(load_config(config, overrides or []))
-    typer.echo(render(result))
+    if list_ or not names:
+        for name, comparison in COMPARISONS.items():
+            typer.echo(f"{name:10} {comparison.what}, against {comparison.against}")
+        return
+    unknown = [name for name in names if name not in COMPARISONS]
+    if unknown:
+        raise UserError(f"there is no benchmark {unknown[0]!r}; there are: {', '.join(COMPARISONS)}")
+    if config is not None and names != ["reshard"]:
+        raise UserError(f"--config is for reshard alone; leave it out, or measure {', '.join(names)} without reshard")
+    if set_ and config is None:
+        raise UserError("--set changes settings of --config, which is not given")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.absolute().parent}")
+    if config is not None:
+        from tango_hpc.bench.reshard import render, run_bench
+        from tango_hpc.config import load_config
+
+        result = run_bench(load_config(config, set_ or []), repeats)
+        text = render(result)
+    else:
+        from tango_hpc.bench.measure import machine, report, table
+
+        on = machine()
+        rows = []
+        for name in dict.fromkeys(names):
+            typer.echo(f"measuring {name} ...", err=True)
+            with tempfile.TemporaryDirectory(prefix="tango-bench-") as folder:
+                rows += COMPARISONS[name].load()(Path(folder), repeats)
+        result = report(on, rows)
+        text = f"{on['cpu']}, {on['cores']} cores, load {on['load_before']:.1f} before; medians of {repeats}\n\n{table(rows)}"
+    typer.echo(text)
     if out is not None:
         out.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -5,78 +5,68 @@
 3. disk: save safetensors, then the engine's own loader.
 
 Each is timed several times between barriers, and followed by a comparison of checksums, so that a way that is fast
-and wrong is not counted. `python -m tango_hpc.bench.reshard CONFIG OUT` is one rank.
+and wrong is not counted.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tango_hpc.bench.local_ranks import run_on_ranks
+from tango_hpc.bench.measure import Measurement
+from tango_hpc.bench.peak_memory import PeakMemory
+from tango_hpc.bench.workload import make_model, read_settings, run_config, write_settings
 from tango_hpc.config import Config, config_to_yaml, load_config
+from tango_hpc.config.roles import TinyModelConfig
 from tango_hpc.errors import UserError
 from tango_hpc.launch.environment import threads_of_rank
 
+_MODEL = TinyModelConfig(hidden_size=768, intermediate_size=2048, num_layers=8, num_heads=12, num_kv_heads=4,
+                         tie_embeddings=False)  # fmt: skip
 REPEATS = 5
 
 
-def run_bench(config: Config) -> dict[str, Any]:
+def measure(folder: Path, repeats: int) -> list[Measurement]:
+    """Shard to shard against gather and reload, on the model and the layouts of `configs/bench_reshard.yaml`."""
+    # As many ranks as there are cores to run them, cut by the pipeline; four ranks of two cores would measure the queue.
+    work = folder / "reshard"
+    work.mkdir()
+    result = run_bench(load_config(run_config(work, make_model(work / "model", _MODEL), verifier=False, steps=1),
+                                   ["generator.parallel={tensor: 2}"]), repeats)  # fmt: skip
+    ours, gather, _disk = result["rows"]
+    wrong = sum(row["mismatches"] for row in result["rows"])
+    if wrong:
+        raise RuntimeError(f"{wrong} tensors of the engine are not the trainer's after a weight sync")
+    ratios = [other / mine for mine, other in zip(ours["all_seconds"], gather["all_seconds"], strict=True)]
+    what = f"weight sync, {result['parameters'] / 1e6:.0f}M parameters, TP=2 to TP=1"
+    minimum = result["minimum_bytes"]
+    return [
+        Measurement("reshard", what, "gather and reload", "s", ours["all_seconds"], gather["all_seconds"], ratios, 2.0),
+        Measurement("reshard-bytes", what, "the lower bound", "bytes", [ours["moved_bytes"]], [minimum],
+                    [ours["moved_bytes"] / minimum], 1.0, False),
+    ]  # fmt: skip
+
+
+def run_bench(config: Config, repeats: int = REPEATS) -> dict[str, Any]:
     """Measure the generator's weight sync on `launch.tasks_per_node` local ranks; the result, also of all repeats.
 
     Where `generator.model.path` does not exist, the model of `generator.model.build` is made in a temporary folder.
     """
     if config.launch.nodes > 1:
         raise UserError("launch.nodes: tango bench runs on one machine; set it to 1")
-    with tempfile.TemporaryDirectory(prefix="tango-bench-") as folder:
-        config = _with_model(config, Path(folder))
-        (Path(folder) / "config.yaml").write_text(config_to_yaml(config))
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-        world = str(config.world_size)
-        environment = os.environ | {
-            "WORLD_SIZE": world,
-            "LOCAL_WORLD_SIZE": world,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": str(threads_of_rank(config.launch)),
-        }
-        words = [sys.executable, "-P", "-m", "tango_hpc.bench.reshard", folder]
-        ranks = [
-            subprocess.Popen(words, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-            for rank in range(config.world_size)
-        ]
-        _await(ranks)
-        return json.loads((Path(folder) / "result.json").read_text())
-
-
-def _await(ranks: Sequence[subprocess.Popen]) -> None:
-    """Wait for all; the first to fail ends the others."""
-    try:
-        running = True
-        while running:
-            codes = [rank.poll() for rank in ranks]
-            failed = [number for number, code in enumerate(codes) if code not in (None, 0)]
-            if failed:
-                raise RuntimeError(f"rank {failed[0]} of the benchmark failed; its error is above")
-            running = None in codes
-            time.sleep(0.1)
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.kill()
-            rank.wait()
+    with tempfile.TemporaryDirectory(prefix="tango-bench-") as name:
+        folder = Path(name)
+        config = _with_model(config, folder)
+        (folder / "config.yaml").write_text(config_to_yaml(config))
+        write_settings(folder, {"repeats": repeats})
+        threads = threads_of_rank(config.launch)
+        return run_on_ranks("tango_hpc.bench.reshard:on_rank", folder, ranks=config.world_size, threads=threads)
 
 
 def _with_model(config: Config, folder: Path) -> Config:
@@ -93,21 +83,19 @@ def _with_model(config: Config, folder: Path) -> Config:
     return config.model_copy(update={"generator": generator})
 
 
-def rank_main(folder: Path) -> None:
-    """One rank of the benchmark; rank 0 writes `result.json`."""
+def on_rank(folder: Path) -> dict[str, Any]:
+    """One rank of the benchmark."""
     config = load_config(folder / "config.yaml")
+    repeats = read_settings(folder)["repeats"]
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(threads_of_rank(config.launch))
     from tango_hpc.bench.gather import FullGather
     from tango_hpc.parallel.collectives import max_over_ranks
-    from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
     from tango_hpc.policy.policy import Policy
     from tango_hpc.reshard.sync import WeightSync
     from tango_hpc.stages.role_worker import make_engine
 
-    init_distributed(config.launch.collective_timeout_seconds)
     role = config.generator
     policy = Policy(role, config.launch.dtype)
     engine = make_engine(
@@ -140,12 +128,12 @@ def rank_main(folder: Path) -> None:
     rows: list[dict[str, Any]] = []
     for name, way, moved in ways:
         times, peaks = [], []
-        for _ in range(REPEATS + 1):  # the first warms up
+        for _ in range(repeats + 1):  # the first warms up
             with torch.no_grad():
                 for shard in policy.named_shards().values():
                     shard.mul_(1.0009765625)  # new weights; exact in both precisions for most
             dist.barrier()
-            with _PeakMemory() as memory:
+            with PeakMemory() as memory:
                 start = time.monotonic()
                 way()
                 dist.barrier()
@@ -163,7 +151,9 @@ def rank_main(folder: Path) -> None:
                 "mismatches": len(sync.find_mismatches()),
             }
         )
-    result = {
+    return {
+        "repeats": repeats,
+        "minimum_bytes": sum(total.minimum_bytes for total in sync.totals),
         "parameters": policy.shape.num_parameters,
         "ranks": dist.get_world_size(),
         "training": {"tensor": role.parallel.tensor, "pipeline": role.parallel.pipeline},
@@ -172,48 +162,6 @@ def rank_main(folder: Path) -> None:
         "device": config.launch.device,
         "rows": rows,
     }
-    if dist.get_rank() == 0:
-        (folder / "result.json").write_text(json.dumps(result))
-    shutdown_distributed()
-
-
-class _PeakMemory:
-    """Memory above the start: of the GPU where there is one, else resident memory of this process, sampled."""
-
-    def __enter__(self) -> _PeakMemory:
-        import torch
-
-        self._gpu = torch.cuda.is_available()
-        self.peak_bytes = 0
-        if self._gpu:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            self._start = torch.cuda.memory_allocated()
-            return self
-        self._start = _resident_bytes()
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._gpu:
-            import torch
-
-            torch.cuda.synchronize()
-            self.peak_bytes = torch.cuda.max_memory_allocated() - self._start
-            return
-        self._done.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._done.wait(0.002):
-            self.peak_bytes = max(self.peak_bytes, _resident_bytes() - self._start)
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def render(result: dict[str, Any]) -> str:
@@ -222,7 +170,7 @@ def render(result: dict[str, Any]) -> str:
     lines = [
         f"{result['parameters'] / 1e6:.1f}M parameters in {result['dtype']} on {result['ranks']} {result['device']} "
         f"ranks: training TP={training['tensor']} x PP={training['pipeline']}, "
-        f"rollout TP={result['rollout']['tensor']}; median of {REPEATS}",
+        f"rollout TP={result['rollout']['tensor']}; median of {result['repeats']}",
         "",
         "| way | seconds | slower than shard to shard | MB moved | peak extra MB on a rank | wrong tensors |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -233,7 +181,3 @@ def render(result: dict[str, Any]) -> str:
             f"{row['moved_bytes'] / 1e6:.1f} | {row['peak_extra_bytes'] / 1e6:.1f} | {row['mismatches']} |"
         )
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    rank_main(Path(sys.argv[1]))
