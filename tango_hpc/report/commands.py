@@ -10,13 +10,25 @@ import typer
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]
 
 
-def report(run: RunDir) -> None:
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or a folder of runs such as a sweep's.")],
+) -> None:
     """Write RUN/report.html: curves, results and a few judged rollouts in one file. Works on unfinished runs too.
+
+    Of a folder of runs it compares the arms over seeds: comparison.png, comparison.md, and curves.csv, from which it
+    makes both again where the runs are gone.
 
     Example: `tango report runs/quickstart`
     """
-    from tango_hpc.report.run_page import write_report
     from tango_hpc.run.directory import RunDirectory
+
+    if run.is_dir() and not (run / "config.yaml").exists():
+        from tango_hpc.report.comparison_figure import write_comparison
+
+        for path in write_comparison(run):
+            typer.echo(path)
+        return
+    from tango_hpc.report.run_page import write_report
 
     directory = RunDirectory.open(run)
     write_report(directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,9 @@ _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 
 
 def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
+    """Seconds as h:mm:ss; "?" for what a damaged file has in their place."""
+    if not math.isfinite(seconds):
+        return "?"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 

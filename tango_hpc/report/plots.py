@@ -187,6 +187,16 @@ PANELS = (
         ),
         scale="share",
     ),
+    Panel(
+        "Groups with a signal",
+        "Share of groups (the rollouts of a question, the verifications of a solution) in which some token has an advantage "
+        "other than 0: from the others nothing is learnt. And of solutions on which all verdicts agree.",
+        (
+            *by_role("groups_with_signal"),
+            Line("verifier/agreeing_groups", "verdicts agree", "third"),
+        ),
+        scale="share",
+    ),
     GAP,
     LOSS,
     Panel("Gradient norm", "Before clipping.", by_role("grad_norm"), scale="log"),

@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tango_hpc.files import is_of_disk
 from tango_hpc.report.formats import clock, sparkline
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import PHASES, MetricsRow, RowTail
@@ -105,7 +106,8 @@ class ProgressView:
                 write_report(self._directory)
             except Exception as error:  # a page about the run must not decide how it ended, which is still to be told
                 self._print(f"report.html was not written: {type(error).__name__}: {error}")
-                traceback.print_exc()
+                if not is_of_disk(error):
+                    traceback.print_exc()
         rows = before_and_after(read_summary(self._directory))
         if rows:
             self._console.print(before_after_table(rows))

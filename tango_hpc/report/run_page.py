@@ -5,13 +5,14 @@ Everything is read from the run directory; nothing is fetched when the page is o
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tango_hpc.control.outcome import read_failures
 from tango_hpc.errors import UserError
-from tango_hpc.files import write_atomically
+from tango_hpc.files import fitting, write_atomically
 from tango_hpc.report.formats import clock
 from tango_hpc.report.html import render
 from tango_hpc.report.plots import drawings, save_curves
@@ -24,6 +25,13 @@ from tango_hpc.run.summary import BEFORE_AFTER, read_provenance, read_summary
 
 EXAMPLES_PER_ROLE = 6
 STAGE_TITLES = {"train": "Reinforcement learning", "sft": "Supervised fine-tuning"}
+
+
+# Of an attempt in provenance.json, what the page shows.
+ATTEMPT: dict[str, Any] = {
+    "attempt": 0, "stage": "", "started": "", "host": "", "environment": {}, "code": {}, "command": [], "versions": {},
+    "config_changes": [], "changes": [],
+}  # fmt: skip
 
 
 def write_report(directory: RunDirectory) -> None:
@@ -56,12 +64,23 @@ def write_report(directory: RunDirectory) -> None:
         evaluation_keys=dict.fromkeys(
             key for row in evaluations for key in row if key not in ("stage", "step", "nonfinite")
         ),
-        attempts=read_provenance(directory).get("attempts", []),
-        config=directory.config.read_text(encoding="utf-8") if directory.config.is_file() else None,
+        attempts=list(_attempts(directory)),
+        config=directory.config.read_text(encoding="utf-8", errors="replace") if directory.config.is_file() else None,
     )
     write_atomically(directory.report, page)
     if stages:
         save_curves(directory.report_curves, *measured[stages[0]])
+
+
+def _attempts(directory: RunDirectory) -> Iterator[dict[str, Any]]:
+    """What provenance.json tells of each attempt, with nothing for what is missing or damaged; `code` is that which ran."""
+    attempts = read_provenance(directory).get("attempts")
+    for entry in attempts if isinstance(attempts, list) else []:
+        if isinstance(entry, dict):
+            shown = entry | fitting(entry, ATTEMPT)
+            copied = shown["code"].get("copied_from")
+            code = copied if isinstance(copied, dict) else shown["code"]
+            yield shown | {"code": code | fitting(code, {"commit": ""})}
 
 
 def _state(directory: RunDirectory, summary: dict[str, Any], num_steps: int) -> Iterator[str]:
@@ -104,6 +123,18 @@ def _tiles(
         yield title, f"{100 * after:.1f}%", when + gain
     if summary.get("tokens_per_second"):
         yield "throughput", f"{summary['tokens_per_second']:,.0f}", "tokens per second"
+    trained = [row for row in rows if row["stage"] == "train"]
+    if shares := [row["speed/mfu"] for row in trained if row.get("speed/mfu") is not None]:
+        a_rank = [rate for row in trained if (rate := row.get("speed/tokens_per_second_per_rank")) is not None]
+        rate = f"; a rank generates {statistics.median(a_rank):,.0f} tokens a second" if a_rank else ""
+        yield "MFU", f"{100 * statistics.median(shares):.0f}%", f"of the peak in updates, median{rate}"
+    peaks = {
+        role: max((row.get(f"memory/{role}_peak_bytes") or 0 for row in rows), default=0)
+        for role in ("generator", "verifier")
+    }
+    if any(peaks.values()):
+        each = " and ".join(f"{peak / 2**30:.1f}" for peak in peaks.values() if peak)
+        yield "memory", f"{each} GiB", f"at most in a process of {' and '.join(role for role in peaks if peaks[role])}"
     sent = [row["reshard/bytes_sent"] for row in rows if row.get("reshard/bytes_sent") is not None]
     if any(sent):
         least = [row["reshard/bytes_minimum"] for row in rows if row.get("reshard/bytes_minimum") is not None]

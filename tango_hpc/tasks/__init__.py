@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from tango_hpc.config.schema import TaskConfig
+from tango_hpc.config.tasks import TaskConfig
 from tango_hpc.tasks.base import Task
 
 __all__ = ["Task", "get_task"]
@@ -17,7 +17,7 @@ _TASKS = {
 
 def get_task(settings: TaskConfig) -> Task:
     """The task of these settings; its module is imported only now."""
-    if settings.is_own:
+    if settings.file is not None:
         from tango_hpc.tasks.own import OwnTask
 
         return OwnTask(settings)

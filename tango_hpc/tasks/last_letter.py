@@ -16,6 +16,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -28,6 +29,7 @@ from tango_hpc.protocol.verification import CORRECT, INCORRECT
 from tango_hpc.tasks.base import PlainQuestions
 
 Range = tuple[int, int]  # from, to; both included
+WordsByLength = dict[int, list[str]]
 Split = Literal["train", "eval", "sft_generator", "sft_verifier"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
@@ -99,19 +101,48 @@ def split_of(words: Sequence[str]) -> Split:
     return SPLITS[int.from_bytes(digest, "big") % len(SPLITS)]
 
 
+def read_dictionary(path: Path) -> WordsByLength:
+    """The words of a file with one on each line, by their length: those of lower-case letters only, each once.
+
+    Raises `UserError` where the file cannot be read or has none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"task.last_letter.dictionary: {path} cannot be read ({error}); give a text file with one word on each line, "
+            "such as /usr/share/dict/words of Debian's package wamerican"
+        ) from None
+    found: WordsByLength = {}
+    for word in sorted({line.strip() for line in lines}):
+        if word and set(word) <= set(LETTERS):
+            found.setdefault(len(word), []).append(word)
+    if not found:
+        raise UserError(f"task.last_letter.dictionary: {path} has no words of lower-case letters")
+    return found
+
+
 def rl_rows(
-    seed: int, count: int, *, words: Range, letters: Range, split: Split = "train", worded: bool = False
+    seed: int,
+    count: int,
+    *,
+    words: Range,
+    letters: Range,
+    split: Split = "train",
+    worded: bool = False,
+    dictionary: WordsByLength | None = None,
 ) -> list[dict[str, str]]:
     """`count` questions of random words: columns id, question, answer, source. The same seed, the same rows.
 
     `words` and `letters` are how many words a question and how many letters a word may have. `worded`: the question
-    says what to do (`worded_question`), as a pretrained model needs; without it, it is the words alone. Raises
+    says what to do (`worded_question`), as a pretrained model needs; without it, it is the words alone. `dictionary`:
+    the words to choose from; without it they are random letters. Raises
     `UserError` where the ranges leave too few questions to share out between the splits.
     """
     rng = np.random.default_rng(seed)
     rows = []
     for index in range(count):
-        sampled = _sample_words(rng, words, letters, split)
+        sampled = _sample_words(rng, words, letters, split, dictionary)
         rows.append(
             {
                 "id": f"last_letter-{split}-{seed}-{index}",
@@ -124,7 +155,14 @@ def rl_rows(
 
 
 def generator_sft_rows(
-    seed: int, count: int, *, words: Range, letters: Range, slip: float, worded: bool = False
+    seed: int,
+    count: int,
+    *,
+    words: Range,
+    letters: Range,
+    slip: float,
+    worded: bool = False,
+    dictionary: WordsByLength | None = None,
 ) -> list[dict[str, str]]:
     """`count` solutions by a teacher that takes the first letter, not the last, with probability `slip` per step.
 
@@ -133,7 +171,7 @@ def generator_sft_rows(
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
-        sampled = _sample_words(rng, words, letters, "sft_generator")
+        sampled = _sample_words(rng, words, letters, "sft_generator", dictionary)
         chosen = [word[0] if rng.random() < slip else word[-1] for word in sampled]
         rows.append({"question": _question(sampled, worded), "solution_text": solution_text(sampled, chosen)})
     return rows
@@ -149,6 +187,7 @@ def verifier_sft_rows(
     careful: float = 0.0,
     drill: float = 0.0,
     worded: bool = False,
+    dictionary: WordsByLength | None = None,
 ) -> list[dict[str, str]]:
     """`count` verifications by a teacher that flips the judgement of a step with probability `slip` at the end.
 
@@ -169,7 +208,7 @@ def verifier_sft_rows(
     for index in range(count):
         drills = index < drill * count
         lengths = (DRILL_WORDS, (1, 1)) if drills else (words, letters)
-        sampled = _sample_words(rng, *lengths, "sft_verifier")
+        sampled = _sample_words(rng, *lengths, "sft_verifier", None if drills else dictionary)
         chosen = [word[-1] for word in sampled]
         if rng.random() < WRONG_SOLUTIONS:
             wrong = rng.random(len(sampled)) < WRONG_STEPS
@@ -214,13 +253,20 @@ def _question(words: Sequence[str], worded: bool) -> str:
     return worded_question(words) if worded else " ".join(words)
 
 
-def _sample_words(rng: np.random.Generator, words: Range, letters: Range, split: Split) -> list[str]:
-    """Words of random lengths, their letters drawn until the words belong to `split`."""
+def _sample_words(
+    rng: np.random.Generator, words: Range, letters: Range, split: Split, dictionary: WordsByLength | None
+) -> list[str]:
+    """Words of random lengths, their letters, or they from the dictionary, drawn until the words belong to `split`."""
     lengths = rng.integers(*letters, size=rng.integers(*words, endpoint=True), endpoint=True)
     ends = np.cumsum(lengths).tolist()
+    if dictionary is not None and (missing := set(lengths.tolist()) - dictionary.keys()):
+        raise UserError(f"task.last_letter.dictionary has no word of {min(missing)} letters")
     for _ in range(_MAX_DRAWS):
-        drawn = (rng.integers(len(LETTERS), size=ends[-1], dtype=np.uint8) + ord(LETTERS[0])).tobytes().decode()
-        sampled = [drawn[start:end] for start, end in pairwise([0, *ends])]
+        if dictionary is None:
+            drawn = (rng.integers(len(LETTERS), size=ends[-1], dtype=np.uint8) + ord(LETTERS[0])).tobytes().decode()
+            sampled = [drawn[start:end] for start, end in pairwise([0, *ends])]
+        else:
+            sampled = [dictionary[length][rng.integers(len(dictionary[length]))] for length in lengths.tolist()]
         if split_of(sampled) == split:
             return sampled
     raise UserError(

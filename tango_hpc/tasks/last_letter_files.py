@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -31,6 +31,8 @@ class Recipe:
     slip: float | None = None
     careful: float | None = None
     drill: float | None = None
+    worded: bool | None = None
+    dictionary: str | None = None
 
     def made_with(self) -> dict[str, Any]:
         """The recipe as the file carries it; JSON."""
@@ -38,7 +40,9 @@ class Recipe:
 
     def write(self, path: Path) -> None:
         """Make the rows and write them, whole or not at all."""
+        words = last_letter.read_dictionary(Path(self.dictionary)) if self.dictionary is not None else None
         lengths: dict[str, Any] = {"words": self.words, "letters": self.letters}
+        lengths |= {"worded": self.worded or False, "dictionary": words}
         if self.kind == "questions":
             rows = last_letter.rl_rows(self.seed, self.rows, **lengths, split=self.split or "train")
         elif self.kind == "generator_sft":
@@ -80,7 +84,11 @@ def last_letter_recipes(config: Config) -> dict[Path, Recipe]:
             careful=settings.verifier_careful,
             drill=settings.verifier_drill,
         )
-    return made
+    dictionary = None if settings.dictionary is None else str(settings.dictionary)
+    return {
+        path: replace(recipe, worded=settings.worded or None, dictionary=dictionary)  # None is not in a file's recipe
+        for path, recipe in made.items()
+    }
 
 
 def make_last_letter(

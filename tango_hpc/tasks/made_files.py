@@ -27,7 +27,7 @@ class Recipe(Protocol):
 
 def recipes(config: Config) -> Mapping[Path, Recipe]:
     """The files that the task can make."""
-    return own_recipes(config) if config.task.is_own else last_letter_recipes(config)
+    return own_recipes(config) if config.task.file is not None else last_letter_recipes(config)
 
 
 def check_made_files(config: Config) -> list[str]:

@@ -1,4 +1,6 @@
-"""The task of a user's own file: questions, grading and labels as its one class has them (docs/your_own_task.md)."""
+"""A task that is one class in one file, the user's own or one shipped like it: questions, grading, labels and
+fine-tuning data as the class has them (docs/your_own_task.md).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tango_hpc.config import Config
-from tango_hpc.config.schema import TaskConfig
+from tango_hpc.config.tasks import TaskConfig
 from tango_hpc.data.tables import QUESTION_COLUMNS, SFT_COLUMNS, read_rows, write_rows
 from tango_hpc.errors import UserError
 from tango_hpc.grading.own_code import mistakes_in, own_task
@@ -29,7 +31,7 @@ _CHECKED_ROWS = 8  # of each file, before a run begins
 
 
 class OwnTask(Math):
-    """Grades and labels by the user's class, in worker processes: what that breaks costs one answer, not the run."""
+    """Grades and labels by the file's class, in worker processes: what that breaks costs one answer, not the run."""
 
     def __init__(self, settings: TaskConfig, pool: GradingPool | None = None) -> None:
         super().__init__(pool)
@@ -58,7 +60,7 @@ class OwnTask(Math):
 
 @dataclass(frozen=True)
 class OwnRecipe:
-    """A file that the user's class makes."""
+    """A file that the class makes."""
 
     task: TaskConfig
     kind: Kind
@@ -67,9 +69,10 @@ class OwnRecipe:
 
     def made_with(self) -> dict[str, Any]:
         """All that the rows depend on; JSON."""
-        code = hashlib.sha256(Path(_file(self.task)).read_bytes()).hexdigest()[:16]
-        made: dict[str, Any] = {"task": Path(self.task.name).name, "code": code, "settings": self.task.settings}
+        made: dict[str, Any] = {"task": Path(self.task.name).name, "settings": self.task.settings}
         made |= {"kind": self.kind, "seed": self.seed}
+        if self.task.is_own:
+            made["code"] = hashlib.sha256(Path(_file(self.task)).read_bytes()).hexdigest()[:16]
         return made if self.split is None else made | {"split": self.split}
 
     def rows(self, limit: int | None = None) -> list[dict[str, str]]:
@@ -104,7 +107,7 @@ class OwnRecipe:
 
 
 def own_recipes(config: Config) -> dict[Path, OwnRecipe]:
-    """The files that the user's class makes where they are missing: those that it has a method for."""
+    """The files that the class makes where they are missing: those that it has a method for."""
     task, seed = config.task, config.seed
     made = {
         config.data.train: OwnRecipe(task, "questions", seed, "train"),
@@ -119,7 +122,7 @@ def own_recipes(config: Config) -> dict[Path, OwnRecipe]:
 
 
 def check_own_task(config: Config) -> None:
-    """Raise `UserError` unless the user's class makes rows that are some, calls reference answers right and labels steps.
+    """Raise `UserError` unless the class makes rows that are some, calls reference answers right and labels steps.
 
     A few rows of each file are asked for, or read from the file where it is there. Grading runs as it will in the run.
     """
@@ -166,10 +169,9 @@ def _check_sft_row(config: Config, row: Mapping[str, str]) -> None:
 
 
 def _file(settings: TaskConfig) -> str:
-    path = Path(settings.name).resolve()
-    if not path.is_file():
-        raise UserError(f"task.name: no file at {path}")
-    return str(path)
+    if settings.file is None or not settings.file.is_file():
+        raise UserError(f"task.name: no file at {settings.file}")
+    return str(settings.file.resolve())
 
 
 def _text(file: str, kind: str, number: int, row: object, column: str) -> str:

@@ -8,7 +8,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tango_hpc.config.roles import TinyModelConfig
-from tango_hpc.config.schema import TaskConfig
+from tango_hpc.config.tasks import TaskConfig
+from tango_hpc.errors import UserError
 from tango_hpc.protocol.prompts import shipped_prompt
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.tokenizer import load_tokenizer
@@ -153,3 +154,25 @@ def test_tiny_model_and_its_tokenizer(family, tmp_path):
     # one token per letter and per tag: <think><step>ab:b->b</step></think>
     assert len(tokenizer("<think><step>ab:b->b</step></think>", add_special_tokens=False)["input_ids"]) == 10
     assert max(tokenizer.get_vocab().values()) < AutoModelForCausalLM.from_pretrained(tmp_path / "a").config.vocab_size
+
+
+def test_words_of_a_dictionary(tmp_path):
+    file = tmp_path / "words"
+    file.write_text("cat\ndog\nhorse\nZoe\nit's\nhorse\n\nbee\nmouse\n")
+    words = last_letter.read_dictionary(file)
+    assert words == {3: ["bee", "cat", "dog"], 5: ["horse", "mouse"]}
+    rows = last_letter.rl_rows(0, 50, words=(3, 5), letters=(3, 3), dictionary=words)
+    assert rows == last_letter.rl_rows(0, 50, words=(3, 5), letters=(3, 3), dictionary=words)
+    used = {word for row in rows for word in row["question"].split()}
+    assert used == {"bee", "cat", "dog"}
+    with pytest.raises(UserError, match="no word of 4 letters"):
+        last_letter.rl_rows(0, 50, words=(3, 5), letters=(3, 5), dictionary=words)
+    # drills keep their words of one letter
+    drill = last_letter.verifier_sft_rows(0, 2, words=(3, 5), letters=(3, 3), slip=0.0, drill=0.5, dictionary=words)
+    assert {len(word) for word in drill[0]["question"].split()} == {1}
+    assert {word for word in drill[1]["question"].split()} <= used
+    with pytest.raises(UserError, match=r"task.last_letter.dictionary: .*/none cannot be read"):
+        last_letter.read_dictionary(tmp_path / "none")
+    file.write_text("Zoe\n")
+    with pytest.raises(UserError, match="has no words of lower-case letters"):
+        last_letter.read_dictionary(file)

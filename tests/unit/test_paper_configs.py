@@ -285,25 +285,6 @@ def test_the_teacher_samples_as_in_the_paper():
     assert (teacher.temperature, teacher.top_p) == (0.1, 0.5)
 
 
-def test_the_last_letter_runs_differ_in_what_is_trained_only():
-    runs = {kind: load(f"last_letter_{kind}.yaml") for kind in ("tango", "grpo", "generator_frozen", "verifier_frozen")}
-    assert len({run.task.model_dump_json() for run in runs.values()}) == 1
-    assert runs["grpo"].verifier is None
-    assert not runs["generator_frozen"].generator.trainable and runs["generator_frozen"].verifier.trainable
-    assert runs["verifier_frozen"].generator.trainable and not runs["verifier_frozen"].verifier.trainable
-
-
-def test_the_last_letter_runs_share_all_else():
-    shared = []
-    for kind in ("tango", "grpo", "generator_frozen", "verifier_frozen"):
-        run = load_config(FOLDER / f"last_letter_{kind}.yaml", ["run.dir=here"]).model_dump()
-        run["train"] = {key: value for key, value in run["train"].items() if not key.startswith("verifier_")}
-        del run["algorithm"]["alpha_start"], run["algorithm"]["alpha_end"], run["sft"]["verifier"]
-        del run["verifier"], run["generator"]["trainable"]
-        shared.append(run)
-    assert shared[1:] == shared[:1] * 3
-
-
 @pytest.mark.parametrize("family", ["qwen", "llama"])
 @pytest.mark.parametrize("samples", ["", "_samples"])
 def test_evaluations_load_the_models_of_the_run_that_they_evaluate(family, samples):

@@ -127,6 +127,19 @@ def test_report_of_a_run_in_progress(tmp_path):
     assert directory.report_curves.read_bytes().startswith(b"\x89PNG")
 
 
+def test_report_tells_how_well_the_machine_was_used(tmp_path):
+    directory = make_run(tmp_path / "run", num_steps=0)
+    with MetricsWriter(directory, "train") as metrics:
+        for step, share in ((1, 0.1), (2, 0.42), (3, 0.5)):
+            row = {"step": step, "role": "generator", "seconds/total": 2.0, "speed/mfu": share}
+            row |= {"speed/tokens_per_second_per_rank": 1000.0 * step, "memory/generator_peak_bytes": step * 2**30}
+            metrics.write(row | {"memory/verifier_peak_bytes": 2**29})
+    text = report_of(directory).text
+    assert "42%" in text and "of the peak in updates, median; a rank generates 2,000 tokens a second" in text
+    assert "3.0 and 0.5 GiB" in text and "at most in a process of generator and verifier" in text
+    assert "MFU" not in report_of(make_run(tmp_path / "without")).text
+
+
 def test_colours_of_the_drawings_follow_the_page(tmp_path):
     directory = make_run(tmp_path / "run")
     write_report(directory)

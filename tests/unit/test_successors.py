@@ -13,7 +13,8 @@ import pytest
 
 from tango_hpc.advantages import generator_advantages_batch
 from tango_hpc.config import Config
-from tango_hpc.config.schema import AlgorithmConfig, TaskConfig
+from tango_hpc.config.schema import AlgorithmConfig
+from tango_hpc.config.tasks import TaskConfig
 from tango_hpc.protocol.verification import Verification
 from tango_hpc.run.dumps import ROLLOUT_SCHEMA, read_rollouts, write_rollouts
 from tango_hpc.stages.responses import ReadVerification

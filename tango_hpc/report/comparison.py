@@ -1,0 +1,239 @@
+"""Runs beside each other, as the paper's Figure 4 has them: curves of each arm over seeds, and a table.
+
+Arms are told apart by what is trained, by the algorithm, and by other settings in which runs differ. The curves are kept
+in one small file, curves.csv, from which figure and table can be made again without the runs.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tango_hpc.config.load import read_tree
+from tango_hpc.config.paths import flatten
+from tango_hpc.errors import UserError
+from tango_hpc.files import write_atomically
+from tango_hpc.report.formats import label_of
+from tango_hpc.run.directory import RunDirectory, runs_below
+from tango_hpc.run.metrics import MetricsRow, read_evaluations, read_metrics
+
+STAGE = "train"
+CURVES = "curves.csv"
+SCORES = ("outcome_f1", "step_f1", "outcome_pr_f1", "step_pr_f1", "outcome_j", "step_j", "correct_share")
+NUMBERS = ("step", "generator_steps", "verifier_steps", "tokens", "seconds", "accuracy", *SCORES, "alpha")
+COLUMNS = ("arm", "algorithm", "seed", "kind", *NUMBERS)
+# Settings that do not make another arm: where a run lies, how it is started, what it writes.
+NO_ARM = ("run", "seed", "data", "launch", "checkpoint", "sft", "eval", "teacher", "reshard", "verifier", "generator")
+NAMES = {"grpo": "GRPO", "rloo": "RLOO", "reinforce++": "REINFORCE++"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A line of curves.csv: a training step, scored on its own solutions, or an evaluation on unseen questions.
+
+    `numbers`: the counts and sums up to here over both roles (tokens generated, seconds of optimizer steps), accuracy,
+    and the scores of the verifier on the present generator's solutions; what was not measured is missing.
+    """
+
+    arm: str
+    algorithm: str
+    seed: int
+    kind: str  # "step" or "evaluation"
+    numbers: Mapping[str, float]
+
+
+def collect(folder: Path) -> list[Point]:
+    """What the runs below `folder` have measured, or curves.csv there has kept. Raises `UserError` without either."""
+    runs = [RunDirectory(path) for path in sorted(runs_below(folder))]
+    runs = [run for run in runs if read_metrics(run, STAGE)]
+    if not runs:
+        return read_points(folder / CURVES)
+    trees = [read_tree(run.config) for run in runs]
+    points: list[Point] = []
+    for run, tree, arm in zip(runs, trees, arms_of(trees), strict=True):
+        points += _points(run, arm, tree["algorithm"]["name"], tree["seed"])
+    return points
+
+
+def arms_of(trees: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What to call the arm of each run, by its resolved configuration; what most runs of a kind have is not named."""
+    kinds = [_kind(tree) for tree in trees]
+    flat = [flatten({key: value for key, value in tree.items() if key not in NO_ARM}) for tree in trees]
+    names = []
+    for kind, settings in zip(kinds, flat, strict=True):
+        alike = [other for other_kind, other in zip(kinds, flat, strict=True) if other_kind == kind]
+        own = {}
+        for key, value in settings.items():
+            usual, count = Counter(repr(other.get(key)) for other in alike).most_common(1)[0]
+            if repr(value) != usual or (count <= len(alike) / 2 and count < len(alike)):
+                own[key] = value
+        names.append(", ".join(filter(None, (kind, label_of(own) if own else ""))))
+    return names
+
+
+def _kind(tree: Mapping[str, Any]) -> str:
+    algorithm = NAMES[tree["algorithm"]["name"]]
+    if tree["verifier"] is None:
+        return f"{algorithm} alone"
+    if not tree["generator"]["trainable"]:
+        return f"generator frozen, {algorithm}"
+    return f"{'Tango' if tree['verifier']['trainable'] else 'verifier frozen'}, {algorithm}"
+
+
+def _points(run: RunDirectory, arm: str, algorithm: str, seed: int) -> Iterable[Point]:
+    done = {"generator_steps": 0.0, "verifier_steps": 0.0, "tokens": 0.0, "seconds": 0.0}
+    reached = {0: dict(done)}
+    for row in read_metrics(run, STAGE):
+        done[f"{row['role']}_steps"] += 1
+        done["tokens"] += row["tokens/generated"] or 0
+        done["seconds"] += row["seconds/total"] or 0.0
+        reached[row["step"]] = dict(done)
+        yield Point(arm, algorithm, seed, "step", _numbers(row, "verifier/", reached[row["step"]]))
+    for row in read_evaluations(run, STAGE):
+        prefix = "verifier/present_" if "verifier/present_outcome_f1" in row else "verifier/"
+        if row["step"] in reached:
+            yield Point(arm, algorithm, seed, "evaluation", _numbers(row, prefix, reached[row["step"]]))
+
+
+def _numbers(row: MetricsRow, prefix: str, done: Mapping[str, float]) -> dict[str, float]:
+    found = {"step": row["step"], **done, "accuracy": row.get("generator/accuracy"), "alpha": row.get("alpha")}
+    found |= {score: row.get(f"{prefix}{score}") for score in SCORES}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def write_points(path: Path, points: Sequence[Point]) -> None:
+    """Keep the points, numbers with six digits."""
+    lines = [",".join(COLUMNS)]
+    for point in points:
+        numbers = (f"{point.numbers[name]:.6g}" if name in point.numbers else "" for name in NUMBERS)
+        lines.append(",".join([f'"{point.arm}"', point.algorithm, str(point.seed), point.kind, *numbers]))
+    write_atomically(path, "\n".join(lines) + "\n")
+
+
+def read_points(path: Path) -> list[Point]:
+    """What `write_points` kept. Raises `UserError` where it is not there or not so."""
+    if not path.is_file():
+        raise UserError(
+            f"{path.parent} holds no run that has trained, and no {path.name}; give a run or a folder of runs"
+        )
+    points = []
+    with path.open(encoding="utf-8", newline="") as file:
+        for number, row in enumerate(csv.DictReader(file), 2):
+            try:
+                numbers = {name: float(row[name]) for name in NUMBERS if row[name]}
+                points.append(Point(row["arm"], row["algorithm"], int(row["seed"]), row["kind"], numbers))
+            except (KeyError, TypeError, ValueError) as error:
+                raise UserError(f"{path}, line {number}: is no point of a curve ({error})") from None
+    return points
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A number over the seeds of an arm, at one evaluation."""
+
+    x: float
+    mean: float
+    low: float
+    high: float
+
+
+def curve(points: Sequence[Point], arm: str, x: str, y: str) -> list[Mean]:
+    """`y` over `x` at the evaluations of an arm, in the mean over those of its seeds that have measured it.
+
+    Evaluations belong together that have the same number of steps of the role that `x` is about, the generator's unless
+    it is `verifier_steps`; of several of one seed the last counts. `low` and `high` are one standard deviation away, or
+    the mean itself of a single seed.
+    """
+    steps = "verifier_steps" if x == "verifier_steps" else "generator_steps"
+    groups: dict[float, dict[int, Mapping[str, float]]] = {}
+    for point in points:
+        if point.arm == arm and point.kind == "evaluation" and y in point.numbers:
+            groups.setdefault(point.numbers[steps], {})[point.seed] = point.numbers
+    found = []
+    for same in groups.values():
+        values = [numbers[y] for numbers in same.values()]
+        mean, spread = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+        at = statistics.fmean(numbers[x] for numbers in same.values())
+        found.append(Mean(at, mean, mean - spread, mean + spread))
+    return sorted(found, key=lambda entry: entry.x)
+
+
+@dataclass(frozen=True)
+class Row:
+    """An arm of the table: the last value of each score over seeds, and what it took to reach the plain algorithm's."""
+
+    arm: str
+    seeds: int
+    final: dict[str, tuple[float, float | None]]  # mean and standard deviation
+    to_reach: dict[str, float] | None  # generator steps, tokens and seconds; None where it was not reached
+    target: float | None
+
+
+def table(points: Sequence[Point]) -> list[Row]:
+    """A row for each arm, in the order of the points.
+
+    `to_reach` is of the first evaluation at which the mean over seeds is at least the last mean of the arm without a
+    verifier that has the same algorithm.
+    """
+    rows = []
+    for arm in dict.fromkeys(point.arm for point in points):
+        of_arm = [point for point in points if point.arm == arm and point.kind == "evaluation"]
+        last: dict[int, Mapping[str, float]] = {}
+        for point in of_arm:
+            if point.numbers["step"] >= last.get(point.seed, {}).get("step", -1):
+                last[point.seed] = point.numbers
+        final = {}
+        for name in ("accuracy", *SCORES):
+            values = [numbers[name] for numbers in last.values() if name in numbers]
+            if values:
+                final[name] = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+        algorithm = of_arm[0].algorithm if of_arm else ""
+        plain = curve(points, f"{NAMES.get(algorithm, '')} alone", "generator_steps", "accuracy")
+        target = plain[-1].mean if plain else None
+        rows.append(Row(arm, len(last), final, _to_reach(points, arm, target), target))
+    return rows
+
+
+def _to_reach(points: Sequence[Point], arm: str, target: float | None) -> dict[str, float] | None:
+    names = ("generator_steps", "tokens", "seconds")
+    curves = {name: curve(points, arm, name, "accuracy") for name in names}
+    for place, entry in enumerate(curves["generator_steps"]):
+        if target is not None and entry.mean >= target:
+            return {name: curves[name][place].x for name in names}
+    return None
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """The table with shares in percent, mean ± standard deviation over seeds."""
+    shown = ("accuracy", "step_f1", "outcome_f1", "step_pr_f1", "outcome_pr_f1", "outcome_j")
+    titles = ["arm", "seeds", "accuracy", "step F1", "outcome F1", "step F1 (p, r)", "outcome F1 (p, r)", "outcome J"]
+    titles += ["generator steps", "million tokens", "seconds"]
+    lines = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
+    for row in rows:
+        cells = [row.arm, str(row.seeds), *(_percent(row.final.get(name)) for name in shown)]
+        if row.to_reach is None:
+            cells += ["not reached" if row.target is not None else "", "", ""]
+        else:
+            steps, tokens, seconds = (row.to_reach[name] for name in ("generator_steps", "tokens", "seconds"))
+            cells += [f"{steps:.0f}", f"{tokens / 1e6:.2f}", f"{seconds:.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "Last evaluation on unseen questions, in percent, mean ± standard deviation over seeds; the verifier judges the "
+        "present generator's solutions. F1: harmonic mean of the accuracies on right and on wrong ones; (p, r): of "
+        "precision and recall, as the paper's authors have it. The last three columns: what it took, warm-up included, "
+        "until the mean accuracy over seeds was that which the same algorithm has at the end without a verifier.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _percent(value: tuple[float, float | None] | None) -> str:
+    if value is None:
+        return ""
+    mean, spread = value
+    return f"{100 * mean:.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")

@@ -1,0 +1,119 @@
+"""Runs beside each other: which arm a run is of, means over seeds, and what it took to reach the plain algorithm's end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tango_hpc.cli import app
+from tango_hpc.errors import UserError
+from tango_hpc.report.comparison import Mean, arms_of, collect, curve, table
+
+HEADER = {"stage": "train", "time": 0.0}
+
+
+def tree(seed: int, *, verifier: bool = True, **algorithm: Any) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "generator": {"trainable": True},
+        "verifier": {"trainable": True} if verifier else None,
+        "algorithm": {"name": "grpo", "alpha_start": 0.1, **algorithm},
+        "train": {"generator_steps": 4},
+    }
+
+
+def write_run(folder: Path, config: dict[str, Any], roles: str, accuracies: dict[int, float], f1: float) -> None:
+    """A run whose steps each made 100 tokens in 2 seconds."""
+    (folder / "control").mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    names = {"g": "generator", "v": "verifier"}
+    steps = [
+        {**HEADER, "step": step, "role": names[role], "tokens/generated": 100, "seconds/total": 2.0, "alpha": 0.1}
+        for step, role in enumerate(roles, 1)
+    ]
+    evaluations = [
+        {**HEADER, "step": step, "generator/accuracy": accuracy}
+        | ({"verifier/outcome_f1": 0.0, "verifier/present_outcome_f1": f1} if config["verifier"] else {})
+        for step, accuracy in accuracies.items()
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+    (folder / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in evaluations))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for seed, end in ((0, 0.5), (1, 0.7)):
+        alone = tree(seed, verifier=False, alpha_start=0.0)
+        write_run(tmp_path / f"cells/alone_{seed}", alone, "gggg", {0: 0.1, 2: 0.3, 4: end}, 0)
+    for seed, half in ((0, 0.6), (1, 0.62)):
+        write_run(tmp_path / f"cells/tango_{seed}", tree(seed), "vggvgg", {0: 0.1, 1: 0.1, 3: half, 6: 0.9}, 0.8)
+    write_run(tmp_path / "cells/held", tree(0, min_verifier_j=0.1), "vggvgg", {0: 0.1, 6: 0.2}, 0.4)
+    return tmp_path
+
+
+def test_an_arm_is_named_by_what_is_trained_and_by_what_is_unusual() -> None:
+    frozen, still = tree(0), tree(0)
+    frozen["generator"]["trainable"] = False
+    still["verifier"]["trainable"] = False
+    trees = [tree(0), tree(1), tree(0, alpha_start=0.5), tree(0, verifier=False), frozen, still, tree(0, name="rloo")]
+    assert arms_of(trees) == [
+        "Tango, GRPO",
+        "Tango, GRPO",
+        "Tango, GRPO, alpha_start=0.5",
+        "GRPO alone",
+        "generator frozen, GRPO",
+        "verifier frozen, GRPO",
+        "Tango, RLOO",
+    ]
+    grid = [tree(0, alpha_start=value) for value in (0.1, 0.2, 0.3)]
+    assert arms_of(grid) == [f"Tango, GRPO, alpha_start={value}" for value in (0.1, 0.2, 0.3)]
+
+
+def test_curves_are_means_over_seeds(folder: Path) -> None:
+    points = collect(folder)
+    assert curve(points, "GRPO alone", "generator_steps", "accuracy") == [
+        Mean(0, 0.1, 0.1, 0.1),
+        Mean(2, 0.3, 0.3, 0.3),
+        Mean(4, pytest.approx(0.6), pytest.approx(0.6 - 0.02**0.5), pytest.approx(0.6 + 0.02**0.5)),
+    ]
+    # By generator steps the evaluations before and after the warm-up are at 0: the last one counts.
+    tango = curve(points, "Tango, GRPO", "tokens", "accuracy")
+    assert [(mean.x, mean.mean) for mean in tango] == [(100, 0.1), (300, 0.61), (600, 0.9)]
+    by_verifier = curve(points, "Tango, GRPO", "verifier_steps", "outcome_f1")
+    assert [(mean.x, mean.mean) for mean in by_verifier] == [(0, 0.8), (1, 0.8), (2, 0.8)]  # on present solutions
+
+
+def test_what_it_took_to_reach_the_plain_algorithms_end(folder: Path) -> None:
+    rows = {row.arm: row for row in table(collect(folder))}
+    assert rows["GRPO alone"].final == {"accuracy": (pytest.approx(0.6), pytest.approx(0.02**0.5))}
+    assert rows["GRPO alone"].to_reach == {"generator_steps": 4, "tokens": 400, "seconds": 8}
+    assert rows["Tango, GRPO"].to_reach == {"generator_steps": 2, "tokens": 300, "seconds": 6}
+    assert rows["Tango, GRPO"].final["outcome_f1"] == (0.8, 0.0) and rows["Tango, GRPO"].seeds == 2
+    held = rows["Tango, GRPO, min_verifier_j=0.1"]
+    assert held.to_reach is None and held.final["accuracy"] == (0.2, None)
+
+
+def test_figure_and_table_come_again_from_the_small_file(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["report", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert [Path(line).name for line in done.output.split()] == ["curves.csv", "comparison.md", "comparison.png"]
+    first = {name: (folder / name).read_bytes() for name in ("curves.csv", "comparison.md", "comparison.png")}
+    assert "| Tango, GRPO | 2 | 90.0 ± 0.0 |" in first["comparison.md"].decode()
+    for file in (folder / "cells").rglob("metrics.jsonl"):
+        file.unlink()
+    assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
+    assert {name: (folder / name).read_bytes() for name in first} == first
+    points = (folder / "curves.csv").read_text().replace("evaluation,0,", "evaluation,x,", 1)
+    (folder / "curves.csv").write_text(points)
+    with pytest.raises(UserError, match=r"curves.csv, line 6: is no point of a curve"):
+        collect(folder)
+
+
+def test_a_folder_without_runs(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no run that has trained, and no curves.csv"):
+        collect(tmp_path)
