@@ -10,13 +10,15 @@ has; contexts, communicators and CUDA graphs of all stay on the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tango_hpc.config import Config
 from tango_hpc.config.models import role_shape
 from tango_hpc.config.roles import RoleConfig
+from tango_hpc.errors import UserError
 from tango_hpc.model.shape import ELEMENT_BYTES
 from tango_hpc.plan.batch import RoleBatch, role_batch
 from tango_hpc.plan.sizes import (
@@ -32,6 +34,10 @@ from tango_hpc.plan.sizes import (
 from tango_hpc.rollout.sizes import GIB, MIB, Engine, cache_bytes, cache_problem, resident_gpu_bytes, role_engine
 
 Items = dict[str, int]  # bytes by what they are for
+
+COPIES = "copies to save from"
+# Of a node's memory, what the plan may fill with copies that nobody has asked for.
+ROOM = 0.8
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,16 @@ class Phase:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Phases on the GPU (empty on a CPU) and on a node's memory, against what there is (None: not known)."""
+    """Phases on the GPU (empty on a CPU) and on a node's memory, against what there is (None: not known).
+
+    `background_bytes`: memory from which on a node writes checkpoints while training goes on.
+    """
 
     gpu: list[Phase]
     node: list[Phase]
     gpu_bytes: int | None
     node_bytes: int | None
+    background_bytes: int
     problems: list[str]
 
 
@@ -81,8 +91,9 @@ def plan_memory(
     if gpu_bytes is not None:
         for role in roles.values():
             gpu += _gpu_phases(config, role, gpu_bytes)
-    node = _node_phases(config, roles)
-    plan = MemoryPlan(gpu, node, gpu_bytes, node_bytes, problems)
+    node = _node_phases(config, roles, copies=bool(config.checkpoint.background))
+    with_copies = max(phase.total for phase in _node_phases(config, roles, copies=True))
+    plan = MemoryPlan(gpu, node, gpu_bytes, node_bytes, int(with_copies / ROOM), problems)
     caches = [cache_problem(config, name, gpu_bytes or 0) for name in roles]
     problems += [problem for problem in caches if problem is not None]
     problems += [_over("GPU", phase, gpu_bytes) for phase in gpu if gpu_bytes is not None and phase.total > gpu_bytes]
@@ -90,6 +101,28 @@ def plan_memory(
     if too_large and node_bytes is not None:
         problems.append(_over("node", max(too_large, key=lambda phase: phase.total), node_bytes))
     return plan
+
+
+def saves_in_background(config: Config, node_gb: float) -> bool:
+    """`checkpoint.background`; where that is null, whether a node of `node_gb` GiB has room for all and for the copies.
+
+    False for models whose sizes are not known.
+    """
+    if config.checkpoint.background is not None:
+        return config.checkpoint.background
+    buckets = dict.fromkeys(config.roles, int(2 * config.reshard.bucket_mb * MIB))
+    try:
+        plan = plan_memory(config, gpu_gb=0, node_gb=None, sync_bytes=buckets)
+    except UserError:
+        return False
+    return plan.background_bytes <= node_gb * GIB
+
+
+def memory_of_this_job(env: Mapping[str, str] = os.environ) -> float:
+    """GiB that this machine may use, or as much of it as Slurm has given to the job."""
+    mb = env.get("SLURM_MEM_PER_NODE", "0")
+    there = memory_of_this_machine()
+    return min(there, int(mb) / 1024) if mb.isdigit() and int(mb) else there
 
 
 def memory_of_this_machine(root: Path = Path("/")) -> float:
@@ -200,14 +233,19 @@ def _gpu_phases(config: Config, role: _Role, gpu_bytes: int) -> list[Phase]:
 # -- host memory ------------------------------------------------------------------------------------------------
 
 
-def _node_phases(config: Config, roles: Mapping[str, _Role]) -> list[Phase]:
-    """The phases of the node that holds most; with GPUs, one phase for all but saving."""
+def _node_phases(config: Config, roles: Mapping[str, _Role], *, copies: bool) -> list[Phase]:
+    """The phases of the node that holds most; with GPUs, one phase for all but saving.
+
+    `copies`: a checkpoint may be written from copies throughout.
+    """
     per_node = config.launch.tasks_per_node
     nodes = [range(node * per_node, (node + 1) * per_node) for node in range(config.launch.nodes)]
     on_cpu = config.launch.device == "cpu"
     num_tasks = 1 if config.launch.nodes == 1 else per_node  # under Slurm every rank is a task, which imports by itself
     shared = {"imported packages": num_tasks * CPU_SHARED_BYTES} if on_cpu else {}
     resident = [_sum([shared, *(_rank_resident(config, roles, rank) for rank in ranks)]) for ranks in nodes]
+    if copies:
+        resident = [items | {COPIES: _saved_bytes(roles, ranks)} for items, ranks in zip(resident, nodes, strict=True)]
     fullest = max(range(len(nodes)), key=lambda node: sum(resident[node].values()))
     base, ranks = resident[fullest], nodes[fullest]
     throughout = "training" if any(role.stages for role in roles.values()) else "generating"
@@ -234,6 +272,19 @@ def _node_phases(config: Config, roles: Mapping[str, _Role]) -> list[Phase]:
             phases.append(Phase("reshard", role.name, base | {"buckets": len(ranks) * role.sync_bytes}))
         phases.append(Phase("saving", role.name, base | {"a piece of the checkpoint": len(ranks) * SAVE_BYTES}))
     return phases
+
+
+def _saved_bytes(roles: Mapping[str, _Role], ranks: Sequence[int]) -> int:
+    """What these ranks write into a checkpoint: each its optimizer's share, the first data rank weights and reference."""
+    total = 0
+    for role in roles.values():
+        for rank in ranks if role.stages else ():
+            trainer = role.stage_of(rank)
+            is_first = rank // trainer.tensor % trainer.data == 0
+            # Main weights are of the optimizer's share in a checkpoint also where, in fp32, they are the weights.
+            optimizer = trainer.sizes.optimizer * (3 if trainer.element_bytes == 4 else 2) // 2
+            total += optimizer + is_first * (trainer.sizes.weights + trainer.sizes.reference)
+    return total
 
 
 def _rank_resident(config: Config, roles: Mapping[str, _Role], rank: int) -> Items:

@@ -72,12 +72,17 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Pl
             "gpu": _place(memory.gpu, memory.gpu_bytes),
             "node": _place(memory.node, memory.node_bytes),
         },
+        "checkpoint": {
+            "background": config.checkpoint.background,
+            "background_from_bytes": memory.background_bytes if stage == "train" else None,
+        },
         "batch": batch,
         "schedule": {
             "generator_steps": steps["generator"],
             "verifier_steps": steps["verifier"],
             "draws": config.train.max_draws,
-            "questions": (steps["generator"] * config.train.max_draws + steps["verifier"])
+            "verifier_draws": config.train.verifier_draws,
+            "questions": (steps["generator"] * config.train.max_draws + steps["verifier"] * config.train.verifier_draws)
             * config.train.questions_per_step,
         },
         "reshard": reshard,
@@ -137,7 +142,13 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
     if plan["stage"] == "train":
         console.print(
             f"{steps['generator_steps']:,} generator and {steps['verifier_steps']:,} verifier steps, "
-            f"{'at most ' if steps['draws'] > 1 else ''}{steps['questions']:,} questions"
+            f"{'at most ' if max(steps['draws'], steps['verifier_draws']) > 1 else ''}{steps['questions']:,} questions"
+        )
+    if plan["stage"] == "train" and plan["checkpoint"]["background"] is None:
+        needed = plan["checkpoint"]["background_from_bytes"] / GIB
+        console.print(
+            f"checkpoints are written while training goes on where a node gives the job {needed:,.0f} GiB or more "
+            "(checkpoint.background)"
         )
     for place, title in (("gpu", "One GPU"), ("node", "Memory of one node")):
         memory = plan["memory"][place]

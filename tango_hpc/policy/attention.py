@@ -156,5 +156,27 @@ def _has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
 
 def _rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     """Rotate the pairs (i, i + D/2) of each head, as Hugging Face models lay them out."""
-    left, right = x_THD.chunk(2, dim=-1)
-    return x_THD * cos_TD[:, None] + torch.cat((-right, left), dim=-1) * sin_TD[:, None]
+    return _Rotation.apply(x_THD, cos_TD[:, None], sin_TD[:, None])
+
+
+class _Rotation(torch.autograd.Function):
+    """A rotation and, backward, the opposite one: four passes over half of the numbers each, and nothing kept."""
+
+    @staticmethod
+    def forward(ctx, x_THD, cos_T1D, sin_T1D):
+        ctx.save_for_backward(cos_T1D, sin_T1D)
+        return _rotated(x_THD, cos_T1D, sin_T1D, 1.0)
+
+    @staticmethod
+    def backward(ctx, grad_THD):
+        cos_T1D, sin_T1D = ctx.saved_tensors
+        return _rotated(grad_THD, cos_T1D, sin_T1D, -1.0), None, None
+
+
+def _rotated(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, sign: float) -> Tensor:
+    (left, right), cos, sin = x_THD.chunk(2, dim=-1), cos_T1D.chunk(2, dim=-1)[0], sin_T1D.chunk(2, dim=-1)[0]
+    out_THD = torch.empty(x_THD.shape, dtype=x_THD.dtype, device=x_THD.device)
+    out_left, out_right = out_THD.chunk(2, dim=-1)
+    torch.mul(left, cos, out=out_left).addcmul_(right, sin, value=-sign)
+    torch.mul(right, cos, out=out_right).addcmul_(left, sin, value=sign)
+    return out_THD

@@ -9,8 +9,8 @@ RUN/checkpoints/STAGE/
   step_000016.damaged/     what was found damaged when the run went on: set aside, never deleted
 
 A checkpoint is written under a name that begins with a dot and renamed when every process has written its part and the
-manifest is there, so a full disk, a kill or a crash while saving leaves the last complete one as it was. What is read
-is verified first.
+manifest is there, so a full disk, a kill or a crash while saving leaves the last complete one as it was. In between,
+training may go on (`save(background=True)`, then `complete`). What is read is verified first.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from functools import partial as partial_call
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,10 +47,17 @@ POLL_SECONDS = 0.5
 
 
 class Saved(Protocol):
-    """What a checkpoint holds a folder of: a `Policy`, or a `Role` with one."""
+    """What a checkpoint holds a folder of: a `Policy`, or a `Role` with one. Every method is collective."""
 
-    def save(self, folder: Path) -> Mapping[str, FileSum]:
-        """Write the folder; the sums of those files for which this process knows them, by their name there."""
+    def begin_save(self, folder: Path, *, background: bool) -> None:
+        """Write the folder, or begin to."""
+
+    def is_written(self) -> bool:
+        """Whether `end_save` need not wait for this process."""
+        ...
+
+    def end_save(self) -> Mapping[str, FileSum]:
+        """Wait for it; the sums of those files for which this process knows them, by their name there."""
 
     def load(self, folder: Path) -> None: ...
 
@@ -64,6 +72,8 @@ class Checkpoints:
         self._folder = directory.checkpoints / stage
         self._keep, self._exchange = keep, exchange
         self.set_aside: list[str] = []
+        # What is being written: its name to be, the parts that are not ended, sums of those that are.
+        self._begun: tuple[Path, dict[str, Saved], dict[str, FileSum]] | None = None
         if exchange.is_first:
             self._folder.mkdir(parents=True, exist_ok=True)
             for leftover in self._folder.glob(".step_*"):
@@ -76,6 +86,7 @@ class Checkpoints:
         Damaged ones that are newer are set aside. Raises `CheckFailed` where all are damaged: nothing is begun anew
         in the place of what was lost.
         """
+        self.complete()
         damaged: dict[Path, str] = {}
         newest: Path | None = None
         for path in self._exchange.all_gather([path for _, path in reversed(steps_in(self._folder))])[0]:
@@ -99,32 +110,61 @@ class Checkpoints:
             )
         return newest
 
-    def save(self, step: int, phase: str, parts: Mapping[str, Saved], state: Mapping[str, Any]) -> Path:
-        """Write a checkpoint after `step` optimizer steps, in `phase` of the next one ("" between steps)."""
+    def save(
+        self, step: int, phase: str, parts: Mapping[str, Saved], state: Mapping[str, Any], *, background: bool = False
+    ) -> None:
+        """Write a checkpoint after `step` optimizer steps, in `phase` of the next one ("" between steps).
+
+        In the background `complete` must follow; what the parts hold is copied before this returns. Raises
+        `CheckFailed` where it, or the one before it, could not be written.
+        """
+        self.complete()
         final = self._folder / str(StepName(step, phase))
         if self._exchange.any(final.exists()):
-            return final
-        partial = final.with_name(f".{final.name}")
-        sums: dict[str, FileSum] = {}
+            return
+        partial = _partial(final)
 
         def write() -> None:
             if self._exchange.is_first:
                 partial.mkdir(exist_ok=True)
                 (partial / "state.json").write_text(json.dumps(state))
 
-        def write_part(name: str) -> None:
-            sums.update({f"{name}/{file}": entry for file, entry in parts[name].save(partial / name).items()})
-
         self._together(write, final)
-        for name in parts:
-            self._together(lambda name=name: write_part(name), final)  # type: ignore[misc]
+        self._begun = (final, dict(parts), {})
+        for name, part in parts.items():
+            begin = partial_call(part.begin_save, partial / name, background=background)
+            self._together(begin, final)
+            if not background:
+                self._end_part(name)
+        if not background:
+            self.complete()
+
+    def complete(self, *, wait: bool = True) -> None:
+        """Finish the checkpoint that was begun, if there is one; without `wait` only if nobody has to."""
+        if self._begun is None:
+            return
+        final, parts, sums = self._begun
+        if not wait and self._exchange.any(not all([part.is_written() for part in parts.values()])):
+            return
+        for name in list(parts):
+            self._end_part(name)
+        self._begun = None
         known = {name: entry for found in self._exchange.all_gather(sums) for name, entry in found.items()}
-        self._together(lambda: self._complete(partial, final, known) if self._exchange.is_first else None, final)
+        self._together(lambda: self._give_name(final, known) if self._exchange.is_first else None, final)
         if self._exchange.is_first:
             for _, old in steps_in(self._folder)[: -self._keep]:
                 self._remove(old)
         self._exchange.barrier()
-        return final
+
+    def _end_part(self, name: str) -> None:
+        assert self._begun is not None
+        final, parts, sums = self._begun
+        part = parts.pop(name)
+
+        def end() -> None:
+            sums.update({f"{name}/{file}": entry for file, entry in part.end_save().items()})
+
+        self._together(end, final)
 
     def load(self, path: Path, parts: Mapping[str, Saved]) -> dict[str, Any]:
         """Bring the parts to where `path` was written; its state."""
@@ -132,8 +172,9 @@ class Checkpoints:
             part.load(path / name)
         return json.loads((path / "state.json").read_text())
 
-    def _complete(self, partial: Path, final: Path, known: Mapping[str, FileSum]) -> None:
+    def _give_name(self, final: Path, known: Mapping[str, FileSum]) -> None:
         """Add the manifest, and give the checkpoint its name once all of it is on the disk."""
+        partial = _partial(final)
         _flush(partial)
         files = {str(path.relative_to(partial)): path for path in partial.rglob("*") if path.is_file()}
         sums = {name: sum_of(path) for name, path in files.items() if name not in known} | dict(known)
@@ -162,15 +203,16 @@ class Checkpoints:
         problem: tuple[bool, str] | None = None
         try:
             write()
-        except (OSError, RuntimeError) as error:
+        except (OSError, PeerFailedError) as error:  # after others a process is not at one place with its peers
             problem = (isinstance(error, PeerFailedError), f"{type(error).__name__}: {error}")
         found = [entry for entry in self._exchange.all_gather(problem) if entry is not None]
         problems = [text for _, text in sorted(found, key=lambda entry: entry[0])]
         if not problems:
             return
+        self._begun = None
         free_gb = shutil.disk_usage(self._folder).free / 2**30
         if self._exchange.is_first:
-            shutil.rmtree(final.with_name(f".{final.name}"), ignore_errors=True)
+            shutil.rmtree(_partial(final), ignore_errors=True)
         newest = next((path for _, path in reversed(steps_in(self._folder))), None)
         last = self._exchange.all_gather(newest)[0]
         kept, needed = "There is no earlier checkpoint", ""
@@ -181,6 +223,11 @@ class Checkpoints:
             f"could not save {final} ({free_gb:.1f} GB free there{needed}): {problems[0]}. {kept}; make room and "
             "continue with --resume."
         )
+
+
+def _partial(final: Path) -> Path:
+    """What a checkpoint is called until all of it is there."""
+    return final.with_name(f".{final.name}")
 
 
 def find_damage(path: Path, exchange: Exchange) -> str | None:

@@ -46,7 +46,7 @@ class UpdateStats:
     """What an update did, over the global batch; means are per response token.
 
     `skipped`: a loss or gradient was not finite, and no weight changed. `logprob_gap_*` compare trainer and
-    rollout log-probabilities (0 where there are none).
+    rollout log-probabilities (0 where there are none). `operations`: floating-point, of forward and backward.
     """
 
     loss: float
@@ -60,6 +60,7 @@ class UpdateStats:
     num_responses: int
     learning_rate: float
     skipped: bool
+    operations: float = 0.0
 
 
 def combined(name: str, values: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from torch import Tensor
 
 from tango_hpc.config.roles import OptimizerConfig, RoleConfig
+from tango_hpc.config.values import ProductDtype
 from tango_hpc.data.packing import pack
 from tango_hpc.equations import policy_loss_terms, token_weights
 from tango_hpc.model.shape import ModelShape, check_parallel
@@ -36,7 +37,9 @@ from tango_hpc.policy.loss import STATISTICS, LogprobGapError, LossSettings, Tok
 from tango_hpc.policy.memory import DeviceMemory
 from tango_hpc.policy.model import build_model, transformer_config
 from tango_hpc.policy.optimizer import PolicyOptimizer
+from tango_hpc.policy.products import multiply_in_bfloat16, rounds_products
 from tango_hpc.policy.rotary import rope_frequencies
+from tango_hpc.policy.usage import update_operations
 from tango_hpc.policy.vocab_parallel import vocab_parallel_logprobs
 from tango_hpc.run.manifest import FileSum
 from tango_hpc.types import TrainSequence
@@ -56,11 +59,12 @@ class Policy:
         optimizer: OptimizerConfig | None = None,
         total_steps: int = 0,
         with_reference: bool = False,
+        products: ProductDtype = "float32",
     ) -> None:
         """Load the model of `settings`, or the one in `model_dir`. Without `optimizer` the weights are frozen.
 
         `total_steps` is the number of optimizer steps that the learning-rate schedule covers. The reference starts
-        from `settings.model.reference_path`, or from the same weights.
+        from `settings.model.reference_path`, or from the same weights. `products`: see `policy.products`.
         """
         self.model_dir = model_dir or settings.model.path
         parallel, reference_dir = settings.parallel, settings.model.reference_path if with_reference else None
@@ -88,6 +92,8 @@ class Policy:
             )
             self._multiple = parallel.tensor if parallel.sequence else 1
             self.model = build_model(self.shape, config, self.groups)
+            if self.device.type == "cpu" and self.dtype is torch.float32 and rounds_products(products):
+                multiply_in_bfloat16(self.model)
             if optimizer is None:
                 self.model.requires_grad_(False)
             self._schedule = get_forward_backward_func(pp_size=self.groups.pipeline_size, vp_size=None)
@@ -100,6 +106,7 @@ class Policy:
                 hf_io.import_weights(self.model_dir, self.shape, self.groups, self.named_shards())
             self.optimizer = PolicyOptimizer(self.model, optimizer, self.groups, total_steps) if optimizer else None
         self._memory = DeviceMemory(self.model, self.optimizer)
+        self._saving: saved_state.Save | None = None
 
     def named_shards(self) -> dict[str, Tensor]:
         """This rank's parameters by their name in the layout of `model.trainer_layout`."""
@@ -226,8 +233,24 @@ class Policy:
 
         OSError, on all ranks, if it cannot be written.
         """
+        self.begin_save(folder, background=False)
+        return self.end_save()
+
+    def begin_save(self, folder: Path, *, background: bool) -> None:
+        """Write it, or have a thread write it from a copy while training goes on; `end_save` must follow."""
+        assert self._saving is None, "a save is under way"
         with self._memory.on_device():
-            return saved_state.save(self._state(), folder)
+            self._saving = saved_state.Save(self._state(), folder, background=background)
+
+    def is_written(self) -> bool:
+        """Whether `end_save` need not wait for this process."""
+        return self._saving is None or self._saving.is_written()
+
+    def end_save(self) -> dict[str, FileSum]:
+        """Wait for what `begin_save` has begun and complete it; as `save`."""
+        assert self._saving is not None, "no save is under way"
+        saving, self._saving = self._saving, None
+        return saving.finish()
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote, in this or any other layout."""
@@ -279,6 +302,7 @@ class Policy:
             num_responses=num_responses,
             learning_rate=rate,
             skipped=not stepped,
+            operations=update_operations(self.shape, [fed_length(s) for s in sequences if s.response_ids]),
         )
 
     def _run(

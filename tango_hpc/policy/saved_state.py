@@ -3,7 +3,8 @@
 Every rank describes its tensors where they lie, weights and its own share of the optimizer alike, as boxes of at most
 PIECE elements with their places in the whole. Writing copies one box at a time and reading fills the tensors in place,
 so either takes little memory and no exchange between ranks, where Megatron-core's layout-independent format makes
-about three copies of the optimizer first.
+about three copies of the optimizer first. A save in the background copies what this rank writes into host memory, and
+a thread writes it while training goes on.
 
 Two more departures from Megatron-core's way of writing. Each rank writes its file itself instead of starting helper
 processes next to vLLM's threads. And a rank that cannot write (a full disk) goes on to the end of the save with its
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -54,31 +56,69 @@ class PolicyState:
 
 @dataclass
 class _Written:
-    """What this rank has written: sums by the name of the file; bytes that it meant to write; what went wrong."""
+    """What this rank has written: sums by the name of the file; bytes that it meant to write; what went wrong.
 
+    `copies`: its tensors are copied before any is written.
+    """
+
+    copies: bool
     sums: dict[str, FileSum] = field(default_factory=dict)
     planned_bytes: int = 0
     problems: list[str] = field(default_factory=list)
 
 
-def save(state: PolicyState, folder: Path) -> dict[str, FileSum]:
-    """Write weights, optimizer, step and reference into `folder`; the sums of the large files that this rank wrote.
+class Save:
+    """Weights, optimizer, step and reference on their way into `folder`. Making and finishing it are collective.
 
-    OSError, on all ranks, names what failed and how much room was needed.
+    In the background a thread of this process writes its file from a copy, and the state may change at once; otherwise
+    the file is written when this object is made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    written = _Written()
-    with megatron_on_cpu(), _writing_here(written):
+
+    def __init__(self, state: PolicyState, folder: Path, *, background: bool) -> None:
+        self._folder, self._written = folder, _Written(copies=background)
+        with _remembering(self._written.problems, folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        with megatron_on_cpu(), _writing_here(self._written, folder):
+            self._request = dist_checkpointing.save(_described(state), str(folder), async_sharded_save=True)
+        self._thread = threading.Thread(target=self._write, name="saving", daemon=True)
+        self._error: BaseException | None = None
+        if background:
+            self._thread.start()
+        else:
+            self._write()
+
+    def _write(self) -> None:
         try:
-            dist_checkpointing.save(_described(state), str(folder))
-        except CheckpointException as error:
-            written.problems += [f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items()]
-    everyone = all_gather_objects((written.problems, written.planned_bytes))
-    problems = list(dict.fromkeys(problem for found, _ in everyone for problem in found))
-    if problems:
-        needed = sum(planned for _, planned in everyone) / 2**30
-        raise OSError(f"{'; '.join(problems)} (the files of the {folder.name} need {needed:.3g} GB)")
-    return written.sums
+            self._request.async_fn(*self._request.async_fn_args)
+        except BaseException as error:  # told by `finish`
+            self._error = error
+
+    def is_written(self) -> bool:
+        """Whether this rank's file is written, or could not be: `finish` need not wait for this process."""
+        return not self._thread.is_alive()
+
+    def finish(self) -> dict[str, FileSum]:
+        """Wait for all ranks and complete the folder; the sums of the large files that this rank wrote.
+
+        OSError, on all ranks, names what failed and how much room was needed.
+        """
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        written = self._written
+        with megatron_on_cpu(), _writing_here(written, self._folder):
+            try:
+                for complete in self._request.finalize_fns:
+                    complete()
+            except CheckpointException as error:
+                written.problems += [f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items()]
+        everyone = all_gather_objects((written.problems, written.planned_bytes))
+        problems = list(dict.fromkeys(problem for found, _ in everyone for problem in found))
+        if problems:
+            needed = sum(planned for _, planned in everyone) / 2**30
+            raise OSError(f"{'; '.join(problems)} (the files of the {self._folder.name} need {needed:.3g} GB)")
+        return written.sums
 
 
 def load(state: PolicyState, folder: Path) -> None:
@@ -169,6 +209,7 @@ class _Writer(filesystem_async.FileSystemWriterAsync):
 
     def prepare_write_data(self, plan: Any, planner: Any) -> None:
         self._plan, self._planner = plan, planner
+        self._copies = [self._resolve(item) for item in plan.items] if self.written.copies else None
 
     def get_save_function_and_args(self) -> tuple[Callable[..., None] | None, Callable[..., Any] | None, list[Any]]:
         return self._write, None, []
@@ -182,26 +223,36 @@ class _Writer(filesystem_async.FileSystemWriterAsync):
         stream: SummedFile | None = None
         try:
             with _without_zip_checksums(), summed_file(Path(self.checkpoint_dir, name)) as stream:
-                for item in self._plan.items:
-                    self._results.append(self._write_item(stream, item, name))
+                for number, item in enumerate(self._plan.items):
+                    data = self._resolve(item) if self._copies is None else self._copies[number]
+                    if self._copies is not None:
+                        self._copies[number] = None
+                    self._results.append(
+                        _write_item(
+                            self.transforms, cast(Any, stream), data, item, name, SerializationFormat.TORCH_SAVE
+                        )
+                    )
                 self.written.sums[name] = stream.close()
         except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
             known = stream.error if stream is not None else None
             self._results = filesystem_async._wrap_exception(known or error)
 
-    def _write_item(self, stream: SummedFile, item: Any, name: str) -> Any:
+    def _resolve(self, item: Any) -> Any:
+        """What there is to write of an item: bytes, or a tensor in host memory."""
         data = self._planner.resolve_data(item)
-        if item.type != WriteItemType.BYTE_IO:
-            data = data.detach().cpu()
-            if data.untyped_storage().nbytes() != data.nbytes:
-                data = data.clone()  # a view would be written with all that it looks at
-        return _write_item(self.transforms, cast(Any, stream), data, item, name, SerializationFormat.TORCH_SAVE)
+        if item.type == WriteItemType.BYTE_IO:
+            return data
+        there = data.detach().cpu()
+        shares = there.data_ptr() == data.data_ptr() and self.written.copies
+        if shares or there.untyped_storage().nbytes() != there.nbytes:
+            there = there.clone()  # a view would be written with all that it looks at
+        return there
 
     def retrieve_write_results(self) -> Any:
         return self._results
 
     def finish(self, metadata: Any, results: Any) -> None:
-        with _remembering(self.written.problems):
+        with _remembering(self.written.problems, self.checkpoint_dir):
             super().finish(metadata, results)
 
 
@@ -224,21 +275,22 @@ def _num_bytes(item: Any) -> int:
 
 
 @contextlib.contextmanager
-def _remembering(problems: list[str]) -> Iterator[None]:
-    """Note a failure to write and go on."""
+def _remembering(problems: list[str], folder: Path) -> Iterator[None]:
+    """Note a failure to write into `folder` and go on."""
     try:
         yield
     except (OSError, RuntimeError) as error:
-        problems.append(f"rank {dist.get_rank()}: {error}")
+        where = f": '{folder}'" if isinstance(error, OSError) and error.filename is None else ""
+        problems.append(f"rank {dist.get_rank()}: {error}{where}")
 
 
 @contextlib.contextmanager
-def _writing_here(written: _Written) -> Iterator[None]:
+def _writing_here(written: _Written, folder: Path) -> Iterator[None]:
     """Put our writer, and our handling of failures, in the place of Megatron-core's."""
 
     def tolerant(write: Callable[..., None]) -> Callable[..., None]:
         def run(*args: Any, **kwargs: Any) -> None:
-            with _remembering(written.problems):
+            with _remembering(written.problems, folder):
                 write(*args, **kwargs)
 
         return run

@@ -111,9 +111,11 @@ def _logits(hidden_TK: Tensor, weight_VK: Tensor, scale: float) -> Tensor:
 
 
 def _add_product_(total_VK: Tensor, grad_VT: Tensor, hidden_TK: Tensor) -> None:
-    """Add a chunk's product to a sum in float32; on a GPU in place, with nothing rounded or kept on the way."""
+    """Add a chunk's product to a sum in float32: in place, but for 16-bit operands on a CPU."""
     if _multiplies_wide(total_VK):
         torch.addmm(total_VK, grad_VT, hidden_TK, out_dtype=torch.float32, out=total_VK)
+    elif grad_VT.dtype is torch.float32:
+        total_VK.addmm_(grad_VT, hidden_TK)
     else:
         total_VK += grad_VT @ hidden_TK
 

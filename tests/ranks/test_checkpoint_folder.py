@@ -22,12 +22,18 @@ class Part:
     def __init__(self, value: int, full_disk: bool = False, forgetful_disk: bool = False) -> None:
         self.value, self.full_disk, self.forgetful_disk = value, full_disk, forgetful_disk
 
-    def save(self, folder: Path) -> dict:
+    def begin_save(self, folder: Path, *, background: bool) -> None:
+        self.folder, self.written = folder, not background
+
+    def is_written(self) -> bool:
+        return self.written
+
+    def end_save(self) -> dict:
         import torch.distributed as dist
 
         from tango_hpc.run.manifest import summed_file
 
-        rank = dist.get_rank()
+        rank, folder = dist.get_rank(), self.folder
         folder.mkdir(exist_ok=True)
         if rank == 0:
             (folder / "common").write_text("all")
@@ -76,6 +82,54 @@ def save_and_load(path: Path) -> list[str]:
     state = restarted.load(latest, {"generator": part})
     assert (state, part.value) == ({"step": 2, "phase": "verify"}, 2)
     return sorted(entry.name for entry in latest.parent.iterdir())
+
+
+def save_beside(path: Path) -> list[list[str]]:
+    """What lies in the folder after each call of a save in the background, of which one fails."""
+    import torch.distributed as dist
+
+    from tango_hpc.parallel.exchange import Exchange
+    from tango_hpc.policy.checkpoints import Checkpoints
+
+    exchange, found = Exchange(["generator"], "generator"), []
+    checkpoints = Checkpoints(RunDirectory(path), "train", keep=2, exchange=exchange)
+
+    def look() -> None:
+        dist.barrier()
+        found.append(sorted(entry.name for entry in (path / "checkpoints/train").iterdir()))
+        dist.barrier()
+
+    first, second = Part(1), Part(2)
+    checkpoints.complete()  # nothing was begun
+    checkpoints.save(1, "", {"generator": first}, {"step": 1}, background=True)
+    look()
+    first.written = dist.get_rank() == 0  # the other rank still writes
+    checkpoints.complete(wait=False)
+    look()
+    first.written = True
+    checkpoints.complete(wait=False)
+    look()
+    checkpoints.save(2, "", {"generator": second}, {"step": 2}, background=True)
+    checkpoints.save(3, "", {"generator": Part(3)}, {"step": 3})  # in front: the one before is waited for
+    look()
+    checkpoints.save(4, "", {"generator": Part(4)}, {"step": 4}, background=True)
+    assert checkpoints.latest() == path / "checkpoints/train/step_000004"  # whoever goes back waits for it
+    full = Part(5, full_disk=True)
+    checkpoints.save(5, "", {"generator": full}, {"step": 5}, background=True)
+    full.written = True
+    with pytest.raises(CheckFailed, match=r"could not save .*step_000005 .*No space left.*step_000004;.*--resume"):
+        checkpoints.complete(wait=False)
+    look()
+    return found
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    first, second = run_ranks(save_beside, 2, tmp_path / "run")
+    assert first == second
+    assert first == [
+        [".step_000001"], [".step_000001"], ["step_000001"], ["step_000002", "step_000003"],
+        ["step_000003", "step_000004"],
+    ]  # fmt: skip
 
 
 def flip(file: Path) -> None:

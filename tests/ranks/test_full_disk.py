@@ -59,7 +59,7 @@ def test_a_rank_that_meets_a_full_disk_is_told_of_with_the_path(disk: Path, monk
     assert counted(directory) == 5 and AttemptLog(directory).read()[-1].code == 0
 
 
-def save_two(path: Path) -> list[str]:
+def save_two(path: Path, background: bool) -> list[str]:
     """A checkpoint that fits the disk, then one that does not."""
     import torch.distributed as dist
 
@@ -77,17 +77,22 @@ def save_two(path: Path) -> list[str]:
         (path / "other data").write_bytes(bytes(DISK_BYTES - used - used // 2))
     dist.barrier()
     with pytest.raises(CheckFailed) as failure:
-        checkpoints.save(2, "", {"generator": policy}, {"step": 2})
+        checkpoints.save(2, "", {"generator": policy}, {"step": 2}, background=background)
+        assert background, "in front it is told at once"
+        checkpoints.complete()
     again = Checkpoints(RunDirectory(path), "train", keep=2, exchange=exchange)
     assert again.latest() == path / "checkpoints/train/step_000001" and again.set_aside == []
     return [str(failure.value), *sorted(file.name for file in (path / "checkpoints/train").iterdir())]
 
 
-def test_a_checkpoint_that_does_not_fit_leaves_its_room_and_says_how_much_it_needs(disk: Path) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_a_checkpoint_that_does_not_fit_leaves_its_room_and_says_how_much_it_needs(
+    disk: Path, background: bool
+) -> None:
     from tests.helpers.tiny import make_tiny_hf
 
     make_tiny_hf(disk.parent / "model")
-    first, second = run_ranks(save_two, 2, disk / "run", timeout=300)
+    first, second = run_ranks(save_two, 2, disk / "run", background, timeout=300)
     assert first == second
     message, *there = first
     assert there == ["step_000001"], "the half-written one is gone"

@@ -104,6 +104,35 @@ def checkpoints(folder: Path) -> dict[str, Any]:
     return results
 
 
+def beside_training(folder: Path) -> dict[str, Any]:
+    """A save in front and one in the background, whose file is written after a step has changed everything."""
+    import threading
+
+    import torch
+
+    from tango_hpc.policy import saved_state
+
+    policy = make_policy(folder, 2, 1)
+    train(policy, range(2))
+    policy.save(folder / "in front")
+    may_write, write = threading.Event(), saved_state._Writer._write
+    saved_state._Writer._write = lambda writer: (may_write.wait(), write(writer))[1]  # type: ignore[method-assign]
+    try:
+        policy.begin_save(folder / "beside", background=True)
+        first = train(policy, range(2, 4)), weights_of(policy)
+        was_written = policy.is_written()
+        may_write.set()
+        policy.end_save()
+    finally:
+        saved_state._Writer._write = write  # type: ignore[method-assign]
+    resumed = make_policy(folder, 2, 1)
+    resumed.load(folder / "beside")
+    again = train(resumed, range(2, 4)), weights_of(resumed)
+    name = f"__{torch.distributed.get_rank()}_0.distcp"
+    files = [(folder / where / name).read_bytes() for where in ("in front", "beside")]
+    return {"first": first, "again": again, "was_written": was_written, "same_file": files[0] == files[1]}
+
+
 def full_disk(folder: Path) -> list[str]:
     """One rank cannot write a byte: first rank 1, then rank 0, which also writes what is common to all."""
     import torch
@@ -179,6 +208,7 @@ SCENARIOS = (
     non_finite,
     too_wide_a_gap,
     checkpoints,
+    beside_training,
     full_disk,
     packings,
     fewer_sequences_than_ranks,
@@ -220,6 +250,13 @@ def test_resuming_is_bit_exact(results: list[dict[str, Any]], name: str) -> None
         (first_stats, first), (second_stats, second) = (rank["checkpoints"][name][key] for key in ("first", "second"))
         assert first_stats == second_stats
         assert same(first, second)
+
+
+def test_a_file_written_while_training_goes_on_holds_what_was_there_before(results: list[dict[str, Any]]) -> None:
+    for rank in (rank["beside_training"] for rank in results):
+        assert not rank["was_written"] and rank["same_file"]
+        (first_stats, first), (again_stats, again) = rank["first"], rank["again"]
+        assert first_stats == again_stats and same(first, again)
 
 
 @pytest.mark.parametrize("name", ["float32-2x1", "float32-2x2"])

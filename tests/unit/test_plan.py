@@ -18,7 +18,7 @@ from tango_hpc.config.models import role_shape
 from tango_hpc.errors import UserError
 from tango_hpc.model.shape import ModelShape
 from tango_hpc.plan.batch import role_batch
-from tango_hpc.plan.memory import memory_of_this_machine
+from tango_hpc.plan.memory import COPIES, memory_of_this_job, memory_of_this_machine, saves_in_background
 from tango_hpc.plan.report import make_plan, show_plan
 from tango_hpc.plan.sizes import (
     CPU_ENGINE_BYTES,
@@ -226,6 +226,19 @@ def test_batch_arithmetic_with_several_verifications_draws_and_prof(tmp_path):
     assert f"at most {steps['questions']:,} questions" in console.export_text()
 
 
+def test_batch_arithmetic_of_verifier_steps_that_draw_again(tmp_path):
+    plain = make_plan(make_config(tmp_path), gpu_gb=80, node_gb=None)
+    config = make_config(tmp_path, train__verifier_draws=4, train__verification_draws=3)
+    plan = make_plan(config, gpu_gb=80, node_gb=None)
+    assert plan["batch"]["verifier"]["responses"] == 3 * plain["batch"]["verifier"]["responses"]
+    assert plan["batch"]["generator"] == plain["batch"]["generator"]
+    steps = plan["schedule"]
+    assert steps["questions"] - plain["schedule"]["questions"] == 3 * 64 * steps["verifier_steps"]
+    console = Console(record=True, width=200)
+    show_plan(plan, console)
+    assert f"at most {steps['questions']:,} questions" in console.export_text()
+
+
 def test_paper_models_fit_80_gb_and_say_what_to_change_on_40(tmp_path):
     config = make_config(tmp_path)
     plan = make_plan(config, gpu_gb=80, node_gb=None)
@@ -310,6 +323,33 @@ def test_what_a_trainer_keeps_on_the_host_is_counted_exactly(tmp_path):
     count = trainer(shape=role_shape(make_config(tmp_path), "generator"), tensor=4).sizes.num_parameters
     assert items["generator: weights"] == items["generator: reference"] == 8 * 2 * count
     assert items["generator: optimizer"] == 8 * 12 * -(-count // 2)
+
+
+def test_copies_to_save_from_are_what_a_checkpoint_holds(tmp_path):
+    """Two roles, tensor 4 x data 2: every rank its share of the optimizer, the first data rank weights and reference."""
+    background = make_config(tmp_path, checkpoint={"background": True})
+    (phase, *_) = make_plan(background, gpu_gb=80, node_gb=None)["memory"]["node"]["phases"]
+    count = trainer(shape=role_shape(background, "generator"), tensor=4).sizes.num_parameters
+    copies = 2 * (8 * 12 * -(-count // 2) + 4 * 2 * 2 * count)
+    assert phase["items"][COPIES] == copies
+    for_later = make_plan(make_config(tmp_path), gpu_gb=80, node_gb=None)
+    (without, *_) = for_later["memory"]["node"]["phases"]
+    assert phase["total_bytes"] - without["total_bytes"] == copies
+    fullest = max(phase["total_bytes"] for phase in for_later["memory"]["node"]["phases"])
+    from_bytes = for_later["checkpoint"]["background_from_bytes"]
+    assert from_bytes == int((fullest + copies) / 0.8)
+    assert job_node_bytes(background, ["train"]) == fullest + copies  # which is what a job asks Slurm for
+
+
+def test_checkpoints_are_written_in_the_background_where_there_is_room(tmp_path, monkeypatch):
+    config = make_config(tmp_path)
+    needed = make_plan(config, gpu_gb=80, node_gb=None)["checkpoint"]["background_from_bytes"] / GIB
+    assert saves_in_background(config, needed + 1) and not saves_in_background(config, needed - 1)
+    for wanted in (True, False):
+        assert saves_in_background(make_config(tmp_path, checkpoint={"background": wanted}), 1) is wanted
+    monkeypatch.setattr("tango_hpc.plan.memory.memory_of_this_machine", lambda: 100.0)
+    assert memory_of_this_job({}) == memory_of_this_job({"SLURM_MEM_PER_NODE": "0"}) == 100
+    assert memory_of_this_job({"SLURM_MEM_PER_NODE": "65536"}) == 64
 
 
 def test_an_evaluation_and_a_teacher_have_engines_that_sleep_at_level_1(tmp_path):
