@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # A real Slurm cluster of two nodes on this machine, for the tests. It has its own configuration, munge key, ports and
-# folder, so a Slurm that is already here is not touched.
+# folder, so a Slurm that is already here is not touched. CPUs, memory and GPUs of its nodes are numbers only. Jobs in its
+# partitions `spot` (told 20 s before, requeued) and `ending` (ended at once) give way to those in `debug`; an array has
+# three tasks at most.
 #
 #   tools/slurm_test_cluster.sh install        Debian's packages, where missing (root, Debian or Ubuntu)
 #   tools/slurm_test_cluster.sh start FOLDER   prints the SLURM_CONF to export; FOLDER must be new or stopped
@@ -82,18 +84,30 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout=60
 MinJobAge=20
+MaxArraySize=3
+KillWait=15
 SlurmctldLogFile=$folder/log/slurmctld.log
 SlurmdLogFile=$folder/log/slurmd.%n.log
 JobRequeue=1
 MpiDefault=none
-NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$d1 CPUs=8 RealMemory=8000 State=UNKNOWN
-NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=$d2 CPUs=8 RealMemory=8000 State=UNKNOWN
-PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+GresTypes=gpu
+NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$d1 CPUs=8 RealMemory=400000 Gres=gpu:small:2 State=UNKNOWN
+NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=$d2 CPUs=8 RealMemory=400000 Gres=gpu:small:2,gpu:large:2 State=UNKNOWN
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=2 PreemptMode=OFF
+PartitionName=spot Nodes=ALL MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
+PartitionName=ending Nodes=ALL MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=1 PreemptMode=CANCEL GraceTime=0
+CONF
+    touch "$folder"/card{0,1,2,3}
+    cat >"$folder/gres.conf" <<CONF
+NodeName=n[1-2] Name=gpu Type=small File=$folder/card[0-1]
+NodeName=n2 Name=gpu Type=large File=$folder/card[2-3]
 CONF
     export SLURM_CONF="$folder/slurm.conf"
     slurmctld && slurmd -N n1 && slurmd -N n2 || { stop "$folder"; cannot "slurmctld or slurmd did not start"; }
     for _ in $(seq 100); do
-        if [ "$(sinfo -h -o %t 2>/dev/null)" = idle ]; then
+        if [ "$(sinfo -h -p debug -o %t 2>/dev/null)" = idle ]; then
             echo "$folder/slurm.conf"; return
         fi
         sleep 0.2
@@ -112,6 +126,9 @@ stop() {
         timeout 10 scancel --user=root 2>/dev/null || true
         for _ in $(seq 25); do [ -z "$(timeout 5 squeue -h 2>/dev/null)" ] && break; sleep 0.2; done
     fi
+    for file in "$folder"/slurmd.*.pid "$folder/slurmctld.pid"; do
+        [ ! -e "$file" ] || kill "$(cat "$file")" 2>/dev/null || true
+    done
     for file in "$folder"/slurmd.*.pid "$folder/slurmctld.pid" "$folder/munge.pid"; do
         [ -e "$file" ] || continue
         pid="$(cat "$file")"; kill "$pid" 2>/dev/null || true
@@ -131,5 +148,5 @@ stop() {
 case "${1:-}" in
     install) install ;;
     start | stop) "$1" "${2:?give a folder for the cluster}" ;;
-    *) sed -n '2,10p' "$0"; exit 2 ;;
+    *) sed -n '2,12p' "$0"; exit 2 ;;
 esac

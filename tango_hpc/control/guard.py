@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -35,11 +36,13 @@ def run_guarded(stop: StopSignal, body: Callable[[StopSignal], None]) -> None:
         finally:
             stop.close()
             faulthandler.enable()
-    crash_file.unlink()
+    with contextlib.suppress(OSError):  # on a disk that has become read-only it stays
+        crash_file.unlink()
     outcome = outcome_of(stop.worker, stop.phase, ended_by)
-    if outcome.failed:
-        traceback.print_exception(ended_by)
     write_outcome(stop.directory, outcome)
+    if outcome.failed:
+        with contextlib.suppress(OSError):  # the log is on the same disk
+            traceback.print_exception(ended_by)
 
 
 def die_with_parent(parent: int | None) -> None:

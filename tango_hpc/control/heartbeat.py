@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import mmap
 import os
 import socket
 import sys
@@ -71,11 +73,28 @@ def seconds_since_beat(directory: RunDirectory, rank: int) -> float:
     return now - max(beats)
 
 
+class PhaseBoard:
+    """Memory in which a process says what it is at, for the parent that forked it: of one who is killed it is up to date."""
+
+    SIZE = 256
+
+    def __init__(self) -> None:
+        self._pages = mmap.mmap(-1, self.SIZE)
+
+    def write(self, phase: str) -> None:
+        """Say it."""
+        self._pages[:] = phase.encode()[: self.SIZE].ljust(self.SIZE, b"\0")
+
+    def read(self) -> str:
+        """What was said last; "" where nothing was."""
+        return self._pages[:].rstrip(b"\0").decode(errors="replace")
+
+
 class Heart:
     """Writes this process's heartbeat from a thread of its own."""
 
-    def __init__(self, directory: RunDirectory, worker: Worker) -> None:
-        self.directory, self.worker = directory, worker
+    def __init__(self, directory: RunDirectory, worker: Worker, board: PhaseBoard | None = None) -> None:
+        self.directory, self.worker, self._board = directory, worker, board
         self.phase = "starting"
         self.reached_safe_point = False
         # Whether this process's GPU has work that has not ended. Collectives of a GPU end there, not in the call that
@@ -104,6 +123,8 @@ class Heart:
         """Note that this process advanced and is now in `phase`. No collective; call it as often as you like."""
         changed = phase != self.phase
         self.phase = phase
+        if self._board is not None:
+            self._board.write(phase)
         self._progress += 1
         self._advanced_at = time.monotonic()
         if changed:
@@ -119,7 +140,8 @@ class Heart:
             try:
                 self._write()
             except OSError as error:  # a full disk must not end a process that may still be able to train
-                print(f"{self.worker}: cannot write its heartbeat: {error}", file=sys.stderr)
+                with contextlib.suppress(OSError):  # the log is on the same disk
+                    print(f"{self.worker}: cannot write its heartbeat: {error}", file=sys.stderr)
 
     def _write(self) -> None:
         stack = traceback.StackSummary()
@@ -138,5 +160,9 @@ class Heart:
 
 
 def _waits(entry: traceback.FrameSummary) -> bool:
-    """Whether a process whose stack ends about here waits for others (`await_work` is the exchange between roles)."""
-    return "torch/distributed" in entry.filename or entry.name == "await_work"
+    """Whether a process whose stack ends about here waits for others (`await_work` is the exchange between roles).
+
+    Who writes a checkpoint does not: torch/distributed/checkpoint handles files, and waits through others.
+    """
+    in_collective = "torch/distributed" in entry.filename and "torch/distributed/checkpoint" not in entry.filename
+    return in_collective or entry.name == "await_work"

@@ -7,8 +7,11 @@ here.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import select
 import signal
 import socket
 import time
@@ -18,12 +21,18 @@ from dataclasses import asdict, dataclass, replace
 
 from tango_hpc.control.heartbeat import read_beat
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
-from tango_hpc.files import explain_full, is_full, read_json, write_atomically
+from tango_hpc.files import explain_disk, is_of_disk, read_json, write_atomically
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
 
 STOPPED = StoppedEarly.exit_code
 RESERVED_BYTES = 2**15
+# In a task of this machine: the open file in which a process says how it ended where it cannot leave word in the run.
+LAST_WORDS = "TANGO_LAST_WORDS"
+MORE_MEMORY = (
+    "This process got no more memory: ask for more, or lower rollout.kv_cache_gb, rollout.max_num_seqs or "
+    "micro_batch_tokens of the roles (`tango plan` says what is needed)"
+)
 TRIES, TRY_SECONDS = 5, 0.3
 
 
@@ -70,7 +79,7 @@ class Outcome:
 def outcome_of(worker: Worker, phase: str, error: BaseException | None) -> Outcome:
     """The outcome of this process, which `error` ended in `phase`."""
     code = 0 if error is None else getattr(error, "exit_code", 1)
-    if isinstance(error, OSError) and is_full(error):
+    if isinstance(error, OSError) and is_of_disk(error):
         code = CheckFailed.exit_code  # trying again would meet the same disk
     ended = Outcome(*worker, code=code, host=socket.gethostname(), phase=phase, time=time.time())
     if error is None or not ended.failed:
@@ -79,8 +88,10 @@ def outcome_of(worker: Worker, phase: str, error: BaseException | None) -> Outco
     told, stacks = str(error), "".join(traceback.format_exception(error))
     if isinstance(error, UserError):
         stacks = ""
-    elif isinstance(error, OSError) and is_full(error):
-        told, stacks = explain_full(error), ""
+    elif isinstance(error, OSError) and is_of_disk(error):
+        told, stacks = explain_disk(error), ""
+    elif _is_out_of_memory(error):
+        told = f"{told or 'out of memory'}. {MORE_MEMORY}".lstrip()
     return replace(
         ended,
         error=f"{type(error).__name__}: {told}",
@@ -89,8 +100,8 @@ def outcome_of(worker: Worker, phase: str, error: BaseException | None) -> Outco
     )
 
 
-def outcome_of_dead(directory: RunDirectory, worker: Worker, returncode: int) -> Outcome:
-    """That of a process which has left none and ended with `returncode` (negative: a signal).
+def outcome_of_dead(directory: RunDirectory, worker: Worker, returncode: int, phase: str = "") -> Outcome:
+    """That of a process which has left none and ended with `returncode` (negative: a signal), in `phase` if that is known.
 
     Where it crashed, Python has left its stacks; else the code is all there is to tell.
     """
@@ -100,7 +111,7 @@ def outcome_of_dead(directory: RunDirectory, worker: Worker, returncode: int) ->
     except FileNotFoundError:
         stacks = ""
     error = stacks.partition("\n")[0] or describe_death(returncode)
-    return Outcome(*worker, error, host=beat.host, phase=beat.phase, traceback=stacks, time=time.time())
+    return Outcome(*worker, error, host=beat.host, phase=phase or beat.phase, traceback=stacks, time=time.time())
 
 
 def describe_death(returncode: int) -> str:
@@ -119,17 +130,50 @@ def reserve_outcome(directory: RunDirectory, worker: Worker) -> None:
 
 
 def write_outcome(directory: RunDirectory, outcome: Outcome) -> None:
-    """Leave word of how a process ended, in the room that was reserved for it."""
+    """Leave word of how a process ended, in the room that was reserved for it.
+
+    A failure that the disk does not take is told to the supervisor of this machine itself (`LAST_WORDS`).
+    """
     assert outcome.worker is not None
     for tries_left in reversed(range(TRIES)):
-        directory.reserve_file(outcome.worker).unlink(missing_ok=True)
         try:
+            directory.reserve_file(outcome.worker).unlink(missing_ok=True)
             write_atomically(directory.outcome_file(outcome.worker), json.dumps(asdict(outcome)))
             return
         except OSError as error:
-            if not is_full(error) or not tries_left:
+            if not is_of_disk(error) or not tries_left:
+                if outcome.failed and LAST_WORDS in os.environ:
+                    os.write(int(os.environ[LAST_WORDS]), _short(outcome))
+                    return
                 raise
         time.sleep(TRY_SECONDS)  # somebody else was quicker; a heartbeat gives it back
+
+
+def _short(outcome: Outcome) -> bytes:
+    """An outcome as a line that a pipe takes at once, so that the lines of several processes do not mix."""
+    for length in (2000, 500, 100):
+        shortened = replace(outcome, error=outcome.error[:length], traceback=outcome.traceback[-length:])
+        line = json.dumps(asdict(shortened), ensure_ascii=False).encode(errors="replace") + b"\n"
+        if len(line) <= select.PIPE_BUF:
+            break
+    return line
+
+
+def said_last(lines: bytes) -> list[Outcome]:
+    """The failures in what the processes of a task have told its supervisor, one of each, those with a cause first."""
+    told: dict[Worker | None, Outcome] = {}
+    for line in lines.splitlines():
+        with contextlib.suppress(ValueError, TypeError):  # cut off
+            outcome = Outcome(**json.loads(line))
+            told.setdefault(outcome.worker, outcome)
+    return sorted(told.values(), key=lambda outcome: (outcome.echo, outcome.time))
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether the system, or the GPU, gave a process no more memory."""
+    refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or refused or of_torch
 
 
 def _is_echo(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Literal
 
-from tango_hpc.control.heartbeat import Heart
+from tango_hpc.control.heartbeat import Heart, PhaseBoard
 from tango_hpc.files import write_atomically
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
@@ -44,7 +44,7 @@ def read_stop_request(directory: RunDirectory) -> StopRequest | None:
         return None
     try:
         return StopRequest(**json.loads(text))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return StopRequest("user", text.strip() or "the file control/stop")
 
 
@@ -55,8 +55,10 @@ class StopSignal(Heart):
     it. `reads_file`: this process looks for the request; one of them does.
     """
 
-    def __init__(self, directory: RunDirectory, worker: Worker, *, reads_file: bool) -> None:
-        super().__init__(directory, worker)
+    def __init__(
+        self, directory: RunDirectory, worker: Worker, *, reads_file: bool, board: PhaseBoard | None = None
+    ) -> None:
+        super().__init__(directory, worker, board)
         self.agree: Callable[[bool], bool] | None = None
         self._reads_file = reads_file
         self._stopping = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ def newest_checkpoint(directory: RunDirectory, stage: str) -> str | None:
 
 
 _NUMBERS = ("number", "started", "ended", "code")
+_MOST = 1e11  # seconds since 1970: the year 5138
 _OPTIONAL = ("job", "saved_before", "saved_after", "log", "ended", "code")
 
 
@@ -57,8 +59,14 @@ def _fits(name: str, value: Any) -> bool:
     """Whether a value of attempts.jsonl is of its kind."""
     if name == "own_job":
         return isinstance(value, bool)
-    kind = (int, float) if name in _NUMBERS else (str,)
-    return isinstance(value, kind) or (value is None and name in _OPTIONAL)
+    if value is None:
+        return name in _OPTIONAL
+    return _is_number(value) if name in _NUMBERS else isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it can be a count, an exit code or a time; NaN is none."""
+    return isinstance(value, int | float) and abs(value) < _MOST
 
 
 class AttemptLog:
@@ -103,12 +111,12 @@ class AttemptLog:
         names = ("number", "ended", "code", "reason", "saved_after")
         self._append({name: getattr(attempt, name) for name in names})
 
-    def without_progress(self, stage: str, job: str) -> int:
-        """How many starts of `job` in a row, up to the last one, found the checkpoint that is the newest now."""
+    def without_progress(self, stage: str, jobs: Collection[str]) -> int:
+        """How many starts of `jobs` in a row, up to the last one, found the checkpoint that is the newest now."""
         saved = newest_checkpoint(self._directory, stage)
         count = 0
         for attempt in reversed(self.read()):
-            if (attempt.stage, attempt.job, attempt.saved_before) != (stage, job, saved):
+            if (attempt.stage, attempt.saved_before) != (stage, saved) or attempt.job not in jobs:
                 break
             count += 1
         return count
@@ -131,21 +139,61 @@ def remember_job(directory: RunDirectory, stages: str, cluster: str, job: Any, p
         "log": str(job.paths.stdout),
         "process": asdict(process) if process else None,
     }
-    write_atomically(directory.jobs_file, json.dumps([*submitted_jobs(directory), entry], indent=2) + "\n")
+    _write_jobs(directory, [*submitted_jobs(directory), entry])
+
+
+def remember_next_job(directory: RunDirectory, job: str, before: dict[str, Any], log: Path) -> None:
+    """Add `job`, which continues the run when the job of the entry `before` has ended."""
+    entry = before | {"job": job, "submitted": time.time(), "log": str(log), "after": before["job"]}
+    _write_jobs(directory, [*submitted_jobs(directory), entry])
+
+
+def forget_job(directory: RunDirectory, job: str) -> None:
+    """Take out a job that was cancelled before its start, and is of no interest to anybody."""
+    _write_jobs(directory, [entry for entry in submitted_jobs(directory) if entry["job"] != job])
+
+
+def mark_unwanted(directory: RunDirectory, job: str, why: str) -> None:
+    """Note that `job` is to do nothing, should it start."""
+    marked = [entry | ({"unwanted": why} if entry["job"] == job else {}) for entry in submitted_jobs(directory)]
+    _write_jobs(directory, marked)
+
+
+def _write_jobs(directory: RunDirectory, entries: list[dict[str, Any]]) -> None:
+    write_atomically(directory.jobs_file, json.dumps(entries, indent=2) + "\n")
+
+
+def next_job(directory: RunDirectory, job: str) -> str | None:
+    """The job that follows `job` in a chain (`requeue: chain`)."""
+    return next((entry["job"] for entry in submitted_jobs(directory) if entry.get("after") == job), None)
+
+
+def chain_before(directory: RunDirectory, job: str) -> list[str]:
+    """The jobs that came before `job` in a chain, the last one first; none for any other job."""
+    after = {entry["job"]: entry.get("after") for entry in submitted_jobs(directory)}
+    found: list[str] = []
+    while (before := after.get(found[-1] if found else job)) is not None and before not in found:
+        found.append(before)
+    return found
 
 
 def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
     """The jobs that were submitted for this run, the oldest first.
 
-    Keys: job, stages, cluster, profile, submitted, log; process (`lock.Process`) where it is one of this machine.
+    Keys: job, stages, cluster, profile, submitted, log; process (`lock.Process`) where it is one of this machine;
+    after, the job whose end it waits for, in a chain.
     """
     try:
         entries = json.loads(directory.jobs_file.read_bytes())
-        kinds: dict[str, Any] = {"job": str, "stages": str, "cluster": str, "submitted": (int, float), "log": str}
-        return [entry for entry in entries if all(isinstance(entry.get(key), kind) for key, kind in kinds.items())]
+        words = ("job", "stages", "cluster", "log")
+        return [
+            entry
+            for entry in entries
+            if all(isinstance(entry.get(key), str) for key in words) and _is_number(entry.get("submitted"))
+        ]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         warn_once(f"{directory.jobs_file} is damaged and passed over: jobs that wait are not known here")
         return []
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tango_hpc.config import Config
-from tango_hpc.config.paths import moved, same_value
+from tango_hpc.config.paths import flatten, moved, same_value
 from tango_hpc.errors import UserError
 from tango_hpc.launch.attempts import newest_checkpoint
-from tango_hpc.launch.enter import ConfigChange, flatten
+from tango_hpc.launch.enter import ConfigChange
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_provenance
 
@@ -31,9 +31,7 @@ def compare_with_last(directory: RunDirectory, stage: str, config: Config) -> tu
     `resumed_from`, `changes` since the last attempt of the stage, `refused`.
     """
     attempts = read_provenance(directory).get("attempts", [])
-    earlier = [
-        entry for entry in attempts if entry.get("stage") == stage and "inputs" in entry and not entry["refused"]
-    ]
+    earlier = [entry for entry in attempts if entry.get("stage") == stage and _is_whole(entry) and not entry["refused"]]
     last = earlier[-1] if earlier else {}
     known = {
         name: found for entry in earlier for named in entry["inputs"].values() for name, found in named["files"].items()
@@ -110,6 +108,24 @@ def fingerprint(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str,
             checksum = _checksum(file, status.st_size)
             found[str(file)] = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "crc32": checksum}
     return {"path": str(path), "files": found}
+
+
+def _is_whole(entry: Mapping[str, Any]) -> bool:
+    """Whether an attempt's entry says what it computed with: not one of before there was such, or with damage in it."""
+    inputs, settings = entry.get("inputs"), entry.get("settings")
+    if not (isinstance(inputs, Mapping) and isinstance(settings, Mapping) and isinstance(entry.get("refused"), bool)):
+        return False
+    if not isinstance(settings.get("run.dir", ""), str):
+        return False
+    listed = [named.get("files") if isinstance(named, Mapping) else None for named in inputs.values()]
+    return all(
+        isinstance(files, Mapping)
+        and all(
+            isinstance(found, Mapping) and all(isinstance(found.get(key), int) for key in ("size", "mtime_ns", "crc32"))
+            for found in files.values()
+        )
+        for files in listed
+    )
 
 
 def _described(entry: Mapping[str, Any]) -> str:

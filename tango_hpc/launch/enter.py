@@ -5,21 +5,23 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from tango_hpc.config import Config, config_to_yaml
-from tango_hpc.config.load import read_tree
-from tango_hpc.config.paths import same_value
+from tango_hpc.config.load import NOT_YAML, read_tree
+from tango_hpc.config.paths import flatten, same_value
 from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
-from tango_hpc.launch.attempts import AttemptLog
+from tango_hpc.launch.attempts import AttemptLog, submitted_jobs
 from tango_hpc.launch.lock import RunLock, take_lock
 from tango_hpc.launch.provenance import note_changes
 from tango_hpc.launch.queued import check_no_job_waits, never_started
@@ -43,6 +45,8 @@ CHANGEABLE_ON_RESUME = (
     "train.eval_every",
     "train.dump_every",
     "train.max_logprob_gap",
+    "train.on_trouble.*",
+    "train.max_rollbacks",
     "sft.*.steps",
     "sft.*.eval_every",
     "checkpoint.*",
@@ -88,6 +92,35 @@ def prepared_run(stages: Sequence[str], config: Config, *, resume: bool) -> Iter
         yield directory, lock
     finally:
         lock.release()
+
+
+class Before:
+    """What a run directory was before it was entered for a job that Slurm may refuse."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._was_there = directory.path.exists()
+        self._jobs = submitted_jobs(directory)
+        files = (directory.config, directory.provenance, directory.summary, directory.stop_file)
+        self._files = {file: file.read_bytes() if file.is_file() else None for file in files}
+
+    def bring_back(self) -> None:
+        """Undo `prepare_run`: a run has the settings of before again, a new one is gone. Jobs of others are left alone."""
+        directory = self._directory
+        if submitted_jobs(directory) != self._jobs or (not self._was_there and AttemptLog(directory).read()):
+            return
+        if not self._was_there:
+            shutil.rmtree(directory.path, ignore_errors=True)
+            return
+        for file, content in self._files.items():
+            if content is None:
+                file.unlink(missing_ok=True)
+            elif not file.is_file() or file.read_bytes() != content:
+                write_atomically(file, content)
+        if self._files[directory.config] is None:
+            for folder in (directory.tensorboard, directory.rollouts, directory.checkpoints):
+                with suppress(OSError):  # it is not there, or somebody's files are
+                    folder.rmdir()
 
 
 def check_run(stages: Sequence[str], config: Config, *, resume: bool) -> None:
@@ -255,9 +288,8 @@ def _check_changes(
 def _check_whole(directory: RunDirectory) -> None:
     """Raise UserError where a run's config.yaml is damaged: nothing else says what the run computes."""
     try:
-        text = directory.config.read_text(encoding="utf-8")
-        whole = isinstance(yaml.safe_load(text), Mapping)
-    except (UnicodeDecodeError, yaml.YAMLError):
+        whole = isinstance(yaml.safe_load(directory.config.read_text(encoding="utf-8")), Mapping)
+    except NOT_YAML:  # nor UTF-8
         whole = False
     if not whole:
         raise UserError(
@@ -272,7 +304,10 @@ def _listed(changes: Sequence[ConfigChange]) -> str:
 
 def changes_of_run(directory: RunDirectory, resolved_config_yaml: str) -> list[ConfigChange]:
     """In what a configuration differs from that of the run which is there."""
-    found = config_changes(read_tree(directory.config), yaml.safe_load(resolved_config_yaml))
+    before = read_tree(directory.config)
+    with suppress(ValidationError):  # then as it stands: a setting that there was, or a value that somebody has put in
+        before = yaml.safe_load(config_to_yaml(Config.model_validate(before)))  # what came later has its default
+    found = config_changes(before, yaml.safe_load(resolved_config_yaml))
     return [change for change in found if change.key != "run.dir"]  # it is this very directory, by whatever name
 
 
@@ -281,14 +316,3 @@ def config_changes(before_tree: Mapping[str, Any], after_tree: Mapping[str, Any]
     before, after = flatten(before_tree), flatten(after_tree)
     changes = [ConfigChange(key, before.get(key), after.get(key)) for key in sorted(before.keys() | after.keys())]
     return [change for change in changes if not same_value(change.before, change.after)]
-
-
-def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """The settings of a tree by dotted key."""
-    if not isinstance(tree, Mapping):
-        return {prefix: tree}
-    return {
-        key: value
-        for name, branch in tree.items()
-        for key, value in flatten(branch, f"{prefix}.{name}" if prefix else str(name)).items()
-    }

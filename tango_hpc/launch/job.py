@@ -3,7 +3,8 @@
 Inside a Slurm job the ranks go through srun. When they have saved because the machine is taken away (time limit,
 preemption, SIGTERM), the job requeues itself and the next attempt continues; when somebody asked for the end
 (`tango stop`, scancel), it does not, and neither does a job that is not there for this run, such as a notebook's. A
-failure is tried again only if this attempt got somewhere.
+failure is tried again only if this attempt got somewhere. In a chain (`launch.chain`) the next job takes the place of
+the requeued one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,9 +25,10 @@ from tango_hpc.config import Config, load_config
 from tango_hpc.control.outcome import STOPPED
 from tango_hpc.control.stop import read_stop_request
 from tango_hpc.errors import CheckFailed, UserError
-from tango_hpc.files import explain_full, is_full
+from tango_hpc.files import explain_disk, is_of_disk
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog
+from tango_hpc.launch.chain import Chain
 from tango_hpc.launch.continuity import compare_with_last, refuse
 from tango_hpc.launch.deadline import Deadline
 from tango_hpc.launch.enter import is_done
@@ -50,11 +52,16 @@ NOT_OURS = (
 
 
 def run_attempt(
-    directory: RunDirectory, stage: str, config: Config, console: Console, held: RunLock | None = None
+    directory: RunDirectory,
+    stage: str,
+    config: Config,
+    console: Console,
+    held: RunLock | None = None,
+    chain: Chain | None = None,
 ) -> int:
-    """Run `stage` from its last checkpoint and return the exit code; a batch job may requeue itself instead.
+    """Run `stage` from its last checkpoint and return the exit code; a batch job may requeue itself, or leave to the next.
 
-    `held` is the run's lock where the caller has it.
+    `held` is the run's lock where the caller has it, `chain` the jobs that continue each other, where this is one.
     """
     if is_done(directory, stage):
         say(console, f"{stage} in {directory.path} is done already.")
@@ -68,12 +75,16 @@ def run_attempt(
         if held is None:
             stack.callback(lock.release)
         asked = read_stop_request(directory)
-        if slurm.restarts() and asked is not None and asked.by == "user":
-            say(console, f"{asked.why}: not started again. Continue with: {command}")
+        is_continued = bool(slurm.restarts()) or (chain is not None and chain.is_continuation)
+        not_wanted = asked.why if asked is not None and asked.by == "user" and is_continued else None
+        not_wanted = not_wanted or (chain.why_not() if chain is not None else None)
+        if not_wanted is not None:
+            say(console, f"{not_wanted}: not started again. Continue with: {command}")
             return STOPPED
         directory.stop_file.unlink(missing_ok=True)
         attempt = log.start(stage)
-        reason = _given_up(log, attempt, config.launch.max_attempts_without_progress)
+        jobs = chain.jobs if chain is not None else [attempt.job or ""]
+        reason = _given_up(log, attempt, jobs, config.launch.max_attempts_without_progress) if is_continued else None
         if reason is not None:
             _note_failure(directory, log, attempt, 1, reason)
             say(console, f"{reason}. Continue with: {command}")
@@ -88,38 +99,40 @@ def run_attempt(
                 directory,
                 config,
                 process_roles(config, stage),
-                _starter(directory, stage, config),
+                _starter(directory, stage, config, console),
                 console,
                 deadline=deadline,
-                on_poll=lock.touch,
+                on_poll=partial(_on_poll, lock, chain),
             )
             code = supervisor.run()
         except UserError as error:
             _note_failure(directory, log, attempt, error.exit_code, str(error))
             raise
-        with _telling_failure(console):
+        unwritten: list[str] = []
+        with _noting(unwritten):
             log.end(attempt, code, supervisor.reason)
         if not supervisor.stopped_by_user:
-            directory.stop_file.unlink(missing_ok=True)
+            with _noting(unwritten):
+                directory.stop_file.unlink(missing_ok=True)
+        if code not in (0, STOPPED):
+            with _noting(unwritten):
+                update_summary(directory, stage, "failed", attempt_seconds=(attempt.ended or 0) - attempt.started)
+        if unwritten:
+            say(console, f"not written down: {unwritten[0]}")
         if code == 0:
             return 0
-        if code != STOPPED:
-            with _telling_failure(console):
-                update_summary(directory, stage, "failed", attempt_seconds=(attempt.ended or 0) - attempt.started)
         if code not in NEVER_RETRY and not supervisor.stopped_by_user and job is not None:
             if ours is None:
                 say(console, f"Not requeued: job {job} is not this run's own, {NOT_OURS}.")
             elif supervisor.request is None and not attempt.made_progress and not supervisor.was_suspended:
                 say(console, "Not tried again: this attempt made no progress.")
-            elif requeue(
-                ours,
-                directory,
-                deadline.left() if deadline is not None else None,
-                say=partial(say, console),
-                wait=partial(_wait, lock),
-                command=command,
-            ):
-                _leave(lock, code)
+            else:
+                left = deadline.left() if deadline is not None else None
+                telling, waiting = partial(say, console), partial(_wait, lock)
+                if chain is not None and chain.goes_on(left, command, waiting):
+                    _leave(lock, config.launch.stopped_exit_code if code == STOPPED else code)
+                if chain is None and requeue(ours, directory, left, say=telling, wait=waiting, command=command):
+                    _leave(lock, code)
         if code == STOPPED:
             say(console, f"Continue with: {command}")
         else:
@@ -127,36 +140,47 @@ def run_attempt(
         return code
 
 
+def _on_poll(lock: RunLock, chain: Chain | None) -> None:
+    lock.touch()
+    if chain is not None:
+        chain.submit()
+
+
 def _wait(lock: RunLock, seconds: float) -> None:
     lock.touch()
     time.sleep(seconds)
 
 
-def _given_up(log: AttemptLog, attempt: Attempt, limit: int) -> str | None:
-    """Why a requeued job is not tried once more, if it is not: its last `limit` attempts left no new checkpoint."""
-    if attempt.job is None or not slurm.restarts() or log.without_progress(attempt.stage, attempt.job) <= limit:
+def _given_up(log: AttemptLog, attempt: Attempt, jobs: Sequence[str], limit: int) -> str | None:
+    """Why a requeued job, or one of a chain of `jobs`, is not tried once more, if it is not.
+
+    That is so where its last `limit` attempts left no new checkpoint.
+    """
+    if log.without_progress(attempt.stage, jobs) <= limit:
         return None
     last = log.read()[-limit - 1 : -1]
+    names = list(dict.fromkeys(before.job or "" for before in last))
+    which = f"job{'s' if len(names) > 1 else ''} {', '.join(names)}"
     if all(before.reason.endswith(ENDED_WHILE_LOADING) for before in last):
         longest = max((before.ended or before.started) - before.started for before in last)
         return (
-            f"given up: {limit} attempts of job {attempt.job} in a row never got past loading, the longest in "
+            f"given up: {limit} attempts of {which} in a row never got past loading, the longest in "
             f"{longest:.0f} s; ask for more time (time in the profile, --time of sbatch), or load from the nodes' own "
             "disks (stage_weights_to in the profile)"
         )
     return (
-        f"given up: {limit} attempts of job {attempt.job} in a row ended without a new checkpoint "
+        f"given up: {limit} attempts of {which} in a row ended without a new checkpoint "
         "(launch.max_attempts_without_progress)"
     )
 
 
 @contextmanager
-def _telling_failure(console: Console) -> Iterator[None]:
-    """What cannot be written down is said, and how the attempt ended goes on as it is."""
+def _noting(unwritten: list[str]) -> Iterator[None]:
+    """What cannot be written down is noted, and how the attempt ended goes on as it is."""
     try:
         yield
     except OSError as error:
-        say(console, f"not written down: {explain_full(error) if is_full(error) else error}")
+        unwritten.append(explain_disk(error) if is_of_disk(error) else str(error))
 
 
 def _note_failure(directory: RunDirectory, log: AttemptLog, attempt: Attempt, code: int, reason: str) -> None:
@@ -175,11 +199,15 @@ def run_stages(directory: RunDirectory, stages: str, console: Console, snapshot:
         log = AttemptLog(directory)
         _note_failure(directory, log, log.start(stages.partition(",")[0]), error.exit_code, str(error))
         raise
-    code = 0
-    for stage in stages.split(","):
-        code = run_attempt(directory, stage, config, console)
-        if code != 0:
-            break
+    code, chain = 0, Chain.of_this_job(directory, partial(say, console))
+    try:
+        for stage in stages.split(","):
+            code = run_attempt(directory, stage, config, console, chain=chain)
+            if code != 0:
+                break
+    finally:  # a job that the next one continues has left before
+        if chain is not None:
+            chain.end(f"job {slurm.job_id()} has ended the chain")
     return code
 
 
@@ -206,7 +234,7 @@ def _exit_code(directory: RunDirectory, code: int) -> int:
     return code
 
 
-def _starter(directory: RunDirectory, stage: str, config: Config) -> Starter:
+def _starter(directory: RunDirectory, stage: str, config: Config, console: Console) -> Starter:
     where = place(os.environ, config.world_size)
     assert where != "rank", "ranks do not supervise"
     if where == "alone":
@@ -217,7 +245,7 @@ def _starter(directory: RunDirectory, stage: str, config: Config) -> Starter:
             f"launch.nodes is {config.launch.nodes}, but job {slurm.job_id()} has {nodes}; "
             f"ask for --nodes={config.launch.nodes}"
         )
-    return SrunStarter(directory, stage, config)
+    return SrunStarter(directory, stage, config, partial(say, console))
 
 
 def job_deadline(job: str | None) -> Deadline | None:
@@ -250,9 +278,9 @@ def main() -> int:
         print(f"tango: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        if not is_full(error):
+        if not is_of_disk(error):
             raise
-        print(f"tango: {explain_full(error)}", file=sys.stderr)
+        print(f"tango: {explain_disk(error)}", file=sys.stderr)
         return CheckFailed.exit_code
 
 

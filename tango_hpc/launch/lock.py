@@ -187,7 +187,8 @@ class RunLock:
         if _held.get(str(self._file)) == self._holder:
             del _held[str(self._file)]
             if Holder.read(self._file) == self._holder:
-                self._file.unlink(missing_ok=True)
+                with suppress(OSError):  # on a disk that has become read-only: the holder is known to be gone
+                    self._file.unlink(missing_ok=True)
 
     def touch(self) -> None:
         """Show that the holder is there. Raises CheckFailed where another process has taken the run over meanwhile."""
@@ -199,10 +200,13 @@ class RunLock:
             raise CheckFailed(
                 f"{present} has taken over {self._directory.path}, which had no sign of life of this process for too long"
             )
-        if present != self._holder:  # somebody deleted or damaged it
-            write_atomically(self._file, json.dumps(asdict(self._holder)), durable=False)
-        else:
-            os.utime(self._file)
+        try:
+            if present != self._holder:  # somebody deleted or damaged it
+                write_atomically(self._file, json.dumps(asdict(self._holder)), durable=False)
+            else:
+                os.utime(self._file)
+        except OSError as error:  # a full disk must not end a run that may still be able to train
+            warn_once(f"the lock of the run cannot be renewed: {error}")
 
     def _take(self) -> None:
         """Become the one holder. Raises UserError where there is a live one."""

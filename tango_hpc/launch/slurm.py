@@ -26,6 +26,10 @@ ANSWER_SECONDS = 20.0
 ALIVE_STATES = frozenset(
     {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "STOPPED"}
 )
+# Variables that tell how to reach Slurm, and nothing of a job.
+SETTINGS = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+# Those by which Slurm gives a job its GPUs.
+DEVICES = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 # Stands for the state of a job of which Slurm does not tell.
 UNKNOWN = "UNKNOWN"
 # A batch script sets this to its job and process id, then becomes `tango` by exec. What is started from there inherits
@@ -49,15 +53,50 @@ def run_command(*words: str, check: bool = True) -> str:
     return done.stdout
 
 
+def without_job(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """`env` without what describes a job or a step, which sbatch would hand on where it does not set it itself.
+
+    A new job that got it would take itself for a task of that step, say.
+    """
+    return {
+        name: value
+        for name, value in env.items()
+        if name in SETTINGS or not (name.startswith(("SLURM_", "SLURMD_", "SRUN_")) or name in DEVICES)
+    }
+
+
+def submit_after(job: str, script: Path, env: Mapping[str, str]) -> str:
+    """Submit a batch script in `env`, to start when `job` has ended, however; the new job.
+
+    Raises UserError where it is refused, NoAnswer where that is not known.
+    """
+    done = _run(("sbatch", "--parsable", f"--dependency=afterany:{job}", str(script)), env=env)
+    match = re.fullmatch(r"(\d+)(?:;\S+)?", done.stdout.strip())
+    if done.returncode != 0 or match is None:
+        raise UserError(f"sbatch: {(done.stderr or done.stdout).strip()}")
+    return match.group(1)
+
+
+def submitted_from(script: Path) -> str | None:
+    """The newest job of this user in the queue whose batch script was `script`. Raises NoAnswer."""
+    done = _run(("squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%o"))
+    if done.returncode != 0:
+        raise NoAnswer(f"Slurm did not answer: {(done.stderr or done.stdout).strip()}")
+    jobs = [line.strip().split("|", 1) for line in done.stdout.splitlines() if "|" in line]
+    return max((job for job, command in jobs if command == str(script)), key=int, default=None)
+
+
 def would_take(script: str) -> tuple[bool, str]:
     """Whether sbatch would accept a batch script, and its words. Raises NoAnswer where it takes too long."""
     done = _run(("sbatch", "--test-only"), script)
     return done.returncode == 0, done.stderr.strip()
 
 
-def _run(words: tuple[str, ...], text: str = "") -> subprocess.CompletedProcess[str]:
+def _run(
+    words: tuple[str, ...], text: str = "", env: Mapping[str, str] = os.environ
+) -> subprocess.CompletedProcess[str]:
     """Run a command that reads `text`, by what it is told here alone: a user's own defaults would hide jobs and times."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+    env = {name: value for name, value in env.items() if not name.startswith("SQUEUE_")}
     try:
         process = subprocess.Popen(
             words,
@@ -125,6 +164,13 @@ class Job:
     time_limit: str
     can_requeue: bool  # a batch job that was submitted with --requeue
     script: str | None  # the batch script, where its file is still there
+    was_preempted: bool = False
+
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether somebody has ended it: of a job that is being cleared away Slurm names the end only indirectly."""
+        ended_itself = self.was_preempted or self.reason == "TimeLimit"
+        return self.state.startswith("CANCELLED") or (self.state == "COMPLETING" and not ended_itself)
 
     @property
     def is_alive(self) -> bool:
@@ -169,6 +215,7 @@ def parse_job(line: str) -> Job:
         time_limit=fields.get("TimeLimit", ""),
         can_requeue=fields.get("Requeue") == "1" and fields.get("BatchFlag") == "1",
         script=_script(line),
+        was_preempted=parse_time(fields.get("PreemptTime", "None")) is not None,
     )
 
 

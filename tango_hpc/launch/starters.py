@@ -9,14 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from tango_hpc.config.schema import Config
 from tango_hpc.control.guard import SUPERVISED
-from tango_hpc.control.outcome import Outcome, describe_death
+from tango_hpc.control.outcome import LAST_WORDS, Outcome, describe_death, said_last
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.environment import free_port, python_path, threads_of_rank
@@ -31,6 +31,11 @@ CODE_ROOT = Path(__file__).resolve().parents[2]
 # How long Slurm is asked to end a step; it takes a second or two, if its controller answers.
 KILL_SECONDS = 60.0
 KILL_AGAIN_SECONDS = 10.0
+# A step that is killed while Slurm launches its tasks may hang there, and Slurm then drains the node (seen with 22.05).
+LAUNCH_SECONDS = 3.0
+# How often srun is started where it fails before any task has said a word, and how long it waits in between.
+MAX_STARTS = 3
+START_AGAIN_SECONDS = 10.0
 
 
 class Starter(Protocol):
@@ -87,6 +92,7 @@ class LocalStarter:
         self._config = config
         self._command = [*(command or rank_command()), str(directory.path), stage]
         self._process: subprocess.Popen[bytes] | None = None
+        self._last_words, self._said = -1, b""
 
     def start(self) -> None:
         size = self._config.launch.tasks_per_node
@@ -94,14 +100,23 @@ class LocalStarter:
             "RANK": 0, RANKS_OF_TASK: size, "WORLD_SIZE": size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": size,
             "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), SUPERVISED: os.getpid(),
         }  # fmt: skip
+        self._last_words, writes = os.pipe()
+        os.set_blocking(self._last_words, False)
+        env = rank_environment(self._config) | {key: str(value) for key, value in place.items()}
+        self._process = self._spawn(env | {LAST_WORDS: str(writes)}, writes)
+        os.close(writes)
+
+    def _spawn(self, env: Mapping[str, str], writes: int) -> subprocess.Popen[bytes]:
+        """Start the task, with `env` beside this process's own; `writes`: the end of the pipe that it inherits."""
         with self._directory.log_file(Worker(0)).open("ab") as log:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 self._command,
-                env=os.environ | rank_environment(self._config) | {key: str(value) for key, value in place.items()},
+                env=os.environ | dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 process_group=0,
+                pass_fds=(writes,),
             )
 
     def running(self) -> bool:
@@ -111,8 +126,13 @@ class LocalStarter:
     def deaths(self) -> list[Outcome]:
         assert self._process is not None
         code = self._process.poll()
-        if code in (None, 0):
-            return []
+        if self._last_words >= 0:
+            with suppress(BlockingIOError):
+                while block := os.read(self._last_words, 2**16):
+                    self._said += block
+        words = said_last(self._said)
+        if words or code in (None, 0):
+            return words
         return [Outcome(None, error=f"the process that had started the ranks is gone: {describe_death(code)}")]
 
     def kill(self) -> None:
@@ -121,6 +141,10 @@ class LocalStarter:
         with suppress(ProcessLookupError):  # all of the group have ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        if self._last_words >= 0:
+            self.deaths()  # reads what was said
+            os.close(self._last_words)
+            self._last_words = -1
 
 
 _SRUN_ERROR = re.compile(r"^srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,\-\[\]]+): (?P<what>.+)$", re.MULTILINE)
@@ -143,18 +167,24 @@ IGNORE_UNTIL_READY = ("bash", "-c", 'trap "" USR2 TERM; exec "$@"', "rank")
 
 
 class SrunStarter:
-    """One srun step with one task per rank over the whole allocation."""
+    """One srun step with one task per rank over the whole allocation. `say` prints a line.
 
-    def __init__(
-        self, directory: RunDirectory, stage: str, config: Config, command: Sequence[str] | None = None
-    ) -> None:
+    Where srun fails before any task has left a sign of life (a busy controller, a node that does not answer), it is
+    started again.
+    """
+
+    def __init__(self, directory: RunDirectory, stage: str, config: Config, say: Callable[[str], None] = print) -> None:
         self._directory = directory
+        self._say = say
         self._config = config
-        self._command = [*(command or rank_command()), str(directory.path), stage]
+        self._command = [*rank_command(), str(directory.path), stage]
         self._process: subprocess.Popen[bytes] | None = None
         self._name = f"ranks-{os.getpid()}"
         self._messages = directory.srun_log
         self._messages_start = 0
+        self._num_starts = 0
+        self._started = 0.0  # by time.monotonic()
+        self._start_again_at: float | None = None
 
     def arguments(self) -> list[str]:
         """The srun command line."""
@@ -180,10 +210,14 @@ class SrunStarter:
     def start(self) -> None:
         if os.environ.get(STAGE_WEIGHTS_TO):
             self._stage_weights()
+        self._run()
+
+    def _run(self) -> None:
         env = os.environ | rank_environment(self._config) | {SUPERVISED: "srun"}
         if "SLURM_CPUS_PER_TASK" in env:
             env["SRUN_CPUS_PER_TASK"] = env["SLURM_CPUS_PER_TASK"]
         self._messages_start = self._messages.stat().st_size if self._messages.exists() else 0
+        self._num_starts, self._started = self._num_starts + 1, time.monotonic()
         with self._messages.open("ab") as log:
             self._process = subprocess.Popen(
                 self.arguments(),
@@ -212,18 +246,43 @@ class SrunStarter:
 
     def running(self) -> bool:
         assert self._process is not None
-        return self._process.poll() is None
+        if self._process.poll() is None:
+            return True
+        if not self._starts_again():
+            return False
+        if self._start_again_at is None:
+            self._start_again_at = time.monotonic() + START_AGAIN_SECONDS
+            reason = (self._said().strip().splitlines() or [f"exit code {self._process.poll()}"])[-1]
+            self._say(f"srun has not started the ranks ({reason}): tried again in {START_AGAIN_SECONDS:.0f} s")
+        elif time.monotonic() > self._start_again_at:
+            self._start_again_at = None
+            self._run()
+        return True
 
     def deaths(self) -> list[Outcome]:
         assert self._process is not None
-        with self._messages.open("rb") as file:
-            file.seek(self._messages_start)
-            text = file.read().decode(errors="replace")
+        text, code = self._said(), self._process.poll()
         found = deaths_in_srun_output(text)
-        code = self._process.poll()
-        if not found and code not in (None, 0):
+        if not found and code not in (None, 0) and not self._starts_again():
             found = [Outcome(None, error=f"srun ended with exit code {code}", traceback=text[-4000:])]
         return found
+
+    def _said(self) -> str:
+        """What srun has printed since its last start."""
+        with self._messages.open("rb") as file:
+            file.seek(self._messages_start)
+            return file.read().decode(errors="replace")
+
+    def _starts_again(self) -> bool:
+        """Whether srun has failed, was started less than `MAX_STARTS` times, and no task has ever been heard of."""
+        assert self._process is not None
+        signs = (self._directory.heartbeats, self._directory.outcomes)
+        return (
+            (self._process.poll() or 0) > 0
+            and self._num_starts < MAX_STARTS
+            and not deaths_in_srun_output(self._said())
+            and not any(file for folder in signs for file in folder.glob("rank_*"))
+        )
 
     def kill(self) -> None:
         """SIGKILL to every task through Slurm; srun itself must live until the step has gone.
@@ -232,6 +291,9 @@ class SrunStarter:
         """
         if self._process is None:
             return
+        self._num_starts = MAX_STARTS
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=max(self._started + LAUNCH_SECONDS - time.monotonic(), 0.0))
         job, until = os.environ["SLURM_JOB_ID"], time.monotonic() + KILL_SECONDS
         while self._process.poll() is None and time.monotonic() < until:
             with suppress(UserError):

@@ -102,7 +102,10 @@ class Supervisor:
             if codes <= {0, STOPPED}:
                 # One that came in the last moment counts too; without any, signals went to the ranks themselves.
                 to_ranks = StopRequest("supervisor", "a signal to the ranks")
+                announced = self.request is not None
                 self.request = read_stop_request(self.directory) or self.request or to_ranks
+                if not announced:
+                    self._tell(f"{self.request.why}: saved at the next safe point")
                 return STOPPED
         if not self.failures:
             self.failures = find_cause(self.directory, self.starter.deaths())
@@ -110,8 +113,14 @@ class Supervisor:
             told = f"{self.request.why}: " if self.request else ""
             self.failures = [Outcome(None, error=f"{told}the ranks were ended before their next safe point")]
         self._tell(self.failures[0].text())
+        said = {self.failures[0].error}  # what all have agreed on, all of them say
         for other in self.failures[1:]:
-            self._tell(other.title())
+            if not other.echo and other.error not in said:
+                self._tell(other.title())
+                said.add(other.error)
+        if len(self.failures) > len(said):
+            others = len(self.failures) - len(said)
+            self._tell(f"{others} of the other processes ended because of it (`tango logs` has their words)")
         return self.failures[0].code
 
     @property

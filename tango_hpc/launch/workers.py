@@ -26,7 +26,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from tango_hpc.control.guard import SUPERVISED, die_with_parent, run_guarded
-from tango_hpc.control.heartbeat import Beat, write_beat
+from tango_hpc.control.heartbeat import Beat, PhaseBoard, write_beat
 from tango_hpc.control.outcome import STOPPED, Outcome, outcome_of, outcome_of_dead, read_outcome, write_outcome
 from tango_hpc.control.stop import STOP_SIGNALS, StopSignal
 from tango_hpc.errors import CheckFailed, UserError
@@ -60,9 +60,9 @@ def host_ranks(directory: RunDirectory, prepare: Callable[[], tuple[Sequence[str
         roles, body = prepare()
     except BaseException as error:
         cause = CheckFailed(str(error)) if isinstance(error, UserError) else error
-        traceback.print_exception(error)
         outcome = outcome_of(Worker(ranks[0]), LOADING, cause)
         write_outcome(directory, outcome)
+        _print_if_possible(error)
         return _exit_code([outcome])
     workers = [Worker(rank, role) for rank in ranks for role in roles]
     family = _Family(directory, workers, signals)
@@ -70,10 +70,15 @@ def host_ranks(directory: RunDirectory, prepare: Callable[[], tuple[Sequence[str
         return _exit_code(family.run(body))
     except BaseException as error:  # a full disk, no more processes: whoever was started would wait for its peers
         family.kill()
-        traceback.print_exception(error)
         outcome = outcome_of(Worker(ranks[0]), LOADING, error)
         write_outcome(directory, outcome)
+        _print_if_possible(error)
         return _exit_code([outcome])
+
+
+def _print_if_possible(error: BaseException) -> None:
+    with suppress(OSError):  # the log may be on a full disk
+        traceback.print_exception(error)
 
 
 class _Signals:
@@ -103,6 +108,7 @@ class _Family:
 
     def __init__(self, directory: RunDirectory, workers: Sequence[Worker], signals: _Signals) -> None:
         self._directory, self._workers, self._signals = directory, workers, signals
+        self._boards = {worker: PhaseBoard() for worker in workers}
         self._parent = os.getpid()
 
     def kill(self) -> None:
@@ -158,9 +164,10 @@ class _Family:
             ended = f"ended {NOTICE_SECONDS:.0f} s after another process of its rank had failed"
             outcome = Outcome(*worker, ended, host=socket.gethostname(), echo=True, time=time.time())
         else:
-            outcome = outcome_of_dead(self._directory, worker, returncode)
+            outcome = outcome_of_dead(self._directory, worker, returncode, self._boards[worker].read())
         write_outcome(self._directory, outcome)
-        self._directory.crash_file(worker).unlink(missing_ok=True)
+        with suppress(OSError):  # on a disk that has become read-only it stays
+            self._directory.crash_file(worker).unlink(missing_ok=True)
         return outcome
 
     def _be(self, worker: Worker, body: Body) -> None:
@@ -173,7 +180,8 @@ class _Family:
             os.dup2(log, sys.stdout.fileno())
             os.dup2(log, sys.stderr.fileno())
             os.close(log)
-        stop = StopSignal(self._directory, worker, reads_file=worker == self._workers[0] and worker.rank == 0)
+        reads_file, board = worker == self._workers[0] and worker.rank == 0, self._boards[worker]
+        stop = StopSignal(self._directory, worker, reads_file=reads_file, board=board)
         for stop_signal in STOP_SIGNALS:
             signal.signal(stop_signal, stop.receive)
         for number in self._signals.received:

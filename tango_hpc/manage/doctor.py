@@ -198,16 +198,22 @@ def _inputs(config: Config) -> Iterator[Finding]:
         check_run_dir(config.run.dir)
     except UserError as error:
         yield Finding("fail", str(error))
+    before: list[str] = []
     for stage in ("sft", "train"):
         if stage == "sft" and config.sft.generator is None and config.sft.verifier is None:
             continue
         try:
-            check_inputs(config, stage)
+            check_inputs(config, stage, after=before)
         except UserError as error:
             for line in str(error).splitlines():
                 yield Finding("fail" if stage == "train" else "warn", f"{stage}: {line}")
-        else:
+            continue
+        try:
+            check_inputs(config, stage)
             yield Finding("ok", f"{stage}: models and data are there")
+        except UserError:
+            yield Finding("warn", f"{stage}: its models are not there yet", "fine-tune first, or run both as sft,train")
+        before.append(stage)
 
 
 def _profile(profile: Profile, config: Config | None) -> Iterator[Finding]:
@@ -249,7 +255,7 @@ def _profile(profile: Profile, config: Config | None) -> Iterator[Finding]:
 
 def _variables(profile: Profile) -> dict[str, str]:
     """The variables that a job of the profile gets, with those of this machine filled in."""
-    return {name: os.path.expandvars(value) for name, value in job_variables(profile).items()}
+    return {name: os.path.expandvars(value) for name, value in (job_variables(profile) | profile.env).items()}
 
 
 def _ranks(config: Config | None, storage: Path, variables: dict[str, str]) -> Iterator[Finding]:

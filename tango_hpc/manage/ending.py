@@ -25,7 +25,7 @@ def cancel(path: Path, console: Console) -> None:
     for directory in find_runs(path):
         ended = []
         unanswered = len(silent)
-        for job in known_jobs(directory):
+        for job in reversed(known_jobs(directory)):  # one that waits for another's end first
             try:
                 found = slurm.show_job(job) if slurm.is_available() else None
                 if found is not None and found.is_alive:

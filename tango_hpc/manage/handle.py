@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from submitit.core.core import InfoWatcher
+from submitit.core.utils import JobPaths
 from submitit.slurm.slurm import SlurmJob
 
+from tango_hpc.launch import slurm
+from tango_hpc.launch.attempts import AttemptLog, next_job
 from tango_hpc.manage.asking import Asking
 from tango_hpc.manage.status import RunState, states
 from tango_hpc.run.directory import RunDirectory
@@ -33,6 +36,27 @@ class RunJob(SlurmJob[dict]):
         if self._asking.is_due() or self._run_state is None:
             self._run_state = states([self.directory])[0]
         return self._run_state
+
+    @property
+    def paths(self) -> JobPaths:
+        """submitit's files of this job; in a chain, those of the last one that has followed it."""
+        started = {attempt.job for attempt in AttemptLog(self.directory).read()}
+        last = [job for job in self._chain() if job == self.job_id or job in started][-1]
+        return JobPaths(self._paths.folder, job_id=last, task_id=self.task_id)
+
+    def cancel(self, check: bool = True) -> None:
+        """End this job and those that follow it in a chain, the last one first. They save if there is time."""
+        for job in reversed(self._chain()):
+            found = slurm.show_job(job)
+            if found is not None and found.is_alive:
+                slurm.run_command("scancel", job, check=check)
+
+    def _chain(self) -> list[str]:
+        """This job and those that follow it."""
+        jobs = [self.job_id]
+        while (following := next_job(self.directory, jobs[-1])) is not None:
+            jobs.append(following)
+        return jobs
 
     @property
     def state(self) -> str:

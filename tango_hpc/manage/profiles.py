@@ -12,7 +12,7 @@ from typing import Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from tango_hpc.config.load import explain_mistake
+from tango_hpc.config.load import NOT_YAML, explain_mistake
 from tango_hpc.config.values import Positive, Section
 from tango_hpc.errors import UserError
 
@@ -67,7 +67,11 @@ class Profile(Section):
         description="The option for GPUs; by task only where a cluster wants it so: each rank then sees its own alone.",
     )
     gpu_type: str | None = Field(None, description="e.g. a100: asks for --gpus-per-node=a100:4.")
-    requeue: bool = Field(True, description="Let the job requeue itself; else it ends saying how to resume.")
+    requeue: bool | Literal["chain"] = Field(
+        True,
+        description="Let the job requeue itself. chain: where that is forbidden, each job submits the next one, which "
+        "waits for its end. false: it ends saying how to resume.",
+    )
     mail_user: str | None = None
     mail_type: str | None = Field(None, description="e.g. END,FAIL.")
     sbatch: dict[str, str | int | bool] = Field(
@@ -149,7 +153,7 @@ def load_profile(name: str | None) -> Profile:
     file = _find(name)
     try:
         tree = yaml.safe_load(file.read_text())
-    except (yaml.YAMLError, OSError) as error:
+    except (*NOT_YAML, OSError) as error:
         raise UserError(f"cannot read the profile {file}: {error}") from None
     if not isinstance(tree, dict | None):
         raise UserError(f"the profile {file} must hold a mapping of settings, not {type(tree).__name__}")
@@ -176,8 +180,11 @@ def _find(name: str) -> Path:
     )
 
 
-def setup_lines(profile: Profile) -> list[str]:
-    """The shell lines that make a job's environment; one that fails ends the job, named."""
+def setup_lines(profile: Profile, private_variables: Path) -> list[str]:
+    """The shell lines that make a job's environment; one that fails ends the job, named.
+
+    The variables of `env`, which may be secrets, are read from a file that only the user may read.
+    """
     steps = [f"module load {shlex.quote(module)}" for module in profile.modules]
     if profile.venv is not None:
         steps.append(f"source {_with_variables(str(profile.venv) + '/bin/activate')}")
@@ -186,12 +193,19 @@ def setup_lines(profile: Profile) -> list[str]:
         steps.append(f"conda activate {_with_variables(profile.conda)}")
     steps += profile.setup
     lines = [f"{step} || {{ echo {shlex.quote(f'tango: failed: {step}')}; exit 78; }}" for step in steps]
-    exports = [f"export {name}={_with_variables(value)}" for name, value in job_variables(profile).items()]
+    exports = export_lines(job_variables(profile))
+    if profile.env:
+        exports.append(f"source {shlex.quote(str(private_variables))} || exit 78")
     return [*lines, "set -u  # ends the job where a variable named below is not set on this node", *exports, "set +u"]
 
 
+def export_lines(variables: Mapping[str, str]) -> list[str]:
+    """The shell lines that set `variables`, whose values may hold variables of the job."""
+    return [f"export {name}={_with_variables(value)}" for name, value in variables.items()]
+
+
 def job_variables(profile: Profile) -> dict[str, str]:
-    """Environment variables that the profile asks for, by name."""
+    """Environment variables that the profile's other keys ask for, by name; those of `env` come after them."""
     variables: dict[str, str] = {"HF_HUB_OFFLINE": "1"}
     if profile.cache_dir is not None:
         names = {
@@ -214,7 +228,7 @@ def job_variables(profile: Profile) -> dict[str, str]:
         mounts = [f"--container-mounts={','.join(enroot.mounts)}"] if enroot.mounts else []
         variables["TANGO_SRUN_OPTIONS"] = shlex.join([f"--container-image={enroot.image}", *mounts, *enroot.options])
         variables["TANGO_RANK_COMMAND"] = shlex.join([enroot.python, "-P", "-m", "tango_hpc.rank"])
-    return variables | profile.env
+    return variables
 
 
 def _with_variables(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -85,10 +86,16 @@ def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> Run
         job = last.job
     job_state, reason = queue.get(job, (None, "")) if job else (None, "")
     unstarted = submitted[-1] if submitted and not _has_started(submitted[-1], attempts) else None
-    stage = _stage(directory, last, unstarted)
+    follows = unstarted is not None and "after" in unstarted and last is not None  # the next job of a chain
+    stage = _stage(directory, last, None if follows else unstarted)
     last_stage = submitted[-1]["stages"].split(",")[-1] if submitted else stage
+    if follows and last is not None and (last.ended is None or _is_final(last, last_stage)):
+        unstarted = None  # it may not even be needed
+        job = last.job if job_state not in slurm.ALIVE_STATES else job
+        job_state, reason = queue.get(job, (None, "")) if job else (None, "")
     if job_state in WAITING_STATES:
-        continues = f"; continues from {last.saved_after}" if last and not unstarted and last.saved_after else ""
+        goes_on = last is not None and last.saved_after and (follows or not unstarted)
+        continues = f"; continues from {last.saved_after}" if last is not None and goes_on else ""
         state, detail = "waiting", reason + continues
     elif job_state in slurm.ALIVE_STATES:
         state, detail = "running", ""
@@ -106,6 +113,8 @@ def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> Run
     if state == "running":
         has_told = last is None or (last.ended is None and _is_newer(directory.progress, directory.attempts_file))
         detail = f"{current.get('role') or ''} {current.get('phase', '')}".strip() if has_told else "starting"
+    if troubles := current.get("troubles"):
+        detail = "; ".join(filter(None, (detail, *map(str, troubles))))
     damaged = damaged_in(directory.checkpoints / stage)
     if damaged:
         detail = "; ".join(filter(None, (detail, f"set aside as damaged: {', '.join(damaged)}")))
@@ -311,8 +320,15 @@ def _log_files(directory: RunDirectory, rank: int | None) -> Iterator[Path]:
         return _with_content(of_rank)
     supervisor = [entry["log"] for entry in submitted_jobs(directory)[-1:]]
     supervisor += [attempt.log for attempt in AttemptLog(directory).read()[-1:] if attempt.log is not None]
-    return _with_content([*map(Path, dict.fromkeys(supervisor)), directory.srun_log, *of_rank])
+    here = (_where_it_lies(directory, Path(log)) for log in dict.fromkeys(supervisor))
+    return _with_content([*here, directory.srun_log, *of_rank])
+
+
+def _where_it_lies(directory: RunDirectory, log: Path) -> Path:
+    """A supervisor's log, also of a run that was moved after it was written."""
+    moved = directory.submitit_logs / log.name
+    return moved if os.path.isfile(moved) and not os.path.isfile(log) else log
 
 
 def _with_content(files: Iterable[Path]) -> Iterator[Path]:
-    return (file for file in files if file.exists() and file.stat().st_size > 0)
+    return (file for file in files if os.path.isfile(file) and os.path.getsize(file))  # a damaged name is no file

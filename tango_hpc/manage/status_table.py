@@ -57,8 +57,8 @@ def show_status(path: Path, console: Console, *, as_json: bool, watch: bool = Fa
 
 def _page(path: Path, console: Console, found: Sequence[RunState] | None = None) -> Text:
     """The lines, cut to the width of a terminal; what goes into a file or a pipe is not cut."""
+    width = console.width if console.is_terminal or found is not None else None  # what is watched is a screen
     found = states(find_runs(path)) if found is None else found
-    width = console.width if console.is_terminal else None
     lines, cut = table(path, found, width)
     if cut and len(found) == 1:
         lines += map(Text, _cause(found[0], console.width))

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, Literal
@@ -16,21 +16,29 @@ from tango_hpc.config import Config, load_config
 from tango_hpc.errors import StoppedEarly, UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import AttemptLog, remember_job
-from tango_hpc.launch.enter import prepare_run
+from tango_hpc.launch.chain import VARIABLE as CHAIN
+from tango_hpc.launch.enter import Before, prepare_run
 from tango_hpc.launch.environment import python_path
 from tango_hpc.launch.job import run_job
 from tango_hpc.launch.lock import check_lock
 from tango_hpc.launch.queued import check_no_job_waits
 from tango_hpc.launch.snapshot import take_snapshot
-from tango_hpc.manage.profiles import Profile, job_variables, load_profile, setup_lines, time_limit_minutes
+from tango_hpc.manage.profiles import (
+    Profile,
+    export_lines,
+    job_variables,
+    load_profile,
+    setup_lines,
+    time_limit_minutes,
+)
 from tango_hpc.manage.resources import Memory, asked_of_a_node, cpus_per_rank, node_memory
 from tango_hpc.run.directory import RunDirectory
 
 Cluster = Literal["slurm", "local", "debug"]
 # Room for the supervisor around the ranks' launch.grace_seconds.
 SIGNAL_AHEAD_SECONDS = 30
-# Variables of Slurm that tell how to reach it, and nothing of a job.
-SLURM_SETTINGS = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+# The variables of the profile's `env`, in the snapshot of a submission; only the user may read it.
+PRIVATE_VARIABLES = "job_variables.sh"
 STAGES = ("sft", "train", "eval", "teacher")
 
 
@@ -54,18 +62,24 @@ def submit(
     chosen = profile if isinstance(profile, Profile) else load_profile(profile)
     stage_names = check_stages(stages)
     check_submission(settings, chosen, cluster)
-    directory = prepare_run(stage_names, settings, resume=resume)
-    directory.stop_file.unlink(missing_ok=True)
-    take_snapshot(directory.snapshot)
-    folder = directory.submitit_logs
     memory = node_memory([settings], stage_names, chosen)
-    with job_environment(chosen, directory.snapshot, cluster):
-        made = executor(settings, chosen, memory, folder, job_name(stages, directory), cluster, directory.snapshot)
-        with refused_by_slurm(asked_of_a_node(settings, chosen, memory)):
+    asked = asked_of_a_node(settings, chosen, memory)
+    directory = RunDirectory(settings.run.dir)
+    folder = directory.submitit_logs
+    before = Before(directory)
+    prepare_run(stage_names, settings, resume=resume)
+    directory.stop_file.unlink(missing_ok=True)
+    take_job_files(chosen, directory.snapshot)
+    try:
+        with job_environment(chosen, directory.snapshot, cluster), refused_by_slurm(asked):
+            made = executor(settings, chosen, memory, folder, job_name(stages, directory), cluster, directory.snapshot)
             # In this process ("debug") the code that was copied runs from where it was copied from.
             job = made.submit(
                 run_job, str(directory.path), stages, str(directory.snapshot) if cluster != "debug" else None
             )
+    except UserError:
+        before.bring_back()
+        raise
     remember_job(directory, stages, cluster, job, profile if isinstance(profile, str) else None)
     if cluster != "slurm":
         return job
@@ -128,8 +142,9 @@ def slurm_parameters(config: Config, profile: Profile, memory: Memory, name: str
     """What submitit's Slurm executor is given."""
     setup = [
         slurm.BATCH_MARK_LINE,
+        *([f"export {CHAIN}=1"] if profile.requeue == "chain" else []),
         "trap '' USR2  # a near time limit may be announced before Python listens",
-        *setup_lines(profile),
+        *setup_lines(profile, snapshot / PRIVATE_VARIABLES),
         f'export PYTHONPATH={shlex.quote(str(snapshot))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
     ]
     return {
@@ -164,7 +179,7 @@ def sbatch_options(config: Config, profile: Profile, memory: Memory) -> dict[str
         "exclusive": profile.exclusive or None,
         "mail-user": profile.mail_user,
         "mail-type": profile.mail_type,
-        "requeue" if profile.requeue else "no-requeue": True,
+        "requeue" if profile.requeue is True else "no-requeue": True,
     }
     if launch.device == "cuda":
         # By node, where the cluster lets us: isolating each task's GPU breaks copies between the GPUs of a node.
@@ -199,16 +214,29 @@ def job_environment(profile: Profile, snapshot: Path, cluster: Cluster) -> Itera
     """
     before = dict(os.environ)
     if cluster == "slurm":
-        for name in before:
-            if name.startswith(("SLURM_", "SLURMD_", "SRUN_")) and name not in SLURM_SETTINGS:
-                del os.environ[name]
+        _set_environment(slurm.without_job(before))
     else:
-        os.environ.update(job_variables(profile) | {"PYTHONPATH": python_path(snapshot)})
+        os.environ.update(job_variables(profile) | profile.env | {"PYTHONPATH": python_path(snapshot)})
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        _set_environment(before)
+
+
+def _set_environment(env: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+
+
+def take_job_files(profile: Profile, snapshot: Path) -> Path:
+    """Put what a job takes along into the folder `snapshot`: the code, and the variables of the profile's `env`."""
+    take_snapshot(snapshot)
+    file = snapshot / PRIVATE_VARIABLES
+    file.unlink(missing_ok=True)
+    if profile.env:
+        file.touch(mode=0o600)
+        file.write_text("".join(f"{line}\n" for line in export_lines(profile.env)))
+    return snapshot
 
 
 def check_submission(config: Config, profile: Profile, cluster: Cluster) -> None:

@@ -16,9 +16,9 @@ from rich.console import Console
 from tango_hpc.errors import StoppedEarly, UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import remember_job
-from tango_hpc.launch.enter import check_run, prepare_run
+from tango_hpc.launch.enter import Before, check_run, prepare_run
 from tango_hpc.launch.job import run_job, run_stages, say
-from tango_hpc.launch.snapshot import describe_snapshot, take_snapshot
+from tango_hpc.launch.snapshot import describe_snapshot
 from tango_hpc.manage.dry_run import check_with_slurm
 from tango_hpc.manage.profiles import Profile, load_profile
 from tango_hpc.manage.resources import Memory, asked_of_a_node, node_memory
@@ -33,6 +33,7 @@ from tango_hpc.manage.submit import (
     refused_by_slurm,
     sbatch_options,
     slurm_parameters,
+    take_job_files,
 )
 from tango_hpc.manage.sweep import Cell, Sweep, check_unchanged, known_states
 
@@ -59,14 +60,17 @@ def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster
     home = sweep.settings.dir
     memory = node_memory([cell.config for cell in cells], sweep.settings.stages, chosen)
     # Cells of an earlier submission may still wait or run: they keep the code that they were submitted with.
-    snapshot = take_snapshot(home / f"snapshot_{len(list(home.glob('snapshot_*'))) + 1}")
+    snapshot = take_job_files(chosen, home / f"snapshot_{len(list(home.glob('snapshot_*'))) + 1}")
     say(console, describe_snapshot(snapshot))
     for number, (array, at_once) in enumerate(zip(arrays, shared(sweep.settings.throttle, len(arrays)), strict=True)):
+        before = [Before(cell.directory) for cell in array]
         for cell in array:
             _enter(sweep, cell)
         try:
             jobs = _submit_array(sweep, array, at_once, chosen, memory, snapshot)
         except UserError as error:
+            for cell_before in before:
+                cell_before.bring_back()
             sent = sum(map(len, arrays[:number]))
             again = f"\n{sent} of {len(cells)} cells were submitted before; the same command submits the others"
             raise UserError(f"{error}{again if sent else ''}") from None
@@ -117,6 +121,12 @@ def check_sweep(
             "launch.tasks_per_node, launch.threads_per_rank, launch.device and launch.grace_seconds cannot vary"
         )
     check_time(cells[0].config, profile)
+    if profile.requeue == "chain" and cluster == "slurm":
+        raise UserError(
+            "requeue: chain is for single runs: the cells of a sweep are one job array, and jobs that follow its tasks "
+            "would run beside others of them, more than `throttle` at once. Use a profile with requeue: true, or with "
+            "false and `tango sweep … --resubmit` for cells that their time has stopped"
+        )
     problems: Counter[str] = Counter()
     for cell in cells:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,3 +27,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
     subprocess.run([SCRIPT, "stop", folder], capture_output=True, timeout=120, check=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_job_is_left_to_the_next_file(cluster: None) -> Iterator[None]:
+    """Cancels what a test that failed has left in the queue."""
+    yield
+    subprocess.run(["scancel", "--user", str(os.geteuid())], timeout=60, check=False)
+    ended_by = time.monotonic() + 60
+    while subprocess.run(["squeue", "--noheader"], capture_output=True, text=True, timeout=60, check=True).stdout:
+        assert time.monotonic() < ended_by, "jobs of the test cluster do not end"
+        time.sleep(0.2)

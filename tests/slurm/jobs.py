@@ -104,6 +104,7 @@ class CountingJob:
         log = self.directory.log_file(Worker(0, "generator"))
 
         def done() -> bool:
+            assert self.state().state != "failed", self.explain()
             return log.exists() and f"rank 0 step {step}\n" in log.read_text() and not is_loading(self.directory)
 
         wait_until(done, self.explain)
@@ -134,12 +135,12 @@ class CountingJob:
         return [int(line.split()[-1]) for line in lines if line.startswith(f"rank {rank} step")]
 
     def explain(self) -> str:
-        """All that is known, for a test that waits in vain."""
-        shown = [repr(self.state()), *map(repr, self.attempts())]
+        """All that is known, for a test that waits in vain; the cause comes last, where records of long output keep it."""
+        shown = [slurm.run_command("squeue", check=False)]
         for file in sorted(self.directory.logs.rglob("*")):
             if file.is_file() and file.suffix in (".log", ".out"):
                 shown.append(f"== {file.name}\n{file.read_text(errors='replace')[-1500:]}")
-        return "\n".join([*shown, slurm.run_command("squeue", check=False)])
+        return "\n".join([*shown, *map(repr, self.attempts()), repr(self.state())])
 
 
 def processes_of(job: str) -> list[str]:
@@ -155,11 +156,13 @@ def processes_of(job: str) -> list[str]:
     return [words for words in found if words]  # a zombie has none
 
 
-def start_requeued(job: str) -> None:
+def start_requeued(*jobs: str) -> None:
     """Slurm holds a requeued job back for two minutes; a test does not wait for that."""
-    found = slurm.show_job(job)
-    if found is not None and found.state == "PENDING" and found.reason == "BeginTime":
+    found = [slurm.show_job(job) for job in jobs]
+    held = [job.job_id for job in found if job is not None and (job.state, job.reason) == ("PENDING", "BeginTime")]
+    if held:
         time.sleep(2)  # in the second of the requeue it would fail with "job credential revoked"
+    for job in held:
         slurm.run_command("scontrol", "update", f"jobid={job}", "starttime=now", check=False)
 
 

@@ -48,10 +48,14 @@ def counted_on_without_a_gap(job: CountingJob, steps: int) -> None:
         assert job.steps_logged(rank) == list(range(1, steps + 1))
 
 
+SECRET = "nobody else may know"
+
+
 @pytest.fixture(scope="module")
 def finished(folder: Path, cluster: None) -> CountingJob:
     """A run that came to its end undisturbed."""
-    job = CountingJob(folder, "plain", steps=3).submit()
+    secret = PROFILE.model_copy(update={"env": PROFILE.env | {"HUB_TOKEN": SECRET}})
+    job = CountingJob(folder, "plain", steps=3).submit(secret)
     assert job.job.result()["stages"]["train"]["steps"] == 3
     return job
 
@@ -66,6 +70,13 @@ def test_a_job_to_its_end_and_after(finished: CountingJob, folder: Path) -> None
     assert f"{job.directory.snapshot}/tango_hpc/" in job.directory.log_file(Worker(1, "generator")).read_text()
     code = read_provenance(job.directory)["attempts"][0]["code"]
     assert code["path"] == str(job.directory.snapshot) and code["checksum"] == code["copied_from"]["checksum"]
+    # Secrets of the profile's env lie in one file, which its owner alone may read.
+    files = [file for file in job.directory.path.rglob("*") if file.is_file()]
+    (private,) = (file for file in files if SECRET.encode() in file.read_bytes())
+    assert private.stat().st_mode & 0o777 == 0o600 and job.directory.path.stat().st_mode & 0o777 == 0o750
+    assert SECRET not in slurm.run_command("scontrol", "write", "batch_script", job.job_id, "-")
+    with job.directory.attempts_file.open("a") as file:
+        file.write('{"number": 1, "ended": 17')  # torn, as on a full disk
     shown = tango("logs", str(job.directory.path)).stdout
     assert "attempt 1, train" in shown and "rank 0 step 3" in shown
     assert '"state": "done"' in tango("status", str(folder), "--json").stdout
@@ -76,6 +87,7 @@ WAYS_TO_GO = {
     "term_to_ranks": ["scancel", "--signal=TERM"],
     "usr2_to_ranks": ["scancel", "--signal=USR2"],
     "requeue": ["scontrol", "requeue"],
+    "preempted": ["srun", "--partition=debug", "--nodes=2", "--ntasks-per-node=4", "--input=none", "true"],
 }
 
 
@@ -92,15 +104,26 @@ class Told:
 @pytest.fixture(scope="module")
 def told(folder: Path, cluster: None) -> dict[str, Told]:
     """Jobs beside each other on both nodes, each told to go in its own way when it has done two steps."""
-    jobs = {how: Told(CountingJob(folder, how, steps=4000, step_seconds=0.1).submit()) for how in WAYS_TO_GO}
+    jobs = {how: Told(CountingJob(folder, how, steps=4000, step_seconds=0.1)) for how in WAYS_TO_GO}
     for how, leaving in jobs.items():
+        partition = "spot" if how == "preempted" else "debug"
+        leaving.job.submit(PROFILE.model_copy(update={"partition": partition}))
+    for leaving in jobs.values():
         leaving.job.wait_for_step(2)
-        leaving.at = time.time()
-        slurm.run_command(*WAYS_TO_GO[how], leaving.job.job_id)
+    # Half of each node's CPUs, while five jobs have one each: the one in `spot` gets SIGTERM, to its ranks alone.
+    preempting = subprocess.Popen(WAYS_TO_GO["preempted"])
+    jobs["preempted"].at = time.time()
+    jobs["preempted"].job.wait_for_attempts(1)
+    assert preempting.wait(60) == 0
+    for how, leaving in jobs.items():
+        if how != "preempted":
+            leaving.at = time.time()
+            slurm.run_command(*WAYS_TO_GO[how], leaving.job.job_id)
     for leaving in jobs.values():
         leaving.job.wait_for_attempts(1)
         wait_until(lambda leaving=leaving: leaving.job.state().state == "waiting", leaving.job.explain)  # type: ignore[misc]
         leaving.waiting, leaving.steps = leaving.job.state(), leaving.job.end_soon()
+    start_requeued(*(leaving.job.job_id for leaving in jobs.values()))
     return jobs
 
 
@@ -120,7 +143,9 @@ def test_told_to_go_it_saves_requeues_and_continues(told: dict[str, Told], how: 
 def test_the_time_limit_where_requeueing_is_off_and_the_command_that_it_names(folder: Path) -> None:
     job = CountingJob(folder, "time limit", {"grace_seconds": 10}, steps=4000, step_seconds=0.1)
     profile = folder / "one minute.yaml"
-    profile.write_text(yaml.safe_dump({"time": "1", "requeue": False, "env": PROFILE.env}))
+    # Slurm looks every half a minute and signals that much too early: by default perhaps before the ranks are there.
+    one_minute = {"time": "1", "requeue": False, "sbatch": {"signal": "B:USR2@20"}}
+    profile.write_text(yaml.safe_dump(one_minute | {"env": PROFILE.env}))
     job.submit(str(profile))
     job.wait_for_step(1)
     left = slurm.seconds_left(job.job_id)
@@ -355,22 +380,17 @@ def test_inside_a_step_the_command_is_the_rank(folder: Path) -> None:
 def test_submitted_from_an_interactive_step(folder: Path) -> None:
     job, plain = CountingJob(folder, "from a step", steps=3), CountingJob(folder, "plain from a step", steps=3)
     (folder / "step profile.yaml").write_text(yaml.safe_dump({"time": "10", "env": PROFILE.env}))
-    submit = [
-        *TANGO,
-        "submit",
-        "train",
-        str(folder / "from a step.yaml"),
-        "--profile",
-        str(folder / "step profile.yaml"),
-    ]
+    # From another folder, with relative paths.
+    submit = [*TANGO, "submit", "train", "from a step.yaml", "run.dir=from a step", "--profile", "step profile.yaml"]
     sbatch = ["sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", f"--output={folder}/plain-%j.log"]
     sbatch += [str(ROOT / "slurm" / "train.sbatch"), str(folder / "plain from a step.yaml")]
     both = f"{shlex.join(submit)} && {shlex.join(sbatch)}"
     # Beside one step's variables, a request for memory that contradicts the new job's own.
     words = ["srun", "--ntasks=1", "env", "SLURM_MEM_PER_CPU=100", "SLURM_RESTART_COUNT=1", "bash", "-c", both]
     env = os.environ | PROFILE.env | {"PATH": f"{tango_command(folder).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert f"dir: {folder}/from a step" in job.directory.config.read_text()
     job.job_id, plain.job_id = job.state().job or "", done.stdout.split()[-1]
     for started in (job, plain):
         wait_until(lambda started=started: len(started.attempts()) > 0, started.explain)  # type: ignore[misc]

@@ -13,7 +13,9 @@ from tango_hpc.errors import UserError
 from tango_hpc.launch.starters import SrunStarter
 from tango_hpc.manage.profiles import Profile, job_variables, load_profile
 from tango_hpc.manage.submit import script
+from tango_hpc.parallel.ranks import sees_one_gpu
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.worker import RANKS_OF_TASK
 
 
 def gpu_config(run: str) -> Config:
@@ -33,6 +35,16 @@ def gpu_config(run: str) -> Config:
 def test_gpus_are_asked_for_as_the_cluster_wants(request_by: Any, option: str) -> None:
     text = script("train", gpu_config("/scratch/me/run"), Profile(gpu_request=request_by, gpu_type="a100"))
     assert [line for line in text.splitlines() if "--g" in line] == [f"#SBATCH --{option}"]
+
+
+def test_a_rank_that_sees_its_own_gpu_alone_takes_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = Profile.model_validate({"gpu_request": "gpus-per-task", "sbatch": {"gpu-bind": "single:1"}})
+    assert "#SBATCH --gpu-bind=single:1\n" in script("train", gpu_config("/scratch/me/run"), bound)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.delenv(RANKS_OF_TASK, raising=False)
+    assert sees_one_gpu(1) and not sees_one_gpu(8)
+    monkeypatch.setenv(RANKS_OF_TASK, "8")  # one task for all ranks of a node, which has one GPU
+    assert not sees_one_gpu(1)
 
 
 def test_ranks_in_a_container_of_pyxis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

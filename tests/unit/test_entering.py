@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from tango_hpc.config import Config, load_config
-from tango_hpc.config.schema import TaskConfig
+from tango_hpc.config.tasks import TaskConfig
 from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
 from tango_hpc.launch import provenance
@@ -55,6 +55,23 @@ def test_a_refused_command_changes_nothing(tmp_path: Path) -> None:
             prepare_run(["train"], config, resume=True)
         lock.touch()
     assert not directory.lock_file.exists()
+
+
+def test_a_setting_that_came_later_has_its_default_in_a_run_from_before(tmp_path: Path) -> None:
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    directory = prepare_run(["train"], config, resume=False)
+    update_summary(directory, "train", "stopped", steps=2)
+    text = directory.config.read_text()
+    earlier = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("  updates_per_batch:"))
+    assert earlier != text
+    directory.config.write_text(earlier)
+    prepare_run(["train"], config, resume=True)
+    assert directory.config.read_text() == text
+    directory.config.write_text(earlier)
+    other = config.model_copy(update={"train": config.train.model_copy(update={"updates_per_batch": 2})})
+    with pytest.raises(UserError, match="train.updates_per_batch: 1 -> 2"):
+        prepare_run(["train"], other, resume=True)
+    assert directory.config.read_text() == earlier
 
 
 @pytest.mark.parametrize("name", ["summary.json", "provenance.json", "progress.json", "control/jobs.json"])

@@ -32,7 +32,7 @@ from tango_hpc.manage import profiles
 from tango_hpc.manage.profiles import Profile, load_profile, setup_lines, time_limit_minutes
 from tango_hpc.manage.status import find_runs, run_state, show_logs
 from tango_hpc.manage.status_table import show_status
-from tango_hpc.manage.submit import check_time, script
+from tango_hpc.manage.submit import PRIVATE_VARIABLES, check_time, script, take_job_files
 from tango_hpc.manage.sweep import load_sweep
 from tango_hpc.manage.sweep_results import CellResult, group
 from tango_hpc.run.directory import RunDirectory
@@ -152,7 +152,7 @@ def test_profiles_of_the_user_come_first(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_variable_that_a_node_lacks_ends_the_job(tmp_path: Path) -> None:
-    lines = [*setup_lines(Profile(cache_dir="$NO_SUCH/cache")), "echo never"]
+    lines = [*setup_lines(Profile(cache_dir="$NO_SUCH/cache"), tmp_path / "none"), "echo never"]
     done = subprocess.run(["bash", "-c", "\n".join(lines)], env={}, capture_output=True, text=True, check=False)
     assert done.returncode != 0 and done.stdout == "" and "NO_SUCH: unbound variable" in done.stderr
 
@@ -160,12 +160,15 @@ def test_a_variable_that_a_node_lacks_ends_the_job(tmp_path: Path) -> None:
 def test_setup_runs_in_bash_and_ends_at_the_first_failure(tmp_path: Path) -> None:
     value = 'a "b" `date` $(date) $5'
     profile = Profile(env={"ODD": value, "PLACE": "$HERE/cache"}, setup=["true"])
-    lines = [*setup_lines(profile), 'printf "%s\\n" "$ODD" "$PLACE"']
+    private = take_job_files(profile, tmp_path / "a snapshot") / PRIVATE_VARIABLES
+    assert private.stat().st_mode & 0o777 == 0o600
+    lines = [*setup_lines(profile, private), 'printf "%s\\n" "$ODD" "$PLACE"']
+    assert value not in "".join(lines)
     done = subprocess.run(
         ["bash", "-c", "\n".join(lines)], env={"HERE": "/x"}, capture_output=True, text=True, check=True
     )
     assert done.stdout == f"{value}\n/x/cache\n"
-    lines = [*setup_lines(Profile(setup=["false", "echo never"])), "echo nor this"]
+    lines = [*setup_lines(Profile(setup=["false", "echo never"]), private), "echo nor this"]
     done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (78, "tango: failed: false\n")
 
@@ -261,12 +264,12 @@ def test_attempts_without_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     directory.control.mkdir()
     log = AttemptLog(directory)
     log.end(log.start("train"), 85, "time")
-    assert log.without_progress("train", "7") == 1
+    assert log.without_progress("train", ["7"]) == 1
     log.start("train")  # its node was lost
-    assert log.without_progress("train", "7") == 2
-    assert log.without_progress("train", "8") == log.without_progress("sft", "7") == 0
+    assert log.without_progress("train", ["7"]) == log.without_progress("train", ["8", "7"]) == 2
+    assert log.without_progress("train", ["8"]) == log.without_progress("sft", ["7"]) == 0
     (directory.checkpoints / "train" / "step_000003+rollout").mkdir(parents=True)
-    assert log.without_progress("train", "7") == 0
+    assert log.without_progress("train", ["7"]) == 0
     attempt = log.start("train")
     assert attempt.saved_before == "step_000003+rollout"
     log.end(attempt, 1, "boom")

@@ -30,8 +30,9 @@ from tango_hpc.manage.status import run_state, show_logs, states
 from tango_hpc.manage.submit import check_nobody_runs
 from tango_hpc.manage.sweep import load_sweep
 from tango_hpc.manage.sweep_submit import submit_sweep
+from tango_hpc.run.worker import Worker
 from tests.helpers.fake_slurm import DOWN, GONE, FakeSlurm, described, said, submitted_run
-from tests.slurm.jobs import counting_config
+from tests.slurm.jobs import counting_config, wait_until
 
 
 def test_three_answers(fake: FakeSlurm) -> None:
@@ -239,6 +240,7 @@ def test_ranks_are_ended_though_slurm_hangs(fake: FakeSlurm, tmp_path: Path, mon
     monkeypatch.setattr(slurm, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr("tango_hpc.launch.starters.KILL_SECONDS", 0.5)
     monkeypatch.setattr("tango_hpc.launch.starters.KILL_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr("tango_hpc.launch.starters.LAUNCH_SECONDS", 0.1)
     fake.runs("squeue", "sleep 60")
     fake.runs("srun", "sleep 60")
     directory = submitted_run(tmp_path)
@@ -247,6 +249,42 @@ def test_ranks_are_ended_though_slurm_hangs(fake: FakeSlurm, tmp_path: Path, mon
     started = time.monotonic()
     starter.kill()
     assert not starter.running() and time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("fails", [2, 3])
+def test_a_step_that_slurm_could_not_launch_is_started_again(
+    fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    monkeypatch.setattr("tango_hpc.launch.starters.START_AGAIN_SECONDS", 0.1)
+    starts = tmp_path / "starts"
+    refusal = "srun: error: Unable to create step for job 7: Socket timed out on send/recv operation"
+    fake.runs("srun", f"echo >>{starts}; [ $(wc -l <{starts}) -gt {fails} ] || {{ echo '{refusal}' >&2; exit 1; }}")
+    said: list[str] = []
+    directory = submitted_run(tmp_path)
+    directory.heartbeats.mkdir(exist_ok=True)
+    starter = SrunStarter(directory, "train", counting_config(tmp_path, "run", {"nodes": 1}), said.append)
+    starter.start()
+    while starter.running():
+        assert starter.deaths() == []
+        time.sleep(0.05)
+    assert said == [f"srun has not started the ranks ({refusal}): tried again in 0 s"] * 2
+    assert len(starts.read_text().splitlines()) == 3
+    assert [death.error for death in starter.deaths()] == (["srun ended with exit code 1"] if fails == 3 else [])
+
+
+def test_a_step_whose_task_was_there_is_not_started_again(fake: FakeSlurm, tmp_path: Path) -> None:
+    directory = submitted_run(tmp_path)
+    directory.heartbeats.mkdir(exist_ok=True)
+    beat = directory.heartbeat_file(Worker(1, "generator"))
+    for how in (
+        f"touch {beat}; exit 1",
+        f"rm {beat}; echo 'srun: error: n1: task 1: Exited with exit code 1' >&2; exit 1",
+    ):
+        fake.runs("srun", how)
+        starter = SrunStarter(directory, "train", counting_config(tmp_path, "run", {"nodes": 1}))
+        starter.start()
+        wait_until(lambda starter=starter: bool(starter.deaths()))  # type: ignore[misc]
+        assert not starter.running()
 
 
 def test_the_seconds_that_are_left_are_slurms_own(fake: FakeSlurm) -> None:

@@ -6,6 +6,7 @@ import io
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -13,13 +14,16 @@ from typer.testing import CliRunner
 
 from tango_hpc.cli import app
 from tango_hpc.errors import UserError
-from tango_hpc.launch.attempts import AttemptLog
+from tango_hpc.launch.attempts import AttemptLog, remember_job
+from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.lock import RunLock
 from tango_hpc.manage import status_table
-from tango_hpc.manage.status import RunState, run_state
+from tango_hpc.manage.status import RunState, run_state, show_logs
 from tango_hpc.manage.status_table import show_status, table
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.progress import ProgressReporter
+from tests.helpers.fake_slurm import said
+from tests.slurm.jobs import counting_config
 
 CELL = "cells/name=rloo_learning_rate=2e-05_3f2a1b9c_seed="
 RUNS = [
@@ -101,3 +105,15 @@ def test_watching_ends_when_all_is_over(tmp_path: Path, monkeypatch: pytest.Monk
     assert pauses == [10, 10, 0] and "RUNNING" in shown.getvalue() and "COMPLETED" in shown.getvalue()
     done = CliRunner().invoke(app, ["status", str(tmp_path), "--watch", "--json"])
     assert isinstance(done.exception, UserError)
+
+
+def test_logs_of_a_run_that_was_moved_have_those_of_its_supervisor(tmp_path: Path) -> None:
+    directory = prepare_run(["train"], counting_config(tmp_path, "run", {"nodes": 1}), resume=False)
+    log = directory.submitit_logs / "7_0_log.out"
+    log.parent.mkdir(parents=True)
+    log.write_text("Continue with: tango go on\n")
+    remember_job(directory, "train", "slurm", SimpleNamespace(job_id="7", paths=SimpleNamespace(stdout=log)), None)
+    AttemptLog(directory).start("train")
+    moved = directory.path.rename(tmp_path / "elsewhere")
+    told = said(lambda console: show_logs(moved, console, rank=None, lines=5, follow=False))
+    assert f"{moved}/logs/submitit/7_0_log.out" in told and "Continue with: tango go on" in told

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tango_hpc import cli
 from tango_hpc.errors import UserError
 from tango_hpc.policy.hf_io import ShardWriter
 from tango_hpc.stages.preflight import check_model_folder
@@ -80,3 +85,27 @@ def test_what_the_job_could_not_read_is_refused_before(model: Path) -> None:
     (model / "tokenizer.json").unlink()
     (model / "config.json").unlink()
     assert told() == f"the model folder {model} lacks config.json, tokenizer.json"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize("command", ["stop", "report"])
+def test_somebody_elses_run_is_named_as_such(model: Path, command: str) -> None:
+    from tests.fuzz.run_files import a_run
+
+    _, directory, _ = a_run(model.parent)
+    subprocess.run(["chmod", "-R", "a+rX", model.parent], check=True)
+
+    def ask() -> None:
+        sys.argv, told = ["tango", command, str(directory.path)], io.StringIO()
+        with contextlib.redirect_stderr(told), contextlib.suppress(SystemExit):
+            cli.main()
+        raise UserError(told.getvalue())
+
+    told = as_nobody(ask)
+    assert told.startswith("tango: you may not do this to ") and told.endswith(" belongs to root\n"), told
+    assert str(directory.path) in told and len(told.splitlines()) == 1
+
+
+def test_a_process_of_somebody_else_is_named_as_such() -> None:
+    assert "belongs to another user" in str(cli.explain_mistake(PermissionError(1, "Operation not permitted")))
+    assert cli.explain_mistake(OSError(5, "Input/output error")) is None
