@@ -5,6 +5,9 @@ Exit codes: 0 done, 2 bad input, 1 failure, 85 stopped and resumable, 78 a check
 
 from __future__ import annotations
 
+import errno
+import os
+import pwd
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +16,7 @@ import typer
 
 from tango_hpc.bench import commands as bench_commands
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
-from tango_hpc.files import explain_full, is_full
+from tango_hpc.files import explain_disk, is_of_disk
 from tango_hpc.manage import commands as manage_commands
 from tango_hpc.plan import commands as plan_commands
 from tango_hpc.report import commands as report_commands
@@ -208,6 +211,28 @@ report_commands.add_commands(app)
 manage_commands.add_commands(app)
 
 
+def explain_mistake(error: OSError) -> str | None:
+    """In words, a path that cannot be one, or what belongs to somebody else; None for all else."""
+    if error.errno == errno.ENAMETOOLONG:
+        return f"this is no path, a name in it is too long: {error.filename}"
+    if not isinstance(error, PermissionError):
+        return None
+    if error.filename is None:
+        return "not allowed: this belongs to another user, who alone can do that"
+    path = Path(error.filename)
+    there = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
+    return f"you may not do this to {path}: {there} belongs to {owner_of(there)}"
+
+
+def owner_of(path: Path) -> str:
+    """The name of the user whose file it is, or the number where it has none."""
+    uid = path.lstat().st_uid
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
 def main() -> None:
     """Console entry point."""
     try:
@@ -216,9 +241,13 @@ def main() -> None:
         print(f"tango: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
-        if not is_full(error):
+        mistake = explain_mistake(error)
+        if mistake is not None:
+            print(f"tango: {mistake}", file=sys.stderr)
+            sys.exit(UserError.exit_code)
+        if not is_of_disk(error):
             raise
-        print(f"tango: {explain_full(error)}", file=sys.stderr)
+        print(f"tango: {explain_disk(error)}", file=sys.stderr)
         sys.exit(CheckFailed.exit_code)
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import math
 import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,35 +27,47 @@ def _replacing(path: Path) -> Iterator[Path]:
     """A file to write, which becomes `path` when all is well; after an error `path` is as it was."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with naming(path):
+        with naming(path, instead_of=temporary):
             yield temporary
             os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what is there already says enough
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Errors of the system name `path` where they name nothing, as those of writing do not."""
+def naming(path: Path, *, instead_of: Path | None = None) -> Iterator[None]:
+    """Errors of the system name `path` where they name nothing, as those of writing do not, or what it is written as."""
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno is not None:
+        if error.errno is not None and error.filename in (None, str(instead_of)):
             error.filename = str(path)
         raise
 
 
-def is_full(error: BaseException | None) -> bool:
-    """Whether an error says that there is no room left: on the disk, or of the user's quota."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+# What somebody has to do before a disk takes anything more.
+_REMEDIES = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room",
+    errno.EROFS: "see why it cannot be written (`mount`, `dmesg`)",
+}
 
 
-def explain_full(error: OSError) -> str:
-    """What to do about an error that `is_full`."""
+def is_of_disk(error: BaseException | None) -> bool:
+    """Whether an error says that the disk takes nothing more: no room, also of the user's quota, or read-only."""
+    return isinstance(error, OSError) and error.errno in _REMEDIES
+
+
+def explain_disk(error: OSError) -> str:
+    """What to do about an error that `is_of_disk`."""
     path = Path(error.filename) if error.filename else None
     where = next((folder for folder in (path.parents if path else ()) if folder.is_dir()), None)
-    free = f" ({shutil.disk_usage(where).free / 2**20:,.0f} MB free there)" if where is not None else ""
-    return f"{error.strerror}: {path or 'a file of the run'}{free}; make room and continue with --resume"
+    free = ""
+    if where is not None and error.errno != errno.EROFS:
+        free = f" ({shutil.disk_usage(where).free / 2**20:,.0f} MB free there)"
+    remedy = _REMEDIES[error.errno or errno.ENOSPC]
+    return f"{error.strerror}: {path or 'a file of the run'}{free}; {remedy} and continue with --resume"
 
 
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
@@ -128,13 +141,14 @@ def read_json(path: Path) -> dict[str, Any]:
 def fitting(data: Mapping[str, Any], example: Mapping[str, Any]) -> dict[str, Any]:
     """`data` with the keys and types of `example`, whose values stand for what is missing or of another type.
 
-    Numbers may be whole or not; where the example is None, any text or None fits.
+    Numbers may be whole or not, but finite; where the example is None, any text or None fits.
     """
     found = {}
     for key, usual in example.items():
         value = data.get(key, usual)
         kinds = (int, float) if isinstance(usual, int | float) else (str, type(None)) if usual is None else type(usual)
-        found[key] = value if isinstance(value, kinds) and not isinstance(value, bool) else usual
+        fits = isinstance(value, kinds) and not isinstance(value, bool)
+        found[key] = value if fits and not (isinstance(value, float) and not math.isfinite(value)) else usual
     return found
 
 
@@ -168,7 +182,8 @@ def warn_once(text: str) -> None:
     """Tell whoever watches this process, once; displays read the same file again and again."""
     if text not in _warned:
         _warned.add(text)
-        print(f"Warning: {text}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # a log on a full disk
+            print(f"Warning: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,8 @@ KEPT = {
     "LOGNAME",
     "SHELL",
 }
+# What waits most comes first: with two workers the tests on the cluster wait while others compute. Short files fill the end.
+ORDER = ("slurm", "vllm", "ranks", "gpu", "unit")
 KEPT_PREFIXES = ("LC_", "PYTEST_")
 
 
@@ -77,5 +80,23 @@ def _working_directory(_working_directory_of_shared_fixtures: None) -> Iterator[
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        folder = item.path.relative_to(TESTS).parts[0]
-        item.add_marker(getattr(pytest.mark, folder))
+        item.add_marker(getattr(pytest.mark, _folder(item)))
+    items.sort(key=lambda item: ORDER.index(_folder(item)))
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).parts[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Two workers (`-n 2`) take files from the list, one after the other; all of tests/slurm goes to one: it has one cluster."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", 1)[0]
+            return str(Path(file).parent) if "/slurm/" in file else file
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)

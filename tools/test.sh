@@ -9,4 +9,5 @@ if [ "$#" -eq 0 ]; then
     mypy
 fi
 tools/slurm_test_cluster.sh install || echo "The tests in tests/slurm will be skipped, for the reason above."
+[ "$#" -gt 0 ] || set -- --numprocesses 2
 exec python -m pytest "$@"

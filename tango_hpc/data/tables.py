@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,21 +44,41 @@ def _footer(path: Path) -> pq.ParquetFile:
         return pq.ParquetFile(path)
     except FileNotFoundError:
         raise UserError(f"no data set at {path}; `tango data --help` shows how to make one") from None
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path} as Parquet: {error}") from None
 
 
 def read_rows(path: Path, columns: tuple[str, ...], limit: int | None = None) -> list[dict[str, Any]]:
-    """The first `limit` rows (default: all) as dictionaries of these columns. Empty cells are refused with their row."""
+    """The first `limit` rows (default: all) as dictionaries of these columns.
+
+    Cells that are empty, or hold bytes that are no UTF-8, are refused with their row.
+    """
     check_table(path, columns)
-    table = pq.read_table(path, columns=list(columns))
+    try:
+        table = pq.read_table(path, columns=list(columns))
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # its footer is sound, its pages are not
+        raise UserError(f"cannot read {path} as Parquet: {error}") from None
     if limit is not None:
         table = table.slice(0, limit)
     for name in columns:
         if table[name].null_count:
             row = table[name].is_null().index(pa.scalar(True)).as_py()
             raise UserError(f"{path}: column {name} is empty in row {row} and {table[name].null_count - 1} more")
-    return table.to_pylist()
+    try:
+        return table.to_pylist()
+    except UnicodeDecodeError:
+        column, row, problem = next(_not_text(table))
+        raise UserError(f"{path}: column {column} is not text in UTF-8 in row {row}: {problem}") from None
+
+
+def _not_text(table: pa.Table) -> Iterator[tuple[str, int, UnicodeDecodeError]]:
+    """The cells whose bytes are no text: column, row, what is wrong."""
+    for name in table.column_names:
+        for row, cell in enumerate(table[name]):
+            try:
+                cell.as_py()
+            except UnicodeDecodeError as error:
+                yield name, row, error
 
 
 def evenly_spaced(rows: Sequence[Item], count: int | None) -> list[Item]:

@@ -16,7 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tango_hpc.config import config_to_yaml, load_config
 from tango_hpc.control.stop import StopSignal
+from tango_hpc.launch.enter import enter_run
 from tango_hpc.launch.environment import free_port
 from tango_hpc.launch.workers import Body, host_ranks
 from tango_hpc.rank import prepare_stage
@@ -31,7 +33,7 @@ class Attempt:
 
     `kill`: (rank, role, phase, n), that process kills itself when it enters `phase` for the n-th time. `forgetful`:
     engines lose their weights whenever they sleep, as on a GPU. `flips`: before it starts, one bit of that file of the
-    newest checkpoint is flipped.
+    newest checkpoint is flipped. `settings`: those of the run that are others from then on.
     """
 
     run: str
@@ -40,6 +42,7 @@ class Attempt:
     kill: tuple[int, str, str, int] | None = None
     forgetful: bool = False
     flips: str | None = None
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,10 @@ class Ended:
     processes: list[str]
 
 
-def make_attempts(folder: Path, attempts: list[Attempt], ranks: int = 2, timeout: float = 600) -> list[Ended]:
+def make_attempts(folder: Path, attempts: list[Attempt], timeout: float = 600) -> list[Ended]:
     """How each attempt ended."""
     spec = folder / "spec.json"
-    spec.write_text(json.dumps({"ranks": ranks, "attempts": [asdict(attempt) for attempt in attempts]}))
+    spec.write_text(json.dumps([asdict(attempt) for attempt in attempts]))
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     words = [sys.executable, "-P", "-m", "tests.helpers.attempts", str(spec)]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=timeout, check=False)
@@ -70,7 +73,7 @@ def interrupted(body: Body, attempt: Attempt) -> Body:
         def checked(phase: str) -> bool:
             if attempt.stop is not None and phase == attempt.stop[0]:
                 seen["stop"] += 1
-                if seen["stop"] == attempt.stop[1] and worker.rank == 1:
+                if seen["stop"] == attempt.stop[1] and worker.rank == int(os.environ["WORLD_SIZE"]) - 1:
                     stop.receive(signal.SIGTERM)  # one process hears of it, all stop
             return check(phase)
 
@@ -113,10 +116,13 @@ def hf_noise(engine: Any) -> Any:
         yield name, torch.full(size, 3.0, dtype=engine.dtype)
 
 
-def play(attempt: Attempt, ranks: int) -> int:
+def play(attempt: Attempt) -> int:
     """Be the task of one attempt."""
     directory = RunDirectory(attempt.run)
-    size = str(ranks)
+    if attempt.settings:
+        changed = config_to_yaml(load_config(directory.config, attempt.settings))
+        enter_run(directory.path, changed, resume=True, stage=attempt.stage)
+    size = str(load_config(directory.config).world_size)
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, NODE_RANK="0")
     os.environ.update({RANKS_OF_TASK: size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
     if attempt.forgetful:
@@ -132,8 +138,7 @@ def play(attempt: Attempt, ranks: int) -> int:
 def main() -> None:
     """Entry point."""
     spec = Path(sys.argv[1])
-    asked = json.loads(spec.read_text())
-    attempts = [Attempt(**values) for values in asked["attempts"]]
+    attempts = [Attempt(**values) for values in json.loads(spec.read_text())]
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     for stage in {attempt.stage for attempt in attempts}:  # imported once for all
         prepare_stage(RunDirectory(attempts[0].run), stage)
@@ -143,7 +148,7 @@ def main() -> None:
             flip(steps_in(RunDirectory(attempt.run).checkpoints / attempt.stage)[-1][1] / attempt.flips)
         result = multiprocessing.get_context("fork").SimpleQueue()
         task = multiprocessing.get_context("fork").Process(
-            target=lambda attempt=attempt, result=result: result.put(play(attempt, asked["ranks"]))
+            target=lambda attempt=attempt, result=result: result.put(play(attempt))
         )
         task.start()
         processes: list[str] = []

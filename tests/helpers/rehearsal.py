@@ -244,6 +244,8 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
             self.trainer = Trainer(rehearsal.here, optimizer is not None)
             self.trainer.owner = self  # a circle, as Megatron-core's modules have them
             self.num_updates = 0
+            self._saving = None
+            self.device, self.dtype = torch.device("cuda"), torch.bfloat16
             self._memory = DeviceMemory(self.trainer, self.trainer if optimizer else None)  # type: ignore[arg-type]
             rehearsal.here.work("load the trainer", f"trainer weights{self.trainer.suffix}")
 
@@ -280,13 +282,20 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
             if rehearsal.here.rank == 0:
                 (out_dir / "config.json").write_text('{"model_type": "qwen2"}')
 
-    def save(trainer: Trainer, folder: Path) -> dict[str, Any]:
-        rehearsal.here.work("save", *(f"{part}{trainer.suffix}" for part in ("trainer weights", "optimizer")))
-        if rehearsal.here.rank == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "state").write_text(json.dumps(int(trainer.weight[0])))
-        rehearsal.here.gather(None)
-        return {}
+    class Save:
+        def __init__(self, trainer: Trainer, folder: Path, *, background: bool) -> None:
+            rehearsal.here.work("save", *(f"{part}{trainer.suffix}" for part in ("trainer weights", "optimizer")))
+            if rehearsal.here.rank == 0:
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "state").write_text(json.dumps(int(trainer.weight[0])))
+            rehearsal.here.gather(None)
+
+        def is_written(self) -> bool:
+            return True
+
+        def finish(self) -> dict[str, Any]:
+            rehearsal.here.gather(None)
+            return {}
 
     def load(trainer: Trainer, folder: Path) -> None:
         parts = ("trainer weights", "optimizer") if trainer.trained else ("trainer weights",)
@@ -321,7 +330,7 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
         engine.world_size, engine.rank = RANKS, rehearsal.here.rank
         engine.tensor_size, engine.tensor_rank = 1, 0
         engine.num_groups, engine.group = RANKS, engine.rank
-        engine.device = torch.device("cuda")
+        engine.device, engine.dtype = torch.device("cuda"), torch.bfloat16
         engine._awake = ("weights", "kv_cache")
         engine.forgets_when_asleep = not load_weights
         engine.llm = StandInLLM(rehearsal.here)
@@ -362,11 +371,20 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
         (role_worker, "Policy", StandInPolicy),
         (role_worker, "WeightSync", StandInSync),
         (role_worker, "make_engine", make_engine),
+        *(
+            (module, name, stand_in)
+            for module in (role_worker, sft)
+            for name, stand_in in (
+                ("total_peak", lambda *_: 1e12),
+                ("peak_memory_bytes", lambda _: 1),
+                ("max_over_ranks", lambda values: values),
+            )
+        ),
         (sft, "Policy", StandInPolicy),
         (sft, "this_device", lambda: torch.device("cuda")),
         (sft, "dist", world),
         (sft, "gc", SimpleNamespace(collect=collect)),
-        (saved_state, "save", save),
+        (saved_state, "Save", Save),
         (saved_state, "load", load),
         (host_memory, "on_gpu", lambda _: True),
         (torch.cuda, "synchronize", lambda: rehearsal.here.look_at_storages()),

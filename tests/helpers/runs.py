@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tango_hpc.config import Config, config_to_yaml, load_config
 from tango_hpc.launch.enter import enter_run
@@ -11,6 +13,7 @@ from tango_hpc.tasks.made_files import make_missing_files
 from tango_hpc.tasks.tiny import build_tiny_model
 
 ROOT = Path(__file__).parents[2]
+OF_THE_MACHINE = ("seconds/", "speed/", "memory/")  # keys of metrics: what it took, not what was computed
 
 SMALL = (
     "sft.generator.steps=4",
@@ -27,6 +30,7 @@ SMALL = (
     "sft.generator.init.build.intermediate_size=96",
     "sft.generator.init.build.num_heads=2",
     "sft.generator.init.build.num_layers=2",
+    "generator.parallel.tensor=2",
     "generator.max_response_tokens=24",
     "verifier.max_prompt_tokens=120",
     "verifier.max_response_tokens=24",
@@ -59,3 +63,8 @@ def prepare_small_run(run_dir: Path, *overrides: str) -> tuple[Config, RunDirect
     for seed, role in enumerate(config.roles.values()):
         build_tiny_model(role.model.path, sizes, seed=seed)
     return config, directory
+
+
+def computed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row of metrics says of the training itself."""
+    return {key: value for key, value in row.items() if not key.startswith(OF_THE_MACHINE) and key != "time"}

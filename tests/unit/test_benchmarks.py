@@ -13,7 +13,7 @@ import pytest
 from tango_hpc import benchmarks
 from tango_hpc.benchmarks.acceptance import measure
 from tango_hpc.benchmarks.processbench import first_wrong_step, solution_text
-from tango_hpc.config.schema import TaskConfig
+from tango_hpc.config.tasks import TaskConfig
 from tango_hpc.data.prepare.pipeline import prepare
 from tango_hpc.data.prepare.rows import SCHEMA
 from tango_hpc.data.tables import read_rows

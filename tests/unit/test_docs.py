@@ -50,7 +50,7 @@ def test_the_ten_failures_quote_messages_and_settings_that_exist() -> None:
         for quoted in set(re.findall(r'"([^"]+)"', title)) - of_slurm:
             for part in filter(None, map(str.strip, quoted.split("…"))):
                 assert part in sources, quoted
-    sections = "\n".join((ROOT / f"tango_hpc/config/{name}.py").read_text() for name in ("schema", "roles"))
+    sections = "\n".join((ROOT / f"tango_hpc/config/{name}.py").read_text() for name in ("schema", "roles", "tasks"))
     known = set(re.findall(r"^    (\w+): ", sections, re.MULTILINE))
     for setting in re.findall(r"`((?:launch|rollout|parallel|checkpoint|run)\.\w+)`", page):
         assert setting.partition(".")[2] in known, setting

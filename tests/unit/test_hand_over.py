@@ -144,6 +144,10 @@ SCENARIOS: dict[str, tuple[Sequence[str], Attempts]] = {
             ("train", None),
         ),
     ),
+    "checkpoints are written while training goes on": (
+        (*LONGER, "checkpoint.every_steps=1", "checkpoint.background=true"),
+        (("train", ("rollout", 2)), *THROUGH),
+    ),
     "stopped, resumed, all checkpoints evaluated": (
         (*LONGER, "checkpoint.every_steps=1", "checkpoint.keep=9", "eval.checkpoints=all", "eval.samples=1"),
         (
@@ -223,6 +227,20 @@ def test_weights_are_compared_by_the_rules_when_trainer_and_engine_disagree(
         assert rule(events) == []
 
 
+def test_the_rules_hold_where_a_run_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing carries a signal here: after five generator steps to the checkpoint of the fourth, and there it gives up."""
+    back = ("train.on_trouble.equal_rewards=rollback", "train.max_rollbacks=1", "checkpoint.every_steps=4")
+    settings = (*ON_A_GPU, *NO_STEPS, *back, "train.generator_steps=6", "train.eval_every=0")
+    events, errors = Run(tmp_path, monkeypatch, *settings).rehearse("train")
+    assert errors and all(error.startswith("CheckFailed: at step 5 in the last 5 steps") for error in errors), errors
+    work = work_of(events, "generator")
+    assert work.count("update") == 6 and work.count("save") == 2 and work.count("load") == 1
+    place = work.index("load")
+    assert work[place - 1 : place + 5] == ["update", "load", "sync", "generate", "prepare", "update"]
+    for rule in RULES[:-1]:  # the processes end with what they hold
+        assert rule(events) == []
+
+
 # -- code that breaks them ---------------------------------------------------------------------------------------------
 
 
@@ -259,10 +277,10 @@ def sync_nothing(role: Role) -> SyncStats:
     return SyncStats()
 
 
-def keep_the_last_save(policy: Policy, folder: Path) -> None:
+def keep_the_last_save(policy: Policy, folder: Path, *, background: bool) -> None:
     policy.onload()
     with policy._memory.on_device():
-        saved_state.save(policy._state(), folder)
+        policy._saving = saved_state.Save(policy._state(), folder, background=background)
 
 
 SYNC, WAKE, OFFLOAD = RoleWorker.sync, RolloutEngine.wake, Policy.offload
@@ -280,7 +298,7 @@ SABOTAGE: list[tuple[Any, str, Any, str, Rule]] = [
     (Policy, "offload", forget_what_changed, "train", RULES[5]),
     (RolloutEngine, "sleep", sleep_half_awake, "eval", RULES[6]),
     (RolloutEngine, "wake", wake_twice, "train", RULES[6]),
-    (Policy, "save", keep_the_last_save, "train", RULES[7]),
+    (Policy, "begin_save", keep_the_last_save, "train", RULES[7]),
 ]
 
 

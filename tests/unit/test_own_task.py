@@ -174,7 +174,7 @@ def test_settings_and_the_file_are_checked(tmp_path: Path) -> None:
         check_inputs(own(tmp_path, DOUBLE, "task.settings={row: 5}"), "sft")
     with pytest.raises(UserError, match="task.settings: given, but task.name is math"):
         small_config(tmp_path / "run", "task={name: math, settings: {rows: 1}}")
-    with pytest.raises(UserError, match="must be last_letter, math or the path of a Python file"):
+    with pytest.raises(UserError, match="must be addition, last_letter, math or the path of a Python file"):
         small_config(tmp_path / "run", "task={name: chess}")
     with pytest.raises(UserError, match="no file at .*missing.py"):
         check_inputs(small_config(tmp_path / "run", f"task={{name: {tmp_path}/missing.py}}"), "sft")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import re
 import time
 
@@ -9,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tango_hpc.errors import UserError
 from tango_hpc.protocol import prompts
 from tango_hpc.protocol.solution import find_answer, parse_solution
 from tango_hpc.protocol.tags import last_box
+from tango_hpc.protocol.tiny import vocabulary
 from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.protocol.verification import parse_verification, read_verification
 from tango_hpc.tasks.tiny import build_tokenizer
@@ -365,6 +368,32 @@ def test_tiny_prompts_are_tags_and_letters(tiny_tokenizer):
     token_ids = prompts.verifier_prompt_ids("ab", solution, 1, tiny_tokenizer)
     assert text_of(token_ids, tiny_tokenizer) == f"<question>ab<solution>{solution}<verify>"
     assert tiny_tokenizer.unk_token_id not in token_ids
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3"])
+def test_programs_that_go_by_the_model_type_read_a_tiny_tokenizer_as_we_do(tmp_path, family):
+    build_tokenizer(tmp_path, "abc019+=")
+    ours, tokens = load_tokenizer(tmp_path), vocabulary("abc019+=")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert [ours.get_vocab()[token] for token in tokens] == list(range(len(tokens)))
+    choose = random.Random(0)
+    for _ in range(200):
+        ids = [choose.randrange(3, len(tokens)) for _ in range(30)]
+        text = "".join(tokens[i] for i in ids)
+        assert ours(text)["input_ids"] == theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.decode(ids) == theirs.decode(ids) == text
+
+
+def test_a_prompt_does_not_look_through_the_whole_vocabulary(character_tokenizer, tiny_tokenizer, monkeypatch):
+    """That of a real model takes a tenth of a second to copy, and there is a prompt for every response."""
+    monkeypatch.setattr(PreTrainedTokenizerFast, "get_vocab", lambda self: pytest.fail("the vocabulary was copied"))
+    assert not prompts.speaks_tags_only(character_tokenizer) and prompts.speaks_tags_only(tiny_tokenizer)
+    assert prompts.generator_prompt_ids("ab", tiny_tokenizer) and prompts.generator_prompt_ids(
+        "ab", character_tokenizer
+    )
+    assert prompts.stop_token_ids(character_tokenizer) == (129, 128)
+    assert prompts.stop_token_ids(tiny_tokenizer) == (tiny_tokenizer.eos_token_id,)
 
 
 def test_prompts_without_a_chat_template(character_tokenizer):

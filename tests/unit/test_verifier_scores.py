@@ -1,18 +1,16 @@
-"""F1 and J of the verifier, against numbers counted by hand, and the watch over J."""
+"""F1 and J of the verifier, against numbers counted by hand."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tango_hpc.config.schema import TaskConfig
+from tango_hpc.config.tasks import TaskConfig
 from tango_hpc.grading.pool import Verdict
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.verification import read_verification
 from tango_hpc.stages.responses import NOT_ASKED, ReadSolution, ReadVerification, Response
-from tango_hpc.stages.steps import judging_metrics
-from tango_hpc.stages.verifier_scores import JudgementCounts, UsefulnessWatch, outcome_counts, step_counts
+from tango_hpc.stages.step_metrics import judging_metrics
+from tango_hpc.stages.verifier_scores import JudgementCounts, outcome_counts, step_counts
 from tango_hpc.tasks import get_task
 from tango_hpc.tasks.last_letter import solution_text, verification_text
 
@@ -45,7 +43,8 @@ def test_steps_are_pooled_over_solutions() -> None:
 def test_precision_recall_f1_and_j_of_verdicts() -> None:
     # Right: 3 of 4 judged right, one not judged. Wrong: 1 of 4 judged right, 2 wrong, one not judged.
     counts = outcome_counts([True] * 4 + [False] * 4, [1, 1, 1, -1, 1, 0, 0, -1])
-    assert counts == JudgementCounts(4, 4, 3, 1, 2)
+    assert counts == JudgementCounts(4, 4, 3, 1, 2, 0)
+    assert counts.same_share == 4 / 6  # of six verdicts four say "right"
     assert counts.pr_f1 == pytest.approx(3 / 4)  # 3 of the 4 judged right are right; 3 of the 4 right ones were found
     assert counts.j == 3 / 4 - 1 / 4
     assert counts.f1 == pytest.approx(2 * (3 / 4) * (2 / 4) / (3 / 4 + 2 / 4))
@@ -94,41 +93,3 @@ def test_what_a_row_of_metrics_says_of_the_verifier() -> None:
     assert metrics["verifier/step_pr_f1"] == pytest.approx(2 * 5 / (7 + 5 + 1))
     assert metrics["verifier/step_j"] == pytest.approx(5 / 7 - 1 / 3)
     assert metrics["verifier/step_f1"] == pytest.approx(2 * (5 / 7) * (2 / 3) / (5 / 7 + 2 / 3))
-
-
-GOOD, BAD = JudgementCounts(2, 2, 2, 0, 2), JudgementCounts(2, 2, 0, 2, 0)  # J = 1 and -1
-
-
-def observe_all(watch: UsefulnessWatch, steps: list[JudgementCounts]) -> list[float | None]:
-    return [watch.observe(counts) for counts in steps]
-
-
-def test_the_watch_pools_five_steps_and_tells_once() -> None:
-    watch = UsefulnessWatch()
-    assert observe_all(watch, [BAD] * 4) == [None] * 4  # too few steps to say
-    assert observe_all(watch, [GOOD]) == [pytest.approx(1 / 5 - 4 / 5)]
-    assert observe_all(watch, [BAD, GOOD]) == [None, None]  # 2, 2 of five good: said already
-    assert observe_all(watch, [GOOD]) == [None]  # 3 of five good: 3/5 - 2/5 is above 0
-    assert observe_all(watch, [BAD, BAD]) == [None, pytest.approx(2 / 5 - 3 / 5)]  # 3 of five, then 2: again
-
-
-def test_the_watch_counts_items_not_steps() -> None:
-    # Four small steps judge all rightly, one large one all wrongly: 8 of 28 right ones, 20 of 28 wrong ones judged right.
-    watch = UsefulnessWatch()
-    assert observe_all(watch, [GOOD] * 4 + [JudgementCounts(20, 20, 0, 20, 0)])[-1] == pytest.approx(8 / 28 - 20 / 28)
-
-
-def test_always_the_same_verdict_is_told_and_one_class_alone_is_not() -> None:
-    assert observe_all(UsefulnessWatch(), [JudgementCounts(2, 2, 2, 2, 0)] * 5)[-1] == 0.0
-    assert observe_all(UsefulnessWatch(), [JudgementCounts(2, 0, 0, 0, 0)] * 6) == [None] * 6
-
-
-def test_a_resumed_watch_tells_what_an_uninterrupted_one_would() -> None:
-    steps = [BAD, BAD, GOOD, GOOD, BAD, BAD, GOOD, GOOD, GOOD, BAD, BAD, BAD]
-    whole = observe_all(UsefulnessWatch(), steps)
-    assert sum(told is not None for told in whole) == 2
-    for stop in range(len(steps)):
-        first, second = UsefulnessWatch(), UsefulnessWatch()
-        told = observe_all(first, steps[:stop])
-        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-        assert told + observe_all(second, steps[stop:]) == whole

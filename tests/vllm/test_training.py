@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 import pytest
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from tango_hpc.config import Config
 from tango_hpc.config.models import role_shape
+from tango_hpc.control.outcome import read_failures
 from tango_hpc.data.tables import read_rows
 from tango_hpc.manage.status import states
 from tango_hpc.model.engine_layout import engine_layout
+from tango_hpc.plan.memory import COPIES, plan_memory
 from tango_hpc.protocol.prompts import generator_prompt_ids
 from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.report.run_page import write_report
@@ -23,10 +26,10 @@ from tango_hpc.run.steps import StepName
 from tango_hpc.run.summary import read_summary
 from tango_hpc.stages.score import score_rows
 from tests.helpers.attempts import Attempt, make_attempts
-from tests.helpers.runs import prepare_small_run
+from tests.helpers.runs import OF_THE_MACHINE, computed, prepare_small_run
 
 # Safe points in the order in which this schedule (v g g g v g) meets them, and at which of these an attempt stops. The
-# models know nothing, so no question carries a signal, and a generator step draws twice.
+# models know nothing, so no question carries a signal and no solution is right: steps of either role draw twice.
 STOPS = (("rollout", 2), ("verify_2", 2), ("between steps", 2), ("rollout_2", 1))
 # Rank, role, phase, and how many of these it lives to see: a process of either role is killed in each phase, where its
 # role works and where it waits for the other. A checkpoint follows every step, so that attempts get on.
@@ -46,6 +49,18 @@ SETTINGS = (
     "generator.stop=[z]",
     "train.max_draws=2",
     "train.verifications_per_solution=2",
+    "train.verifier_draws=2",
+    "train.verification_draws=2",
+    "algorithm.min_verifier_j=0.1",
+    "algorithm.entropy_coef=0.5",  # so that every step changes the weights all the same
+)
+# Six generator steps without a signal: after the fifth, which is step 7, the run goes back to step 6, once.
+GOES_BACK = (
+    "train.generator_steps=6",
+    "algorithm.entropy_coef=0.01",  # so that weights change all the same
+    "train.on_trouble.equal_rewards=rollback",
+    "train.max_rollbacks=1",
+    "checkpoint.every_steps=2",
 )
 
 Run = tuple[Config, RunDirectory]
@@ -53,19 +68,22 @@ Run = tuple[Config, RunDirectory]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """The same run four times: uninterrupted, stopped, killed and resumed, and with engines that forget."""
+    """The same run four times: uninterrupted, stopped, killed and resumed, and with engines that forget; and one that
+    goes back.
+    """
     folder = tmp_path_factory.mktemp("training runs")
     settings = {name: SETTINGS for name in ("straight", "stopped", "forgetful")}
-    settings["killed"] = (*SETTINGS, "checkpoint.every_steps=1")
+    settings["killed"] = (*SETTINGS, "checkpoint.every_steps=1", "checkpoint.background=true")
+    settings["back"] = GOES_BACK
     made = {name: prepare_small_run(folder / name, *overrides) for name, overrides in settings.items()}
     path = {name: str(directory.path) for name, (_, directory) in made.items()}
     attempts = [Attempt(path["straight"])]
     attempts += [*(Attempt(path["stopped"], stop=stop) for stop in STOPS), Attempt(path["stopped"])]
     attempts += [Attempt(path["killed"], kill=kill) for kill in KILLS]
     attempts += [Attempt(path["killed"], flips="generator/__1_0.distcp")]
-    attempts += [Attempt(path["forgetful"], forgetful=True)]
+    attempts += [Attempt(path["forgetful"], forgetful=True), Attempt(path["back"])]
     ended = make_attempts(folder, attempts)
-    assert [task.code for task in ended] == [0, *[85] * len(STOPS), 0, *[1] * len(KILLS), 0, 0]
+    assert [task.code for task in ended] == [0, *[85] * len(STOPS), 0, *[1] * len(KILLS), 0, 0, 78]
     return made
 
 
@@ -73,10 +91,6 @@ def weights_and_optimizers(directory: RunDirectory) -> dict[str, bytes]:
     """The files of the last checkpoint that hold them."""
     folder = directory.checkpoints / "train" / "step_000006"
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*.distcp"))}
-
-
-def computed(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if not key.startswith("seconds/") and key != "time"}
 
 
 SYNCED = ("reshard/bytes_sent", "reshard/bytes_local", "reshard/bytes_minimum")
@@ -93,6 +107,18 @@ def test_an_interrupted_run_computes_the_same(runs: dict[str, Run], name: str, a
     assert read_summary(interrupted)["stages"]["train"]["attempts"] == attempts
     saved = weights_and_optimizers(straight)
     assert len(saved) == 4 and weights_and_optimizers(interrupted) == saved
+
+
+def test_a_checkpoint_takes_what_the_plan_keeps_for_its_copy(runs: dict[str, Run]) -> None:
+    config, directory = runs["killed"]
+    plan = plan_memory(config, gpu_gb=0, node_gb=None, sync_bytes={})
+    planned = plan.node[0].items[COPIES]
+    written = 0
+    for role in config.roles:
+        metadata = FileSystemReader(directory.checkpoints / "train" / "step_000006" / role).read_metadata()
+        tensors = [entry for entry in metadata.state_dict_metadata.values() if isinstance(entry, TensorStorageMetadata)]
+        written += sum(entry.size.numel() * entry.properties.dtype.itemsize for entry in tensors)
+    assert config.checkpoint.background and written <= planned <= 1.01 * written  # shares are rounded up
 
 
 def test_a_flipped_bit_is_told_everywhere_and_trained_on_nowhere(runs: dict[str, Run]) -> None:
@@ -127,25 +153,40 @@ def test_engines_that_forget_in_their_sleep_get_their_weights_before_they_genera
             key: more[key] for key in row if key not in SYNCED
         }
     # Both roles generate in every draw, of which generator steps have two, and in the evaluations before steps 1, 2 and
-    # 4; all of either model comes back.
+    # 4, whose greedy solutions are those of the first; all of either model comes back.
     moved = [row["reshard/bytes_sent"] + row["reshard/bytes_local"] for row in whenever]
     per_sync = bytes_of_the_engines(runs["straight"][0])
-    assert [bytes_moved / per_sync for bytes_moved in moved] == [4, 6, 4, 6, 2, 4]
+    assert [bytes_moved / per_sync for bytes_moved in moved] == [5, 6, 4, 6, 3, 4]
+
+
+def test_a_run_in_trouble_goes_back_once_and_gives_up_when_it_meets_it_again(runs: dict[str, Run]) -> None:
+    _, directory = runs["back"]
+    rows = read_metrics(directory)
+    assert [row["step"] for row in rows] == list(range(1, 8))
+    assert [row["trouble/steps_without_signal"] for row in rows if row["role"] == "generator"] == [1, 2, 3, 4, 5]
+    assert rows[-1]["logprob_gap/mean_abs"] < 1e-4  # the engine has the weights that were loaded
+    back, again = [event for event in read_events(directory) if "(groups_with_signal)" in event["text"]]
+    assert (back["event"], back["step"], again["event"], again["step"]) == ("rollback", 6, "trouble", 7)
+    assert "at step 7 in the last 5 steps of the generator" in back["text"]
+    assert back["text"].endswith(": back from step 7 to step 6, on with other sampling seeds (1)")
+    assert "the run went back 1 times already (train.max_rollbacks)" in read_failures(directory)[0].text()
 
 
 def test_rows_keep_the_contract_and_the_engine_agrees_with_the_trainer(runs: dict[str, Run]) -> None:
     _, directory = runs["straight"]
     for row in read_metrics(directory):
         assert set(REQUIRED_KEYS) <= row.keys()
-        never_null = set(REQUIRED_KEYS) - {"alpha", "verifier/outcome_f1"}
-        assert not [key for key in never_null if row[key] is None and not key.startswith("seconds/")]
+        never_null = set(REQUIRED_KEYS) - {"alpha", "verifier/outcome_f1", "verifier/outcome_j", "verifier/step_j"}
+        assert not [key for key in never_null if row[key] is None and not key.startswith(OF_THE_MACHINE)]
         assert row["logprob_gap/mean_abs"] < 1e-4
         assert row["reshard/bytes_sent"] == row["reshard/bytes_minimum"]
     evaluations = {row["step"]: row for row in read_evaluations(directory)}
     assert list(evaluations) == [0, 1, 3, 6]
     # Only the generator learnt in steps 2 and 3, and the verifier still judges the same solutions.
-    verifier_keys = [key for key in evaluations[1] if key.startswith("verifier/")]
-    assert len(verifier_keys) == 8
+    judged = [key for key in evaluations[1] if key.startswith("verifier/")]
+    verifier_keys = [key for key in judged if "/present_" not in key]
+    assert len(verifier_keys) == 8 and len(judged) == 16  # the same of the present generator's solutions
+    assert all(evaluations[0][key] == evaluations[0][key.replace("/", "/present_")] for key in verifier_keys)
     assert [evaluations[1][key] for key in verifier_keys] == [evaluations[3][key] for key in verifier_keys]
     summary = json.loads(directory.summary.read_text())
     assert summary["status"] == "done" and summary["generator"].keys() == {"accuracy_before", "accuracy_after"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ def _checked_rows(name: str, data_set: DataSet, files: list[Path], report: Repor
         report.read += 1
         index = 0 if file != current else index + 1
         current = file
-        row = data_set.reader(record, file, index)
+        row = _read(name, data_set, record, file, index)
         if row is None:
             report.not_part += 1
             continue
@@ -151,6 +151,19 @@ def _checked_rows(name: str, data_set: DataSet, files: list[Path], report: Repor
             yield row
         else:
             report.note(kind, row.id)
+
+
+def _read(name: str, data_set: DataSet, record: Mapping[str, Any], file: Path, index: int) -> PreparedRow | None:
+    """The record as a row. Raises `UserError`, naming the row, where a field is missing or of another kind."""
+    try:
+        row = data_set.reader(record, file, index)
+        if row is not None and not all(isinstance(text, str) for text in (row.id, row.question, row.answer)):
+            raise TypeError("question and answer must be text")
+    except UserError as error:
+        raise UserError(f"{file}, row {index + 1}: {error}") from None
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{file}, row {index + 1}: no record of {name}, a field is of another kind ({error})") from None
+    return row
 
 
 def _check_text(row: PreparedRow, file: Path, index: int) -> None:

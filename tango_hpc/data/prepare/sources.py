@@ -48,8 +48,11 @@ def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]
             records = _read_lines(file)
         else:
             records = _read_json(file)
-        for record in records:
-            yield file, record
+        try:
+            for record in records:
+                yield file, record
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file} is not text in UTF-8 ({error})") from None
 
 
 def _read_parquet(file: Path) -> Iterator[dict[str, Any]]:
@@ -57,7 +60,7 @@ def _read_parquet(file: Path) -> Iterator[dict[str, Any]]:
         with pq.ParquetFile(file) as parquet:
             for batch in parquet.iter_batches(batch_size=_BATCH_ROWS):
                 yield from batch.to_pylist()
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file} as Parquet: {error}") from None
 
 
@@ -71,7 +74,7 @@ def _read_lines(file: Path) -> Iterator[dict[str, Any]]:
 def _record(file: Path, number: int, line: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file}, line {number}: not JSON ({error})") from None
     if not isinstance(record, dict):
         raise UserError(f"{file}, line {number}: a {type(record).__name__}, not an object with fields")
@@ -87,7 +90,7 @@ def _read_json(file: Path) -> Iterator[dict[str, Any]]:
         return
     try:
         records = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON: {error}") from None
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise UserError(f"{file} must hold an array of objects, one for each record")

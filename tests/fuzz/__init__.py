@@ -1,0 +1,1 @@
+"""Rubbish through everything that reads what a model, a user or a disk gives."""

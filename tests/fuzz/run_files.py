@@ -1,0 +1,121 @@
+"""A run with one damaged file, of those that it can do without: looked at, and gone on with."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+from rich.console import Console
+
+from tango_hpc.config import Config
+from tango_hpc.control.heartbeat import Beat, write_beat
+from tango_hpc.control.outcome import Outcome, write_outcome
+from tango_hpc.errors import UserError
+from tango_hpc.launch import lock as locking
+from tango_hpc.launch.attempts import AttemptLog
+from tango_hpc.launch.continuity import compare_with_last
+from tango_hpc.launch.enter import prepare_run
+from tango_hpc.launch.lock import Holder
+from tango_hpc.launch.provenance import record_attempt
+from tango_hpc.manage.status import show_logs
+from tango_hpc.manage.status_table import show_status
+from tango_hpc.report import run_page
+from tango_hpc.report.progress import ProgressView
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.metrics import MetricsWriter, read_events, read_metrics
+from tango_hpc.run.progress import ProgressReporter
+from tango_hpc.run.summary import update_summary
+from tango_hpc.run.worker import Worker
+from tests.fuzz.choices import Choices
+from tests.slurm.jobs import counting_config
+
+
+@cache
+def a_run(folder: Path) -> tuple[Config, RunDirectory, dict[Path, bytes]]:
+    """A run that has done three steps, and the contents of its files that only show or count things."""
+    config = counting_config(folder, "run", {"nodes": 1})
+    directory = prepare_run(["train"], config, resume=False)
+    attempt(config, directory)
+    ProgressReporter(directory, "train", 10)
+    with MetricsWriter(directory, "train") as metrics:
+        metrics.write_evaluation(0, {"generator/accuracy": 0.1})
+        for step in (1, 2, 3):
+            metrics.write({"step": step, "role": "generator", "loss": 0.5, "seconds/total": 1.0, "data/too_long": 1})
+        metrics.write_event("checkpoint_set_aside", 2, "it was damaged")
+    write_beat(directory, Worker(0, "generator"), Beat(host="a", pid=1))
+    write_outcome(directory, Outcome(0, "generator", "ValueError", host="a"))
+    job = {"job": "5", "stages": "train", "cluster": "slurm", "profile": None, "submitted": 1.0, "log": "none"}
+    directory.jobs_file.write_text(json.dumps([job]))
+    directory.lock_file.write_text(json.dumps(asdict(Holder(host="a", pid=4, start=5, boot="b", id="i"))))
+    named = [directory.summary, directory.provenance, directory.progress, directory.metrics, directory.evaluations]
+    named += [directory.attempts_file, directory.jobs_file, directory.lock_file, directory.config]
+    files = [*named, *directory.heartbeats.iterdir(), *directory.outcomes.iterdir()]
+    assert len(files) == 11
+    return config, directory, {file: file.read_bytes() for file in files}
+
+
+def attempt(config: Config, directory: RunDirectory) -> None:
+    """What an attempt writes before and after its ranks."""
+    log = AttemptLog(directory)
+    entry, _ = compare_with_last(directory, "train", config)
+    record_attempt(directory, stage="train", computes_with=entry)
+    log.end(log.start("train"), 1, "boom")
+    update_summary(directory, "train", "running", begins=True, results={"generator.accuracy_before": 0.1})
+
+
+def look(directory: RunDirectory) -> None:
+    """Status, logs, report, progress."""
+    show_status(directory.path, Console(file=io.StringIO()), as_json=False)
+    show_logs(directory.path, Console(file=io.StringIO()), rank=None, lines=2, follow=False)
+    run_page.write_report(directory)
+    view = ProgressView(directory, Console(file=io.StringIO(), force_terminal=True))
+    view.refresh()
+    Console(file=io.StringIO()).print(view.render())
+
+
+def damage_one(folder: Path, data: bytes) -> str:
+    """Damages one file; its name where the run could only say in words what it lacks, as config.yaml.
+
+    Without drawings, and without waiting to see whether the holder of a lock lives: hundreds of these are asked for.
+    """
+    with (
+        patch.object(locking, "WATCH_SECONDS", 0.0),
+        patch.multiple(run_page, drawings=lambda *_: [], save_curves=lambda *_: None),
+    ):
+        return _damage_one(folder, data)
+
+
+def _damage_one(folder: Path, data: bytes) -> str:
+    config, directory, contents = a_run(folder)
+    for file, content in contents.items():
+        file.write_bytes(content)
+    choices = Choices(data)
+    file = choices.pick(sorted(contents))
+    file.write_bytes(choices.changed_bytes(contents[file]))
+    os.utime(directory.lock_file, (1, 1))
+    try:
+        look(directory)
+        prepare_run(["train"], config, resume=True)
+        with MetricsWriter(directory, "train", resumed_step=3):
+            attempt(config, directory)
+        look(directory)
+    except UserError as error:
+        silent = file == directory.lock_file and "Slurm did not answer" in str(error)  # of a job that it may name
+        assert (file == directory.config and str(error).strip()) or silent, f"{file.name}: {error}"
+        return file.name
+    except Exception as error:
+        raise AssertionError(f"{file.name}: {file.read_bytes()[:500]!r}") from error
+    steps = [row["step"] for row in read_metrics(directory, "train")]
+    marked = [
+        step
+        for event in read_events(directory, "train")
+        if event["event"] == "rows_lost"
+        for step in range(event["first_step"], event["last_step"] + 1)
+    ]
+    assert {1, 2, 3} <= {*steps, *marked}, f"rows were dropped without a word: {steps} {marked}"
+    return ""

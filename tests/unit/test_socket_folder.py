@@ -1,0 +1,52 @@
+"""What an engine that does not start, or is killed meanwhile, leaves in the temporary folder."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from tango_hpc.rollout import engine
+from tango_hpc.rollout.engine import SOCKETS, socket_folder
+
+
+def start_an_engine(pipe: Connection) -> None:
+    with socket_folder():
+        pipe.send(None)
+        signal.pause()
+
+
+def test_nothing_is_left_of_engines_that_failed_or_were_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)
+    context = multiprocessing.get_context("fork")
+    starting = []
+    for _ in range(2):
+        here, there = context.Pipe()
+        process = context.Process(target=start_an_engine, args=(there,))
+        process.start()
+        here.recv()
+        starting.append(process)
+    others = tmp_path / f"{SOCKETS}results"
+    others.mkdir()
+    assert len(list(tmp_path.iterdir())) == 3
+    killed, alive = starting
+    killed.kill()
+    killed.join()
+    engine._socket_folder.cache_clear()
+    with pytest.raises(ValueError), socket_folder():
+        assert Path(os.environ["VLLM_RPC_BASE_PATH"]).is_dir()
+        assert len(list(tmp_path.iterdir())) == 3  # its own, the one that starts, and what is no such folder
+        raise ValueError("no room for the cache")
+    assert len(list(tmp_path.iterdir())) == 2 and others.is_dir()
+    alive.kill()
+    alive.join()
+    with socket_folder():
+        pass
+    assert list(tmp_path.iterdir()) == [others]
+    engine._socket_folder.cache_clear()
