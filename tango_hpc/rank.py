@@ -25,6 +25,7 @@ from tango_hpc.launch.gpu_driver import why_no_gpu, why_not_shared
 from tango_hpc.launch.snapshot import check_runs_code_of_attempt
 from tango_hpc.launch.staging import staged_overrides
 from tango_hpc.launch.workers import Body, host_ranks
+from tango_hpc.plan.memory import memory_of_this_job, saves_in_background
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
 from tango_hpc.stages.processes import process_roles
@@ -112,6 +113,7 @@ def run_stage(
         longest = max(launch.hang_timeout_seconds, launch.loading_limit_seconds) + launch.collective_timeout_seconds
         exchange = Exchange.join(store, roles, worker.role, longest)
         stop.agree = exchange.any
+        config = decided(config, exchange)
         body(config, directory, stop, exchange)
     except CheckFailed:
         raise
@@ -119,6 +121,13 @@ def run_stage(
         raise CheckFailed(str(error)) from error
     exchange.barrier()
     shutdown_distributed()
+
+
+def decided(config: Config, exchange: Exchange) -> Config:
+    """`config` with `checkpoint.background` as it is on all nodes. Collective over all processes."""
+    everywhere = not exchange.any(not saves_in_background(config, memory_of_this_job()))
+    checkpoint = config.checkpoint.model_copy(update={"background": everywhere})
+    return config.model_copy(update={"checkpoint": checkpoint})
 
 
 def main() -> int:

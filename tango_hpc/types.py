@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]  # who draws curves (run/trackers.py)
 PerToken = Sequence[float] | NDArray[np.floating]
 
 

@@ -18,6 +18,8 @@ from tango_hpc.model.engine_layout import check_rollout_tensor
 from tango_hpc.model.shape import ModelShape, check_parallel
 from tango_hpc.protocol.prompts import read_prompt
 
+# Steps are listed before the first one, and so are the responses of a step.
+MOST_AT_ONCE = 10_000_000
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
@@ -55,6 +57,15 @@ def _conflicts(config: Config) -> Iterator[str]:
 def _training_conflicts(config: Config) -> Iterator[str]:
     """Which steps are taken, and with which weight of the step advantages."""
     train, algorithm = config.train, config.algorithm
+    steps = train.verifier_warmup_steps + train.generator_steps * (1 + train.verifier_steps_per_cycle)
+    for what, count in {
+        "verifier_warmup_steps, generator_steps and verifier_steps_per_cycle: steps of a run": steps,
+        "questions_per_step, rollouts_per_question and verifications_per_solution: responses of a step": (
+            train.questions_per_step * train.rollouts_per_question * train.verifications_per_solution
+        ),
+    }.items():
+        if count > MOST_AT_ONCE:
+            yield f"train.{what}, {count:,} in all, must be at most {MOST_AT_ONCE:,}"
     if config.verifier is None and train.verifier_warmup_steps:
         yield "train.verifier_warmup_steps: must be 0 without a verifier"
     if config.verifier is None and train.verifier_steps_per_cycle:
@@ -65,6 +76,16 @@ def _training_conflicts(config: Config) -> Iterator[str]:
                 yield f"train.{key}: must be 0 with verifier.trainable false"
     if not config.generator.trainable and not (train.verifier_steps_per_cycle or train.verifier_warmup_steps):
         yield "generator.trainable: false, and the verifier takes no steps either: nothing would be trained"
+    for key in ("verifier_draws", "verification_draws"):
+        if config.verifier is None and getattr(train, key) > 1:
+            yield f"train.{key}: {getattr(train, key)} needs a verifier; set it to 1"
+    if train.warmup_min_share is not None and not (config.generator.trainable and train.verifier_warmup_steps):
+        yield (
+            "train.warmup_min_share: needs a warm-up that can wait for the generator to learn; set it to null, or "
+            "train.verifier_warmup_steps above 0 and generator.trainable true"
+        )
+    if config.verifier is None and algorithm.min_verifier_j is not None:
+        yield f"algorithm.min_verifier_j: {algorithm.min_verifier_j} needs a verifier; set it to null"
     if algorithm.alpha_start > 0 and algorithm.alpha_end > algorithm.alpha_start:
         yield f"algorithm.alpha_end: {algorithm.alpha_end} is above alpha_start {algorithm.alpha_start}"
     if config.verifier is None and algorithm.ground_truth_weight < 1:
@@ -101,8 +122,8 @@ def _task_conflicts(config: Config) -> Iterator[str]:
         yield f"teacher.shard: {config.teacher.shard} is not below num_shards {config.teacher.num_shards} (they count from 0)"
     if config.teacher is not None and config.teacher.test_rows is not None and config.teacher.test_share is not None:
         yield "teacher.test_share: given beside teacher.test_rows; give one of them (the other null)"
-    if config.task.settings and not config.task.is_own:
-        yield f"task.settings: given, but task.name is {config.task.name}; they are for a task of your own"
+    if config.task.settings and config.task.file is None:
+        yield f"task.settings: given, but task.name is {config.task.name}; they are for addition and tasks of your own"
     synthetic = config.task.last_letter
     if config.task.name != "last_letter" and synthetic is not None:
         yield f"task.last_letter: given, but task.name is {config.task.name}"

@@ -8,6 +8,7 @@ the environment into run directories unless that resolver is removed from the wh
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import typing
 from pathlib import Path
@@ -23,6 +24,11 @@ from tango_hpc.errors import UserError
 from tango_hpc.run.directory import is_run
 
 _REFERENCE = re.compile(r"\$\{([^}]*)\}")
+
+
+# What PyYAML raises: its own; ValueError for a date with a 13th month; TypeError for a list as a key; RecursionError
+# for ten thousand brackets.
+NOT_YAML = (yaml.YAMLError, ValueError, TypeError, RecursionError)
 
 
 class _Loader(yaml.SafeLoader):
@@ -83,7 +89,7 @@ def read_tree(path: Path) -> dict[str, Any]:
     if not isinstance(named, str):
         raise UserError(f"{path}: base: must be the path of another config, seen from this file (got {named!r})")
     file = Path(path).parent / named
-    if not file.exists():
+    if not os.path.exists(file):  # False too for what cannot be the name of a file
         raise UserError(f"{path}: base: no config file at {file}; the path is relative to the file that names it")
     below = read_yaml(file)
     if "base" in below:
@@ -103,7 +109,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"cannot read the config {path}: {error}") from None
     try:
         tree = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except NOT_YAML as error:
         raise UserError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(tree, dict):
         raise UserError(f"{path} must hold a mapping of settings, not {type(tree).__name__}")
@@ -126,7 +132,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         raise UserError(f"override {override!r}: only a config file names its base")
     try:
         parsed = yaml.load(value, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except NOT_YAML as error:
         raise UserError(f"override {override!r}: the value is not valid YAML: {error}") from None
     node = tree
     for depth, name in enumerate(names[:-1]):

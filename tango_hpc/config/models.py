@@ -25,7 +25,7 @@ def model_dimensions(model: ModelConfig, config: Config) -> dict[str, Any] | Non
     if file.is_file():
         try:
             return json.loads(file.read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"cannot read {file}: {error}") from None
     for tuning in (config.sft.generator, config.sft.verifier):
         if tuning is not None and tuning.output == model.path != tuning.init.path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +90,14 @@ def same_value(before: Any, after: Any) -> bool:
         return True
     both = isinstance(before, str) and isinstance(after, str) and after.startswith("/")
     return both and os.path.realpath(before) == os.path.realpath(after)
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """The settings of a tree by dotted key."""
+    if not isinstance(tree, Mapping):
+        return {prefix: tree}
+    return {
+        key: value
+        for name, branch in tree.items()
+        for key, value in flatten(branch, f"{prefix}.{name}" if prefix else str(name)).items()
+    }

@@ -7,30 +7,37 @@ Section 4 and Appendix D) where it states one.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from tango_hpc.config.paths import absolute
 from tango_hpc.config.roles import ModelConfig, OptimizerConfig, RoleConfig
+from tango_hpc.config.tasks import TaskConfig
+from tango_hpc.config.trouble import TroubleConfig
 from tango_hpc.config.values import (
     Count,
     FilePath,
     NonNegative,
     Positive,
     PositiveFloat,
+    ProductDtype,
     Section,
     Share,
     Temperature,
     TemperatureOrGreedy,
 )
 from tango_hpc.equations import AlphaSchedule, ClassWeighting
+from tango_hpc.types import TrackerName
 
 
 class RunConfig(Section):
     """Where a run lives."""
 
     dir: FilePath = Field(description="Run directory; made if missing, refused if it holds another run.")
+    trackers: tuple[TrackerName, ...] = Field(
+        ("tensorboard",),
+        description="Who else gets the scalars of metrics.jsonl, into the run directory; none needs a network.",
+    )
     record_diff: bool = Field(
         True, description="Keep uncommitted changes of the code in a file that only you can read, secrets masked."
     )
@@ -86,6 +93,11 @@ class AlgorithmConfig(Section):
         description="PROF: of each question's rollouts train on so many, right and wrong ones in balance, whose step "
         "judgements agree best with their outcome; needs alpha_start 0. Null: on all.",
     )
+    min_verifier_j: Annotated[float, Field(ge=-1.0, lt=1.0)] | None = Field(
+        None,
+        description="Step advantages have weight 0 in steps where J of the verdicts (true-positive less false-positive "
+        "rate, over this and the four steps before it) is not above this. Null: alpha as scheduled.",
+    )
     class_ema_decay: Share = Field(0.8, description="Decay of the moving averages behind the class weights of Eq. 9.")
     importance_cap: PositiveFloat | None = Field(
         2.0, description="Truncated importance correction from engine to trainer log-probabilities; null turns it off."
@@ -109,6 +121,23 @@ class TrainConfig(Section):
         description="Dynamic sampling: questions of a generator step whose rollouts are equally good in outcome and steps "
         "are dropped and as many others drawn, in at most so many draws. 1: nothing is dropped.",
     )
+    verifier_draws: Positive = Field(
+        1,
+        description="Draws of questions of a verifier step, until right and wrong solutions can be judged in equal "
+        "numbers; of what was drawn the most balanced choice is judged. 1: the solutions as they come.",
+    )
+    verification_draws: Positive = Field(
+        1,
+        description="Of solutions on which all verdicts agree and are wrong, draw as many verifications again, in at "
+        "most so many draws; all of them are trained on. 1: no more.",
+    )
+    warmup_min_share: Annotated[float, Field(gt=0.0, le=0.5)] | None = Field(
+        None,
+        description="The verifier's warm-up waits, and the generator trains meanwhile, until at least this share of its "
+        "solutions is right and as much wrong. Null: the warm-up comes first.",
+    )
+    on_trouble: TroubleConfig = TroubleConfig()
+    max_rollbacks: Count = Field(3, description="How often on_trouble may go back in a run before it stops.")
     updates_per_batch: Positive = Field(
         1, description="Optimizer updates on each batch; the clip of Eq. 1 acts from the second on."
     )
@@ -117,6 +146,13 @@ class TrainConfig(Section):
     )
     dump_every: Count = Field(
         10, description="Write the rollouts of a role's first, every so many-th and last step to Parquet; 0: never."
+    )
+    trace_steps: tuple[Positive, ...] = Field(
+        (),
+        description="Optimizer steps to write a trace of (RUN/traces, for Perfetto); profiling slows these steps down.",
+    )
+    products: ProductDtype = Field(
+        "float32", description="As sft.products, of the trainer; the engine multiplies in launch.dtype all the same."
     )
     max_logprob_gap: PositiveFloat | None = Field(
         0.05,
@@ -131,54 +167,6 @@ class DataConfig(Section):
     train: FilePath
     eval: FilePath
     eval_questions: Positive = Field(256, description="Questions of `eval` that the evaluation in the loop asks.")
-
-
-class LastLetterConfig(Section):
-    """Last-letter concatenation (paper, Section 4.3): question sets and sloppy fine-tuning teachers."""
-
-    sft_words: tuple[Positive, Positive] = (2, 6)
-    sft_letters: tuple[Positive, Positive] = (3, 6)
-    train_words: tuple[Positive, Positive] = (2, 10)
-    train_letters: tuple[Positive, Positive] = (3, 10)
-    eval_words: tuple[Positive, Positive] = (2, 12)
-    eval_letters: tuple[Positive, Positive] = (3, 12)
-    generator_slip: Share = Field(
-        0.5, description="Chance that a fine-tuning step takes the first letter, not the last."
-    )
-    verifier_slip: Share = Field(0.2, description="Chance that a fine-tuning judgement of a step is flipped.")
-    verifier_drill: Share = Field(
-        0.0, description="Share of the verifier's rows, the first ones, with one-letter words."
-    )
-    verifier_careful: Share = Field(0.0, description="Share of the verifier's rows, the first ones, without flips.")
-    train_questions: Positive = 20000
-    eval_questions: Positive = 512
-    sft_rows: Positive = 20000
-
-
-SHIPPED_TASKS = ("last_letter", "math")
-
-
-def _task_name(name: str) -> str:
-    if name not in SHIPPED_TASKS and not name.endswith(".py"):
-        raise ValueError(f"must be {', '.join(SHIPPED_TASKS)} or the path of a Python file that ends in .py")
-    return name if name in SHIPPED_TASKS else str(absolute(Path(name)))
-
-
-class TaskConfig(Section):
-    """What is asked and how answers are graded."""
-
-    name: Annotated[str, AfterValidator(_task_name)] = Field(
-        description="last_letter, math, or the path of a Python file with a task of your own (docs/your_own_task.md)."
-    )
-    settings: dict[str, Any] = Field({}, description="Of your own task: the arguments that its class is made with.")
-    last_letter: LastLetterConfig | None = Field(
-        None, description="Synthesise the files that `data` and `sft` name, where missing."
-    )
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the task stands in a file of the user's."""
-        return self.name.endswith(".py")
 
 
 class SftRoleConfig(Section):
@@ -200,6 +188,11 @@ class SftConfig(Section):
 
     generator: SftRoleConfig | None = None
     verifier: SftRoleConfig | None = None
+    products: ProductDtype = Field(
+        "float32",
+        description="What layers with float32 weights multiply in on a CPU; bfloat16 is several times as fast on CPUs that "
+        "have instructions for it, auto: there.",
+    )
 
 
 BenchmarkName = Literal[
@@ -290,6 +283,11 @@ class CheckpointConfig(Section):
 
     every_steps: Count = Field(20, description="Save every so many steps; 0: only at the end and when told to stop.")
     keep: Positive = Field(2, description="Complete checkpoints kept.")
+    background: bool | None = Field(
+        None,
+        description="Train on while a copy of the state is written. null: where the machine's memory has room for the "
+        "copy, by the plan. A stop and the end wait for it.",
+    )
 
 
 # Libraries and models may come from storage that is slow.
@@ -303,6 +301,11 @@ class LaunchConfig(Section):
     tasks_per_node: Positive = 1
     device: Literal["cpu", "cuda"] = "cuda"
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    peak_tflops: PositiveFloat | None = Field(
+        None,
+        description="Most operations a second of a rank, in 10^12, of which speed/mfu is the share; null: as a matrix "
+        "product is measured at the start.",
+    )
     threads_per_rank: Positive | None = Field(
         None,
         description="CPU threads of each rank; null: 1 with device cpu, with cuda 8, or its share of the node's cores "

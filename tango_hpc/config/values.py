@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tango_hpc.config.paths import absolute
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-# As seen from where the command is typed; a job, and whoever goes on with the run, may be elsewhere.
-FilePath = Annotated[Path, AfterValidator(absolute)]
+MOST = 10**12  # no setting means more; arithmetic with it stays within what arrays and files can count
+LONGEST_NAME = 255  # of a file, in bytes, on Linux
 
+
+def _at_most(value: float) -> float:
+    """Beside the bounds that the reference page lists for each setting."""
+    if value > MOST:
+        raise ValueError(f"must be at most {MOST:,}")
+    return value
+
+
+def _possible(path: Path) -> Path:
+    """What a file system can be asked for at all."""
+    if "\0" in str(path):
+        raise ValueError("must not hold a null character")
+    if any(len(os.fsencode(name)) > LONGEST_NAME for name in path.parts):
+        raise ValueError(f"has a name of more than {LONGEST_NAME} bytes, which no file system takes")
+    return path
+
+
+Count = Annotated[int, Field(ge=0), AfterValidator(_at_most)]
+Positive = Annotated[int, Field(ge=1), AfterValidator(_at_most)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False), AfterValidator(_at_most)]
+PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False), AfterValidator(_at_most)]
+# As seen from where the command is typed; a job, and whoever goes on with the run, may be elsewhere.
+FilePath = Annotated[Path, AfterValidator(absolute), AfterValidator(_possible)]
+# What layers whose weights are float32 multiply in on a CPU. auto: bfloat16 where the CPU has instructions for it.
+ProductDtype = Literal["float32", "bfloat16", "auto"]
 
 MIN_TEMPERATURE = 0.01  # vLLM raises those between 0 and this to it
 

@@ -99,6 +99,9 @@ def init_distributed(timeout_seconds: float = 1800, store: dist.Store | None = N
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
+    else:
+        # A model that is sure of itself has probabilities and gradients so small that a CPU takes many times as long.
+        torch.set_flush_denormal(True)
     timeout = timedelta(seconds=timeout_seconds)
     store = store or open_store(timeout_seconds, hosts=rank == 0)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

@@ -123,14 +123,20 @@ def response_ids(text: str, tokenizer: Any) -> list[int]:
 
 def stop_token_ids(tokenizer: Any) -> tuple[int, ...]:
     """The tokens that end a response: the end of sequence, and the ends of a turn that Qwen and Llama 3 write."""
-    known = tokenizer.get_vocab()
-    ends_of_turn = [known[token] for token in ("<|im_end|>", "<|endoftext|>", "<|eot_id|>") if token in known]
+    known = (_token_id(token, tokenizer) for token in ("<|im_end|>", "<|endoftext|>", "<|eot_id|>"))
+    ends_of_turn = [token_id for token_id in known if token_id is not None]
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *ends_of_turn]))
 
 
 def speaks_tags_only(tokenizer: Any) -> bool:
     """Whether this is the tokenizer of a tiny model, which has tokens for tags and letters only."""
-    return SOLVE in tokenizer.get_vocab()
+    return _token_id(SOLVE, tokenizer) is not None
+
+
+def _token_id(token: str, tokenizer: Any) -> int | None:
+    """None where the tokenizer does not know it. Its whole vocabulary would be copied to look, for every prompt."""
+    token_id = tokenizer.convert_tokens_to_ids(token)
+    return None if token_id is None or tokenizer.convert_ids_to_tokens(token_id) != token else token_id
 
 
 def _encode(text: str, tokenizer: Any) -> list[int]:

@@ -8,6 +8,7 @@ caches and its CUDA graphs are one per process.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import gc
 import importlib
@@ -16,7 +17,7 @@ import shutil
 import socket
 import tempfile
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +34,9 @@ from tango_hpc.types import Generation, GenerationRequest, SamplingSettings
 
 # Where an engine that gets its weights by `WeightSync` loses them when it sleeps.
 FORGETFUL_DEVICES: tuple[str, ...] = ("cuda",)
+
+# The beginning of the name of a folder in the temporary one that lasts while an engine starts.
+SOCKETS = "tango-rpc-"
 
 
 class RolloutEngine:
@@ -71,9 +75,6 @@ class RolloutEngine:
         arguments: dict[str, Any] = {}
         ident = _host_ident()
         import_vllm()
-        # vLLM's tensor groups meet in sockets, which it would leave in the temporary folder for good.
-        sockets = _socket_folder()
-        sockets.mkdir(mode=0o700)
         if device == "cpu":
             # vLLM compiles some helpers when it first samples: 13 s, and a C++ compiler, for nothing measurable here.
             torch._dynamo.config.disable = True
@@ -99,27 +100,28 @@ class RolloutEngine:
         # vLLM collects garbage six times per engine, half a second each over all that is imported. It freezes the
         # heap afterwards anyway.
         gc.freeze()
-        self.llm = LLM(
-            model=str(model_dir),
-            skip_tokenizer_init=True,
-            generation_config="vllm",
-            load_format="auto" if load_weights else "dummy",
-            use_tqdm_on_load=False,
-            distributed_executor_backend="external_launcher",
-            tensor_parallel_size=tensor,
-            dtype=dtype,
-            seed=seed,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_batched_tokens,
-            enable_prefix_caching=True,
-            logprobs_mode="processed_logprobs",
-            kv_cache_memory_bytes=kv_cache_bytes,  # vLLM would measure a GPU that other processes use as well
-            **arguments,
-        )
-        # All have connected to sockets and shared memory; without names, nothing is left behind by a rank that dies.
-        dist.barrier()
-        shutil.rmtree(sockets)
+        # vLLM's tensor groups meet in sockets, which it would leave in the temporary folder for good.
+        with socket_folder():
+            self.llm = LLM(
+                model=str(model_dir),
+                skip_tokenizer_init=True,
+                generation_config="vllm",
+                load_format="auto" if load_weights else "dummy",
+                use_tqdm_on_load=False,
+                distributed_executor_backend="external_launcher",
+                tensor_parallel_size=tensor,
+                dtype=dtype,
+                seed=seed,
+                max_model_len=max_model_len,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_batched_tokens,
+                enable_prefix_caching=True,
+                logprobs_mode="processed_logprobs",
+                kv_cache_memory_bytes=kv_cache_bytes,  # vLLM would measure a GPU that other processes use as well
+                **arguments,
+            )
+            # All have connected to sockets and shared memory; without names, nothing is left behind by a rank that dies.
+            dist.barrier()
         for segment in Path("/dev/shm").glob(f"{ident}-*"):
             segment.unlink(missing_ok=True)
         # Since 0.31 set to run when the client is collected: it would end this process's default process group.
@@ -190,6 +192,15 @@ class RolloutEngine:
         outputs = self.llm.generate(prompts, parameters, use_tqdm=False)
         return [_to_generation(output.outputs[0]) for output in outputs]
 
+    def bare_generate(self, prompts: Sequence[list[int]], *, max_tokens: int) -> int:
+        """What vLLM alone does with this rank's `prompts`, to measure against: tokens written, each `max_tokens` long."""
+        from vllm import SamplingParams
+
+        self.reset_prefix_cache()
+        parameters = SamplingParams(temperature=1.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        outputs = self.llm.generate([{"prompt_token_ids": list(p)} for p in prompts], parameters, use_tqdm=False)
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
+
     def reset_prefix_cache(self) -> None:
         """Forget cached prefixes; they belong to the weights that made them."""
         assert self.llm.reset_prefix_cache(), "the prefix cache is in use outside of generate()"
@@ -246,9 +257,39 @@ def import_vllm() -> None:
 @functools.cache
 def _socket_folder() -> Path:
     """Where the sockets of this process's engine are; vLLM reads this once."""
-    sockets = Path(tempfile.gettempdir()) / f"tango-{uuid.uuid4().hex[:12]}"
+    sockets = Path(tempfile.gettempdir()) / f"{SOCKETS}{uuid.uuid4().hex[:12]}"
     os.environ["VLLM_RPC_BASE_PATH"] = str(sockets)
     return sockets
+
+
+@contextlib.contextmanager
+def socket_folder() -> Iterator[None]:
+    """The folder of vLLM's sockets, there and locked while an engine starts; those of killed processes are removed."""
+    sockets = _socket_folder()
+    for left in sockets.parent.glob(SOCKETS + 12 * "[0-9a-f]"):
+        with contextlib.suppress(OSError):  # somebody else's, or in use
+            os.close(_locked(left))
+            shutil.rmtree(left)
+    made = sockets.with_name(f".{sockets.name}")  # nobody finds it before it is locked
+    made.mkdir(mode=0o700)
+    lock = _locked(made)
+    made.rename(sockets)
+    try:
+        yield
+    finally:
+        shutil.rmtree(sockets, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked(folder: Path) -> int:
+    """An open file of `folder` that holds its lock, which ends with it. OSError where another process has it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _find_cache() -> None:

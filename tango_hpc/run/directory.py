@@ -6,6 +6,7 @@ RUN/
   metrics.jsonl       one object per optimizer step                           (run/metrics.py)
   evaluations.jsonl   one object per evaluation in the loop, step 0 included  (run/metrics.py)
   tensorboard/        the same numbers, one folder per stage
+  trackers/           the same for Weights & Biases and MLflow, where asked for (run/trackers.py)
   rollouts/           Parquet dumps of responses                              (run/dumps.py)
   checkpoints/        everything needed to continue                           (policy/checkpoints.py)
   logs/               output of every process of every rank, and of the supervisor
@@ -41,7 +42,9 @@ class RunDirectory:
         self.metrics = self.path / "metrics.jsonl"
         self.evaluations = self.path / "evaluations.jsonl"
         self.tensorboard = self.path / "tensorboard"
+        self.trackers = self.path / "trackers"
         self.rollouts = self.path / "rollouts"
+        self.traces = self.path / "traces"
         self.checkpoints = self.path / "checkpoints"
         self.logs = self.path / "logs"
         self.srun_log = self.logs / "srun.log"

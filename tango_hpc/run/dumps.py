@@ -114,7 +114,7 @@ def read_rollouts(path: Path) -> list[RolloutRow]:
     """Read one dump. Raises UserError, naming the columns, where the file is not one."""
     try:
         table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path} as Parquet: {error}") from error
     missing = [name for name in ROLLOUT_SCHEMA.names if name not in table.column_names]
     if missing:

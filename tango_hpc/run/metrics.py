@@ -14,21 +14,22 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from tango_hpc.files import naming, parse_json_lines, read_json_lines, write_atomically
 from tango_hpc.run.directory import RunDirectory
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from tango_hpc.run.trackers import Trackers
+from tango_hpc.types import TrackerName
 
 MetricsRow = dict[str, Any]
 
 # What can stand under `event`; `text` has it in words.
 EVENTS = {
     "checkpoint_set_aside": "a checkpoint was found damaged; the run went on from an older one, after `step`",
+    "trouble": "something went wrong in training, of a kind of `train.on_trouble`, and is said once",
+    "rollback": "the run went back to the checkpoint of `step` and goes on with other sampling seeds",
     "rows_lost": "the rows of the steps `first_step` to `last_step` are missing, the steps themselves are not",
 }
 # Stages that write a row for every step, so that a missing one is a loss.
@@ -42,8 +43,8 @@ REQUIRED_KEYS = (
     "tokens/generated", "tokens/trained",
     "reshard/bytes_sent", "reshard/bytes_local", "reshard/bytes_minimum",
     "logprob_gap/mean_abs", "generator/accuracy",
-    "verifier/outcome_f1", "verifier/correct_share", "verifier/parse_failures",
-    "loss", "grad_norm", "kl", "entropy", "alpha",
+    "verifier/outcome_f1", "verifier/outcome_j", "verifier/step_j", "verifier/correct_share", "verifier/parse_failures",
+    "loss", "grad_norm", "kl", "entropy", "alpha", "groups_with_signal",
 )  # fmt: skip
 
 
@@ -52,12 +53,19 @@ class MetricsWriter:
 
     Rows of this stage after `resumed_step` are dropped when it opens, and TensorBoard is told the same, so that a
     resumed run's files read like those of one that was never interrupted. Every row is on its way to the disk when
-    its call returns. `gaps`: rows that had been lost when it opened, in words; an event marks each in the file.
+    its call returns. `gaps`: rows that had been lost when it opened, in words; an event marks each in the file. Scalars
+    also go to `trackers`; `tell` gets a line for one that fails.
     """
 
-    def __init__(self, directory: RunDirectory, stage: str, *, resumed_step: int = 0) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
+    def __init__(
+        self,
+        directory: RunDirectory,
+        stage: str,
+        *,
+        resumed_step: int = 0,
+        trackers: Sequence[TrackerName] = ("tensorboard",),
+        tell: Callable[[str], None] = print,
+    ) -> None:
         self.stage = stage
         for path in (directory.metrics, directory.evaluations):
             _keep_rows(path, lambda row: _outlives(row, stage, resumed_step))
@@ -65,9 +73,7 @@ class MetricsWriter:
         self._directory = directory
         self._metrics: IO[str] = directory.metrics.open("a", encoding="utf-8", buffering=1)
         self._evaluations: IO[str] = directory.evaluations.open("a", encoding="utf-8", buffering=1)
-        self._tensorboard: SummaryWriter = SummaryWriter(
-            str(directory.tensorboard / stage), purge_step=resumed_step + 1 if resumed_step else None, flush_secs=10
-        )
+        self._trackers = Trackers(trackers, directory, stage, resumed_step, tell)
         self.gaps: list[str] = []
         if stage in STEPPED_STAGES:
             self._mark_gaps(resumed_step)
@@ -77,13 +83,17 @@ class MetricsWriter:
         assert row.get("step") is not None and row.get("role") is not None, f"a row needs step and role: {row}"
         complete = {"stage": self.stage, **dict.fromkeys(REQUIRED_KEYS), **row}
         self._add_metrics(complete)
-        self._to_tensorboard(row, prefix="")
+        self._track(row, prefix="")
 
     def write_event(self, event: str, step: int, text: str, **more: int) -> None:
-        """Add what happened to the run when `step` optimizer steps were done; `event` is one of `EVENTS`."""
+        """Add what happened to the run when `step` optimizer steps were done; `event` is one of `EVENTS`.
+
+        An attempt that repeats what an interrupted one did adds nothing.
+        """
         assert event in EVENTS, event
-        row = {"stage": self.stage, "step": step, "event": event, "text": text, **more, "time": time.time()}
-        self._add_metrics(row)
+        row = {"stage": self.stage, "step": step, "event": event, "text": text, **more}
+        if not any(row.items() <= known.items() for known in read_events(self._directory, self.stage)):
+            self._add_metrics({**row, "time": time.time()})
 
     def _add_metrics(self, row: Mapping[str, Any]) -> None:
         with naming(self._directory.metrics):
@@ -115,13 +125,13 @@ class MetricsWriter:
             self._evaluations = path.open("a", encoding="utf-8", buffering=1)
         with naming(self._directory.evaluations):
             self._evaluations.write(_as_json(row))
-        self._to_tensorboard(row, prefix="eval/")
+        self._track(row, prefix="eval/")
 
     def close(self) -> None:
         """Flush and close all files."""
         self._metrics.close()
         self._evaluations.close()
-        self._tensorboard.close()
+        self._trackers.close()
 
     def __enter__(self) -> MetricsWriter:
         return self
@@ -129,10 +139,10 @@ class MetricsWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _to_tensorboard(self, row: Mapping[str, Any], prefix: str) -> None:
-        for key, value in row.items():
-            if key != "step" and isinstance(value, int | float) and math.isfinite(value):
-                self._tensorboard.add_scalar(prefix + key, float(value), row["step"])
+    def _track(self, row: Mapping[str, Any], prefix: str) -> None:
+        values = {key: value for key, value in row.items() if key != "step" and isinstance(value, int | float)}
+        finite = {prefix + key: float(value) for key, value in values.items() if math.isfinite(value)}
+        self._trackers.log(finite, row["step"])
 
 
 def read_metrics(directory: RunDirectory, stage: str | None = None) -> list[MetricsRow]:

@@ -28,6 +28,7 @@ def _state(stage: str, total_steps: int, first_step: int) -> dict[str, Any]:
         "attempt_started": now,
         "phase_started": now,
         "notes": [],
+        "troubles": [],
     }
 
 
@@ -56,6 +57,12 @@ class ProgressReporter:
         """Add a line that viewers show once."""
         self._state["notes"].append(text)
         self._write()
+
+    def troubles(self, lasting: list[str]) -> None:
+        """Say what is wrong with the training at present; `tango status` shows it. Written where it changes."""
+        if lasting != self._state["troubles"]:
+            self._state["troubles"] = lasting
+            self._write()
 
     def _write(self) -> None:
         write_atomically(self._path, json.dumps(self._state) + "\n", durable=False)

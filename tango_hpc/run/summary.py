@@ -40,9 +40,20 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
     for name in ("stages", "generator", "verifier"):
         if not isinstance(summary.get(name, {}), dict):
             del summary[name]
+    for values, names in (
+        (summary, {"wall_seconds", "tokens_per_second"} & summary.keys()),
+        *((summary[role], set(summary[role])) for role in ("generator", "verifier") if role in summary),
+    ):
+        for name in names:
+            if not _is_number_or_none(values[name]):
+                del values[name]
     known = {"status": "", "steps": 0, "wall_seconds": 0.0, "attempts": 0}
     stages = {name: entry for name, entry in summary.get("stages", {}).items() if isinstance(entry, dict)}
     return summary | ({"stages": {name: fitting(entry, known) for name, entry in stages.items()}} if stages else {})
+
+
+def _is_number_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and math.isfinite(value))
 
 
 def read_provenance(directory: RunDirectory) -> dict[str, Any]:

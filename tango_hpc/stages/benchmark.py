@@ -70,7 +70,13 @@ class BenchmarkRun:
         todo = [(label, name) for label, name in units if not self._file(label, name).is_file()]
         todo = self.exchange.all_gather(todo)[0]
         journal = Journal(
-            self.directory, STAGE, self.stop, len(units), len(units) - len(todo), writes=self.exchange.is_first
+            self.directory,
+            STAGE,
+            self.stop,
+            len(units),
+            len(units) - len(todo),
+            writes=self.exchange.is_first,
+            trackers=self.config.run.trackers,
         )
         loaded = AS_THEY_ARE
         for label, name in todo:

@@ -9,7 +9,7 @@ from typing import Any
 from tango_hpc.errors import CheckFailed
 from tango_hpc.stages.responses import ReadSolution
 from tango_hpc.stages.role import Generator, Role, Through, Verifier
-from tango_hpc.stages.steps import judging_metrics
+from tango_hpc.stages.step_metrics import judging_metrics
 from tango_hpc.tasks import Task
 from tango_hpc.types import Generation
 
@@ -19,7 +19,7 @@ class HeldOut:
 
     Those are the generator's greedy answers in the first evaluation, before training. They stay the same, so that a
     change of F1 is a change of the verifier: a generator that improves leaves ever fewer wrong solutions, and other
-    ones. How the verifier judges the generator of the day is in every step's metrics.
+    ones. Beside that it judges the present generator's, as in the paper's Figure 4.
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class HeldOut:
         self._to_judge_K: list[ReadSolution] = []
 
     def evaluate(self) -> dict[str, float | None]:
-        """Metrics by key: the generator's greedy pass@1, and scores of the verifier's verdicts and step judgements.
+        """Metrics by key: the generator's greedy pass@1, and scores of the verifier's verdicts and step judgements, those
+        of the present generator's solutions as `verifier/present_…`.
 
         The verifier samples, as it does when it judges in training, with the same seeds every time (the scores:
         `JudgementCounts`). Questions that do not fit the generator's context count as wrong. Collective.
@@ -57,10 +58,17 @@ class HeldOut:
         }
         if self._verifier is not None:
             self._to_judge_K = self._to_judge_K or solutions_K
-            through = self._through_of(self._verifier)
-            judged_K = self._verifier.judge(self._to_judge_K, range(len(self._to_judge_K)), through=through)
-            values |= judging_metrics(self._task, judged_K)
+            scores = self._judged(self._verifier, self._to_judge_K)
+            values |= scores
+            if [_tokens(read) for read in solutions_K] != [_tokens(read) for read in self._to_judge_K]:
+                scores = self._judged(self._verifier, solutions_K)
+            values |= {key.replace("/", "/present_"): value for key, value in scores.items()}
         return values | {"data/not_asked": self.num_too_long}
+
+    def _judged(self, verifier: Verifier, solutions_K: list[ReadSolution]) -> dict[str, float | None]:
+        seeds_K = range(len(solutions_K))
+        read_K = verifier.judge(solutions_K, seeds_K, through=self._through_of(verifier))
+        return judging_metrics(self._task, read_K)
 
     def state_dict(self) -> list[list[Any]]:
         """Token ids and finish reason of the solutions to judge; JSON."""
@@ -76,3 +84,7 @@ class HeldOut:
     def _ask(self, through: Through) -> list[ReadSolution]:
         seeds_K = [0] * len(self._questions_K)
         return self._generator.ask(self._task, self._questions_K, seeds_K, greedy=True, through=through)
+
+
+def _tokens(read: ReadSolution) -> list[int]:
+    return read.response.generation.token_ids

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from tango_hpc.control.stop import StopSignal
@@ -11,6 +11,7 @@ from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import MetricsRow, MetricsWriter
 from tango_hpc.run.progress import ProgressReporter
 from tango_hpc.run.summary import Status, update_summary
+from tango_hpc.types import TrackerName
 
 
 class Journal:
@@ -25,14 +26,16 @@ class Journal:
         resumed_step: int,
         *,
         writes: bool,
+        trackers: Sequence[TrackerName],
     ) -> None:
         self._directory, self._stage, self._stop = directory, stage, stop
+        self._trackers = trackers
         self._started = time.monotonic()
         self._step = resumed_step
         self._writes = writes
         if self._writes:
-            self._metrics = MetricsWriter(directory, stage, resumed_step=resumed_step)
             self._progress = ProgressReporter(directory, stage, total_steps, resumed_step)
+            self._metrics = self._open_metrics(resumed_step)
             update_summary(directory, stage, "running", begins=True, steps=resumed_step)
             for gap in self._metrics.gaps:
                 self.note(gap)
@@ -55,6 +58,25 @@ class Journal:
             self.note(text)
             if self._writes:
                 self._metrics.write_event("checkpoint_set_aside", self._step, text)
+
+    def troubled(self, begun: Iterable[str], lasting: Iterable[str]) -> None:
+        """Say which troubles began with the last step, in the log and for good in metrics.jsonl; and which last now."""
+        if self._writes:
+            self._progress.troubles(list(lasting))
+        for text in begun:
+            self.note(text)
+            if self._writes:
+                self._metrics.write_event("trouble", self._step, text)
+
+    def went_back(self, step: int, text: str) -> None:
+        """Go on as after `step`: later rows are dropped, as when a run is resumed."""
+        self._step = step
+        if self._writes:
+            self._metrics.close()
+            self._metrics = self._open_metrics(step)
+            self._metrics.write_event("rollback", step, text)
+            self._progress.troubles([])
+        self.note(text)
 
     def step_done(self, row: MetricsRow) -> None:
         """Write the metrics of optimizer step `row["step"]`."""
@@ -84,6 +106,11 @@ class Journal:
                 attempt_seconds=time.monotonic() - self._started,
                 tokens_per_second=tokens_per_second,
             )
+
+    def _open_metrics(self, resumed_step: int) -> MetricsWriter:
+        return MetricsWriter(
+            self._directory, self._stage, resumed_step=resumed_step, trackers=self._trackers, tell=self.note
+        )
 
 
 class Clock:

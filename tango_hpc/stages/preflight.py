@@ -16,6 +16,7 @@ from tango_hpc.config.schema import SftRoleConfig
 from tango_hpc.data.prepare.pipeline import check_held_out
 from tango_hpc.data.tables import QUESTION_COLUMNS, SFT_COLUMNS, check_table
 from tango_hpc.errors import UserError
+from tango_hpc.run.trackers import missing_trackers
 from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_columns, evaluated_file, evaluated_roles
 from tango_hpc.tasks.made_files import check_made_files, recipes
 from tango_hpc.tasks.own import check_own_task
@@ -29,7 +30,7 @@ def check_inputs(config: Config, stage: str, *, after: Sequence[str] = ()) -> No
 
     What the stages of `after` will have written by then need not be there yet.
     """
-    problems: list[str] = []
+    problems: list[str] = missing_trackers(config.run.trackers)
     to_come = _outputs(config, after)
 
     def note(check: Callable[..., object], path: Path, *arguments: object) -> None:
@@ -40,7 +41,7 @@ def check_inputs(config: Config, stage: str, *, after: Sequence[str] = ()) -> No
         except UserError as error:
             problems.append(str(error))
 
-    if config.task.is_own:
+    if config.task.file is not None:
         check_own_task(config)
     makes: set[Path] = set()
     if stage in ("sft", "train"):

@@ -26,6 +26,7 @@ from tango_hpc.stages.responses import (
     read_verifications,
 )
 from tango_hpc.stages.role_worker import RoleWorker
+from tango_hpc.stages.usage import Spent
 from tango_hpc.tasks import Task
 from tango_hpc.types import Generation, GenerationRequest, SamplingSettings, TrainSequence
 
@@ -124,9 +125,21 @@ class Role:
         self.stale = True
         return updates
 
-    def save(self, folder: Path) -> dict[str, FileSum]:
-        """Write the trainer's state; sums of the large files that this rank of the role wrote."""
-        return self.exchange.run(self.name, lambda: self._here.save(folder))
+    def take_spent(self) -> Spent:
+        """What its processes took since the last call."""
+        return self.exchange.run(self.name, lambda: self._here.take_spent())
+
+    def begin_save(self, folder: Path, *, background: bool) -> None:
+        """Write the trainer's state, or have threads write a copy of it; `end_save` must follow."""
+        self.exchange.run(self.name, lambda: self._here.begin_save(folder, background=background))
+
+    def is_written(self) -> bool:
+        """Whether `end_save` need not wait for this rank of the role."""
+        return self.exchange.run(self.name, lambda: self._here.is_written())
+
+    def end_save(self) -> dict[str, FileSum]:
+        """Complete it; sums of the large files that this rank of the role wrote."""
+        return self.exchange.run(self.name, lambda: self._here.end_save())
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote."""
@@ -183,7 +196,10 @@ class Verifier(Role):
         return read_verifications(solutions_N, responses_N, self.config.algorithm.verifier_format)
 
 
-def request_seeds(seed: int, step: int, phase: str, count: int) -> list[int]:
-    """Sampling seeds of `count` requests, a function of run seed, step and phase alone: a resumed run draws the same."""
+def request_seeds(seed: int, step: int, phase: str, count: int, rollbacks: int = 0) -> list[int]:
+    """Sampling seeds of `count` requests, a function of run seed, step, phase and the number of times that the run went
+    back alone: a resumed run draws the same, one that went back does not.
+    """
     phase_number = int.from_bytes(phase.encode(), "big")
-    return np.random.SeedSequence((seed, step, phase_number)).generate_state(count, np.uint32).tolist()
+    entropy = (seed, step, phase_number, *([rollbacks] if rollbacks else []))
+    return np.random.SeedSequence(entropy).generate_state(count, np.uint32).tolist()

@@ -7,7 +7,9 @@ back when it returns, but for what the next call is known to need: after `sync` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,14 +17,17 @@ import torch
 from tango_hpc.config import Config
 from tango_hpc.config.roles import RoleConfig
 from tango_hpc.errors import CheckFailed
+from tango_hpc.parallel.collectives import max_over_ranks
 from tango_hpc.parallel.ranks import this_device
 from tango_hpc.policy.loss import LogprobGapError, LossSettings, UpdateStats
 from tango_hpc.policy.memory import give_back_freed_memory
 from tango_hpc.policy.policy import Policy
+from tango_hpc.policy.usage import peak_memory_bytes, total_peak
 from tango_hpc.reshard.sync import SyncStats, WeightSync
 from tango_hpc.rollout.engine import RolloutEngine
 from tango_hpc.rollout.sizes import cache_bytes, cache_problem, engine_bytes
 from tango_hpc.run.manifest import FileSum
+from tango_hpc.stages.usage import Spent
 from tango_hpc.types import Generation, GenerationRequest, SamplingSettings, TrainSequence
 
 
@@ -43,12 +48,29 @@ class RoleWorker:
                 optimizer=self._settings.optimizer,
                 total_steps=total_steps,
                 with_reference=config.algorithm.kl_coef > 0,
+                products=config.train.products,
             )
             self._policy.offload()
         self.engine = make_engine(self._settings, config, name, load_weights=self._policy is None)
         self.engine.sleep()
         self._sync = WeightSync(self._policy, self.engine, config.reshard) if self._policy is not None else None
+        self._peak = total_peak(self.engine.dtype, self.engine.device, config.launch.peak_tflops)
+        self._turns: dict[tuple[str, str], float] = {}
         self._give_back()
+
+    @contextmanager
+    def _turn(self, method: str, turn: str) -> Iterator[None]:
+        """Note how long a turn on the GPU takes."""
+        start = time.perf_counter()
+        yield
+        self._turns[method, turn] = self._turns.get((method, turn), 0.0) + time.perf_counter() - start
+
+    def take_spent(self) -> Spent:
+        """What was taken since the last call. Collective."""
+        keys = sorted(self._turns)
+        *seconds, peak = max_over_ranks([*(self._turns[key] for key in keys), peak_memory_bytes(self.engine.device)])
+        self._turns = {}
+        return Spent(dict(zip(keys, seconds, strict=True)), int(peak), self._peak)
 
     @property
     def policy(self) -> Policy:
@@ -58,19 +80,24 @@ class RoleWorker:
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSettings) -> list[Generation]:
         """Complete every request, in their order."""
-        self.engine.wake()
+        with self._turn("generate", "wake"):
+            self.engine.wake()
         generations = self.engine.generate(requests, sampling)
-        self.engine.sleep()
-        self._give_back()
+        with self._turn("generate", "sleep"):
+            self.engine.sleep()
+            self._give_back()
         return generations
 
     def sync(self) -> SyncStats:
         """Bring the trainer's weights into the engine, which stays awake without a cache."""
         assert self._sync is not None
-        self.policy.onload(weights_only=True)
-        self.engine.wake(weights_only=True)
+        with self._turn("sync", "onload"):
+            self.policy.onload(weights_only=True)
+        with self._turn("sync", "wake"):
+            self.engine.wake(weights_only=True)
         stats = self._sync.sync()
-        self.policy.offload(weights_changed=False)
+        with self._turn("sync", "offload"):
+            self.policy.offload(weights_changed=False)
         return stats
 
     def take_weights(self, saved: Path) -> None:
@@ -86,7 +113,8 @@ class RoleWorker:
 
     def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> None:
         """Give the sequences what the updates need to know from before the first one; `update` must follow."""
-        self.policy.onload()
+        with self._turn("prepare", "onload"):
+            self.policy.onload()
         self.policy.prepare(sequences, loss, num_updates)
 
     def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> list[UpdateStats]:
@@ -98,15 +126,23 @@ class RoleWorker:
             updates = [self.policy.update(sequences, loss) for _ in range(num_updates)]
         except LogprobGapError as error:
             raise CheckFailed(f"{self._name}: {error}; {self._weight_differences()}") from error
-        self.policy.offload()
-        self._give_back()
+        with self._turn("update", "offload"):
+            self.policy.offload()
+            self._give_back()
         return updates
 
-    def save(self, folder: Path) -> dict[str, FileSum]:
-        """Write what `load` needs to go on from the same bits. OSError where it cannot be written."""
-        sums = self.policy.save(folder)
+    def begin_save(self, folder: Path, *, background: bool) -> None:
+        """Write what `load` needs to go on from the same bits, or have a thread write a copy; `end_save` must follow."""
+        self.policy.begin_save(folder, background=background)
         self._give_back()
-        return sums
+
+    def is_written(self) -> bool:
+        """Whether `end_save` need not wait for this process."""
+        return self.policy.is_written()
+
+    def end_save(self) -> dict[str, FileSum]:
+        """Complete what `begin_save` has begun. OSError where it cannot be written."""
+        return self.policy.end_save()
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote."""

@@ -15,17 +15,21 @@ from tango_hpc.control.stop import StopSignal
 from tango_hpc.data.sampler import QuestionSampler
 from tango_hpc.data.tables import SFT_COLUMNS, evenly_spaced, read_rows
 from tango_hpc.errors import CheckFailed, StoppedEarly
+from tango_hpc.parallel.collectives import max_over_ranks
 from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.parallel.ranks import this_device
 from tango_hpc.policy.checkpoints import Checkpoints
 from tango_hpc.policy.memory import give_back_freed_memory
 from tango_hpc.policy.policy import Policy
+from tango_hpc.policy.usage import peak_memory_bytes, total_peak
 from tango_hpc.protocol.prompts import Prompt, generator_prompt_ids, read_prompt, response_ids, verifier_prompt_ids
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.steps import StepName
 from tango_hpc.stages.journal import Clock, Journal
+from tango_hpc.stages.sharing import in_shares
+from tango_hpc.stages.usage import Spent, usage_metrics
 from tango_hpc.tasks.tiny import build_tiny_model
 from tango_hpc.types import TrainSequence
 
@@ -42,14 +46,15 @@ def fine_tune(config: Config, directory: RunDirectory, stop: StopSignal, exchang
     latest = checkpoints.latest()
     name = StepName.read(latest.name) if latest is not None else None
     resumed_step = name.step if name is not None else 0
-    journal = Journal(directory, STAGE, stop, total_steps, resumed_step, writes=exchange.is_first)
+    writes, trackers = exchange.is_first, config.run.trackers
+    journal = Journal(directory, STAGE, stop, total_steps, resumed_step, writes=writes, trackers=trackers)
     journal.checkpoints_set_aside(checkpoints.set_aside)
     first_step = 0
     for role, settings in named.items():
         last_step = first_step + settings.steps
         if resumed_step < last_step or not (settings.output / "config.json").exists():
             here = latest if latest is not None and first_step < resumed_step else None
-            FineTuning(config, role, settings, checkpoints, journal, stop, first_step).finish(here)
+            FineTuning(config, role, settings, checkpoints, journal, stop, exchange, first_step).finish(here)
             gc.collect()  # Megatron-core's modules refer to each other in circles; the next role needs their memory
             give_back_freed_memory(this_device())
         first_step = last_step
@@ -67,6 +72,7 @@ class FineTuning:
         checkpoints: Checkpoints,
         journal: Journal,
         stop: StopSignal,
+        exchange: Exchange,
         first_step: int,
     ) -> None:
         self.config, self.role, self.settings = config, role, settings
@@ -82,7 +88,7 @@ class FineTuning:
         prompt = read_prompt(role, role_settings.prompt, role_settings.chat_template_arguments, tokenizer)
         rows = read_rows(settings.data, SFT_COLUMNS[role])
         limit = role_settings.max_prompt_tokens + role_settings.max_response_tokens
-        sequences = [sft_sequence(role, row, tokenizer, prompt) for row in rows]
+        sequences = in_shares(exchange, lambda some: [sft_sequence(role, row, tokenizer, prompt) for row in some], rows)
         fitting = [sequence for sequence in sequences if sequence.num_tokens <= limit]
         self.counts = {"data/rows": len(rows), "data/too_long": len(rows) - len(fitting)}
         if len(fitting) < len(rows):
@@ -106,7 +112,9 @@ class FineTuning:
             model_dir=settings.init.path,
             optimizer=settings.optimizer,
             total_steps=settings.steps,
+            products=config.sft.products,
         )
+        self.peak = total_peak(self.policy.dtype, self.policy.device, config.launch.peak_tflops)
 
     def finish(self, checkpoint: Path | None) -> None:
         """From `checkpoint`, or from the start, to the exported folder."""
@@ -123,8 +131,9 @@ class FineTuning:
             if last or (self.settings.eval_every and step % self.settings.eval_every == 0):
                 self._evaluate(self.first_step + step)
             save_every = self.config.checkpoint.every_steps
+            self.checkpoints.complete(wait=False)
             if not last and save_every and step % save_every == 0:
-                self._save(step)
+                self._save(step, background=bool(self.config.checkpoint.background))
             if not last and self.stop.check("between steps"):
                 self._save(step)
                 self.journal.ended("stopped")
@@ -151,6 +160,11 @@ class FineTuning:
             "skipped": stats.skipped,
             **self.counts,
         }
+        device = self.policy.device
+        (peak_bytes,) = max_over_ranks([peak_memory_bytes(device)])
+        row |= usage_metrics(
+            row, stats.operations, dist.get_world_size(), {self.role: Spent({}, int(peak_bytes), self.peak)}
+        )
         self.journal.step_done(row)
         return step + 1
 
@@ -158,10 +172,10 @@ class FineTuning:
         self.journal.phase("evaluation", role=self.role)
         self.journal.evaluated(step, {f"{self.role}/eval_loss": self.policy.evaluate_sft(self.held_out)})
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, *, background: bool = False) -> None:
         self.journal.phase("saving", role=self.role)
         state = {"step": self.first_step + step, "sampler": self.sampler.state_dict()}
-        self.checkpoints.save(self.first_step + step, "", {self.role: self.policy}, state)
+        self.checkpoints.save(self.first_step + step, "", {self.role: self.policy}, state, background=background)
 
 
 def sft_sequence(

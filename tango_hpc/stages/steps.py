@@ -22,14 +22,21 @@ from tango_hpc.errors import CheckFailed
 from tango_hpc.run.dumps import RolloutRow
 from tango_hpc.stages.responses import ReadSolution, ReadVerification, Response
 from tango_hpc.stages.scoring import ScoredSolution, score_solutions
-from tango_hpc.stages.verifier_scores import JudgementCounts, outcome_counts, step_counts
+from tango_hpc.stages.step_metrics import (
+    Metrics,
+    judging_metrics,
+    signal_share,
+    solution_metrics,
+    verdict_counts,
+    verification_metrics,
+)
+from tango_hpc.stages.verifier_scores import JudgementCounts
 from tango_hpc.successors.dynamic_sampling import groups_with_signal
 from tango_hpc.successors.vote import majority_vote
 from tango_hpc.tasks import Task
 from tango_hpc.types import TrainSequence
 
 Item = TypeVar("Item")
-Metrics = dict[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,8 @@ class GeneratorBatch:
         """What all solutions and their verifications are like, those included that are not trained on."""
         metrics = solution_metrics(self.solutions_N)
         metrics["alpha"] = self.alpha
+        group_ids_N = _group_ids(self.step, self.group_size, len(self.solutions_N))
+        metrics["groups_with_signal"] = signal_share(group_ids_N, self.scored.advantages_N_T)
         metrics["generator/outcome_reward"] = float(self.scored.outcome_rewards_N.mean())
         metrics["generator/trained_responses"] = len(self.trained)
         metrics["generator/trained_accuracy"] = statistics.fmean(self.solutions_N[i].correct for i in self.trained)
@@ -141,7 +150,7 @@ class GeneratorBatch:
     def verdict_counts(self) -> JudgementCounts | None:
         """How the verdicts on the solutions fit the truth; None without a verifier."""
         verifications = [judged for judged_V in self.verifications_N_V for judged in judged_V]
-        return _verdict_counts(verifications) if verifications else None
+        return verdict_counts(verifications) if verifications else None
 
     def dump_rows(self) -> list[RolloutRow]:
         """One row for each solution."""
@@ -179,13 +188,17 @@ class GeneratorBatch:
 
 @dataclass(frozen=True)
 class VerifierBatch:
-    """The verifications of a verifier step, group after group; `asked` indexes the N of them that were asked for."""
+    """The verifications of a verifier step; `asked` indexes the N of them that were asked for.
+
+    `drawn` are all solutions that were made for the step, of which those that a verification judges were chosen.
+    """
 
     step: int
-    group_size: int
     algorithm: Algorithm
     weights: ClassWeights
+    drawn: list[ReadSolution]
     verifications: list[ReadVerification]
+    group_ids: list[str]
     asked: list[int]
     scored: VerifierAdvantages
 
@@ -193,14 +206,15 @@ class VerifierBatch:
     def score(
         cls,
         verifications: list[ReadVerification],
+        groups: Sequence[int],
         averages: ClassWeightEma,
         *,
+        drawn: list[ReadSolution],
         step: int,
-        group_size: int,
         algorithm: Algorithm,
         gamma: float,
     ) -> VerifierBatch:
-        """Eqs. 8 and 9 for these verifications, every `group_size` of one solution; the averages take in the step.
+        """Eqs. 8 and 9 for these verifications, those of one solution in one of `groups`; the averages take in the step.
 
         A solution that is too long for the verifier's context was not judged, and teaches nothing. Raises
         `CheckFailed` where that holds for all.
@@ -208,10 +222,10 @@ class VerifierBatch:
         asked = [i for i, read in enumerate(verifications) if read.response.was_asked]
         if not asked:
             raise CheckFailed(
-                f"none of the {len(verifications) // group_size} solutions of step {step} fits "
-                "verifier.max_prompt_tokens; raise it, or lower generator.max_response_tokens"
+                f"none of the {len(set(groups))} solutions of step {step} fits verifier.max_prompt_tokens; raise it, or "
+                "lower generator.max_response_tokens"
             )
-        group_ids = _group_ids(step, group_size, len(verifications))
+        group_ids = [f"{step}-{group}" for group in groups]
         group_ids_N, read_N = [group_ids[i] for i in asked], [verifications[i] for i in asked]
         correct_N = [read.judged.correct for read in read_N]
         counts = num_right_and_wrong_solutions(group_ids_N, correct_N)
@@ -227,41 +241,51 @@ class VerifierBatch:
             gamma=gamma,
             algorithm=algorithm,
         )
-        return cls(step, group_size, algorithm, weights, verifications, asked, scored)
+        return cls(step, algorithm, weights, drawn, verifications, group_ids, asked, scored)
 
     def sequences(self) -> list[TrainSequence]:
         """What the verifier is trained on."""
         return _sequences([self.verifications[i].response for i in self.asked], self.scored.advantages_N_T)
 
     def metrics(self, task: Task) -> Metrics:
-        """What the verifications and the solutions that they judge are like."""
-        solutions = self.graded()
-        metrics = solution_metrics(solutions) | verification_metrics(task, self.verifications)
+        """What the drawn solutions and the verifications of those that are judged are like."""
+        metrics = solution_metrics(self.drawn) | verification_metrics(task, self.verifications)
         metrics["verifier/reward"] = float(self.scored.rewards_N.mean())
         metrics["verifier/class_weight_right"], metrics["verifier/class_weight_wrong"] = self.weights
-        metrics["tokens/generated"] = _generated(solutions, self.verifications)
+        group_ids_N = [self.group_ids[i] for i in self.asked]
+        metrics["groups_with_signal"] = signal_share(group_ids_N, self.scored.advantages_N_T)
+        verdicts: dict[str, set[int]] = {}
+        for i in self.asked:
+            verdicts.setdefault(self.group_ids[i], set()).add(self.verifications[i].verification.final)
+        metrics["verifier/agreeing_groups"] = statistics.fmean(len(given) == 1 for given in verdicts.values())
+        judged = {self.group_ids[i]: self.verifications[i].judged.correct for i in self.asked}
+        metrics["verifier/judged_right_share"] = statistics.fmean(judged.values())
+        metrics["data/questions_drawn"] = len(self.drawn)
+        metrics["verifier/trained_responses"] = len(self.asked)
+        metrics["tokens/generated"] = _generated(self.drawn, self.verifications)
         return metrics
 
     def graded(self) -> list[ReadSolution]:
         """The solutions that were graded, each once."""
-        return [read.judged for read in self.verifications[:: self.group_size]]
+        return self.drawn
 
     def verdict_counts(self) -> JudgementCounts:
         """How the verdicts on the solutions fit the truth."""
-        return _verdict_counts(self.verifications)
+        return verdict_counts(self.verifications)
 
     def dump_rows(self) -> list[RolloutRow]:
         """One row for each verification that was asked for."""
-        group_ids = _group_ids(self.step, self.group_size, len(self.verifications))
         rows = []
+        members: dict[str, int] = {}
         for place, i in enumerate(self.asked):
-            read = self.verifications[i]
+            read, group_id = self.verifications[i], self.group_ids[i]
+            number = members[group_id] = members.get(group_id, -1) + 1
             rows.append(
                 RolloutRow(
                     step=self.step,
                     role="verifier",
-                    group_id=group_ids[i],
-                    response_id=f"{group_ids[i]}-{i % self.group_size}",
+                    group_id=group_id,
+                    response_id=f"{group_id}-{number}",
                     question=read.judged.question["question"],
                     gold_answer=read.judged.question["answer"],
                     **_of_response(read.response),
@@ -277,59 +301,6 @@ class VerifierBatch:
                 )
             )
         return rows
-
-
-def solution_metrics(solutions_N: Sequence[ReadSolution]) -> Metrics:
-    """What the sampled solutions of a step are like."""
-    mean = statistics.fmean
-    return {
-        "generator/accuracy": mean(read.correct for read in solutions_N),
-        "generator/response_tokens": mean(read.response.num_tokens for read in solutions_N),
-        "generator/num_steps": mean(len(read.solution.steps) for read in solutions_N),
-        "generator/truncated_share": mean(read.response.generation.finish_reason == "length" for read in solutions_N),
-        "generator/format_failures": mean(not read.solution.well_formed for read in solutions_N),
-        "generator/not_graded": mean(read.verdict.outcome != "graded" for read in solutions_N),
-    }
-
-
-def judging_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metrics:
-    """How verdicts and step judgements fit the truth."""
-    labels_N_K = task.label_all([(read.judged.question, read.judged.solution.steps) for read in read_N])
-    labelled = [
-        (labels_K, read.verification.judgements)
-        for labels_K, read in zip(labels_N_K, read_N, strict=True)
-        if labels_K is not None
-    ]
-    outcome = _verdict_counts(read_N)
-    steps = step_counts([labels_K for labels_K, _ in labelled], [given_K for _, given_K in labelled])
-    verdicts_N = [read.verification.final for read in read_N]
-    return {
-        "verifier/outcome_f1": outcome.f1,
-        "verifier/step_f1": steps.f1,
-        "verifier/outcome_pr_f1": outcome.pr_f1,
-        "verifier/step_pr_f1": steps.pr_f1,
-        "verifier/outcome_j": outcome.j,
-        "verifier/step_j": steps.j,
-        "verifier/correct_share": statistics.fmean(verdict == 1 for verdict in verdicts_N),
-        "verifier/parse_failures": statistics.fmean(verdict == -1 for verdict in verdicts_N),
-    }
-
-
-def _verdict_counts(read_N: Sequence[ReadVerification]) -> JudgementCounts:
-    """How final verdicts fit the truth."""
-    return outcome_counts([read.judged.correct for read in read_N], [read.verification.final for read in read_N])
-
-
-def verification_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metrics:
-    """What the sampled verifications of a step are like."""
-    mean = statistics.fmean
-    judgements = [judgement for read in read_N for judgement in read.verification.judgements]
-    return judging_metrics(task, read_N) | {
-        "verifier/missing_judgements": mean([judgement == 0 for judgement in judgements] or [0.0]),
-        "verifier/format_reward": mean(read.verification.format_reward for read in read_N),
-        "verifier/response_tokens": mean(read.response.num_tokens for read in read_N),
-        "verifier/prompts_too_long": mean(not read.response.was_asked for read in read_N),
-    }
 
 
 def _group_ids(step: int, group_size: int, count: int) -> list[str]:

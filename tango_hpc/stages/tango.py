@@ -8,7 +8,7 @@ measured in every step and can end the run.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -28,13 +28,16 @@ from tango_hpc.run.dumps import write_rollouts
 from tango_hpc.run.steps import numbered
 from tango_hpc.stages.evaluation import HeldOut
 from tango_hpc.stages.journal import Clock, Journal
+from tango_hpc.stages.questions import not_asked, questions_that_fit
 from tango_hpc.stages.responses import FailureWatch, ReadSolution, ReadVerification
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
-from tango_hpc.stages.schedule import role_schedule
-from tango_hpc.stages.sharing import in_shares
+from tango_hpc.stages.schedule import WarmUp
+from tango_hpc.stages.step_metrics import verdict_counts
 from tango_hpc.stages.steps import GeneratorBatch, VerifierBatch
-from tango_hpc.stages.update import GapWatch, update_metrics
-from tango_hpc.stages.verifier_scores import JudgementCounts, UsefulnessWatch
+from tango_hpc.stages.trouble import Trouble, TroubleWatch, what_to_do
+from tango_hpc.stages.update import update_metrics
+from tango_hpc.stages.usage import Tracer, own_turns, usage_metrics
+from tango_hpc.successors.steady_verifier import agreed_and_wrong, balanced, gated_alpha, is_balanced
 from tango_hpc.tasks import get_task
 from tango_hpc.types import Generation
 
@@ -52,7 +55,8 @@ class Tango:
 
     def __init__(self, config: Config, directory: RunDirectory, stop: StopSignal, exchange: Exchange) -> None:
         self.config, self.directory, self.stop, self.exchange = config, directory, stop, exchange
-        self.schedule = role_schedule(config)
+        self.warm_up = WarmUp(config)
+        self.schedule = self.warm_up.schedule
         self.task = get_task(config.task)
         num_updates = {name: steps * config.train.updates_per_batch for name, steps in Counter(self.schedule).items()}
         stop.enter("loading the generator")
@@ -65,18 +69,19 @@ class Tango:
         self.trained = {name: role for name, role in self.roles.items() if role.settings.trainable}
         eval_questions = read_rows(config.data.eval, QUESTION_COLUMNS, limit=config.data.eval_questions)
         self.held_out = HeldOut(self.task, eval_questions, self.generator, self.verifier, self._in_evaluation)
-        self.questions, self.num_too_long = self._that_fit(read_rows(config.data.train, QUESTION_COLUMNS))
+        self.questions, self.num_too_long = questions_that_fit(config.data.train, self.task, self.generator, exchange)
         self.sampler = QuestionSampler(len(self.questions), config.seed)
         self.class_weights = ClassWeightEma(config.algorithm.class_ema_decay, config.algorithm.class_weights)
-        self.usefulness = UsefulnessWatch()
-        self.gaps = GapWatch(config.train.max_logprob_gap)
+        self.watch = TroubleWatch(config.train.max_logprob_gap)
         self.failures = FailureWatch()
         self.checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep, exchange)
         self.step = 0  # optimizer steps done, over both roles
+        self.rollbacks = 0
         self.pending: dict[str, Any] = {}  # what the step under way has computed so far
         # The weight syncs since the last row of metrics, and who owes one to the next row.
         self.synced, self.owing = SyncStats(), set(self.trained)
         self.generated_tokens, self.step_seconds = 0, 0.0
+        self.tracer = Tracer(directory, f"{exchange.role}-{exchange.number}", config.train.trace_steps)
         self.clock = Clock()
 
     # -- Algorithm 1 -----------------------------------------------------------------------------------------
@@ -84,14 +89,22 @@ class Tango:
     def train(self) -> None:
         """From the last checkpoint, or from the start, to the end of the schedule."""
         self._restore()
-        writes = self.exchange.is_first
-        self.journal = Journal(self.directory, STAGE, self.stop, len(self.schedule), self.step, writes=writes)
+        total, first = len(self.schedule), self.exchange.is_first
+        trackers = self.config.run.trackers
+        self.journal = Journal(self.directory, STAGE, self.stop, total, self.step, writes=first, trackers=trackers)
         self.journal.checkpoints_set_aside(self.checkpoints.set_aside)
-        self._tell_what_is_not_asked()
+        num_rows, limit = len(self.questions) + self.num_too_long, self.generator.settings.max_prompt_tokens
+        for text in not_asked(self.num_too_long, num_rows, self.held_out, limit):
+            self.journal.note(text)
         if self.step == 0 and not self.pending:
             self.evaluate("before")
+            if "rollback" in self.config.train.on_trouble.model_dump().values():
+                self.save()  # there must be something to go back to
         while self.step < len(self.schedule):
+            self.warm_up.wait(self.step, self.watch.recent.pooled().right_share)
+            self.schedule = self.warm_up.schedule
             role = self.roles[self.schedule[self.step]]
+            self.tracer.before(self.step + 1)
             num_updates, loss = self.config.train.updates_per_batch, self._loss(role)
             batch = self.verifier_batch(role) if isinstance(role, Verifier) else self.generator_batch()
             metrics, sequences_N = batch.metrics(self.task), batch.sequences()
@@ -101,6 +114,7 @@ class Tango:
             with self.clock("train"):
                 updates = role.update(sequences_N, loss, num_updates)
             self.owing.add(role.name)
+            self.tracer.after(self.step + 1)
             self._finish_step(role.name, batch, metrics | update_metrics(updates, self.synced))
         self.save()
         self.journal.ended("done", self.tokens_per_second)
@@ -123,7 +137,7 @@ class Tango:
                     repeated = [solution for solution in solutions for _ in range(train.verifications_per_solution)]
                     verifications += self.verifier.judge(repeated, **self._phase("verify", len(repeated), draw))
                 batch = GeneratorBatch.score(
-                    solutions_N, verifications, step=self.step + 1, config=self.config, alpha=self._alpha()
+                    solutions_N, verifications, step=self.step + 1, config=self.config, alpha=self._alpha(verifications)
                 )
                 num_questions = batch.num_missing
                 if not num_questions:
@@ -131,30 +145,58 @@ class Tango:
         return batch
 
     def verifier_batch(self, verifier: Verifier) -> VerifierBatch:
-        """One solution of each question, M verifications of it, advantages by Eq. 9."""
-        algorithm, group_size = self.config.algorithm, self.config.train.rollouts_per_question
+        """One solution of each question, M verifications of it, advantages by Eq. 9.
+
+        Where several draws are allowed, right and wrong solutions are judged in as equal numbers as they give; and where
+        all verdicts on a solution agree and are wrong, it is judged again.
+        """
+        train, algorithm = self.config.train, self.config.algorithm
         with self.clock("score"):
-            questions = self._draw_questions(self.config.train.questions_per_step)
-            solutions = self.generator.ask(self.task, questions, **self._phase("rollout", len(questions)))
-            repeated = [solution for solution in solutions for _ in range(group_size)]
+            drawn: list[ReadSolution] = []
+            for draw in range(1, train.verifier_draws + 1):
+                questions = self._draw_questions(train.questions_per_step, draw)
+                drawn += self.generator.ask(self.task, questions, **self._phase("rollout", len(questions), draw))
+                if is_balanced([read.correct for read in drawn], train.questions_per_step):
+                    break
+            judged_K = drawn
+            if train.verifier_draws > 1:
+                judged_K = [drawn[i] for i in balanced([read.correct for read in drawn], train.questions_per_step)]
+            verifications: list[ReadVerification] = []
+            groups: list[int] = []
+            again = list(range(len(judged_K)))
+            for draw in range(1, train.verification_draws + 1):
+                asked = [k for k in again for _ in range(train.rollouts_per_question)]
+                phase = self._phase("verify", len(asked), draw)
+                verifications += verifier.judge([judged_K[k] for k in asked], **phase)
+                groups += asked
+                verdicts_K_M: list[list[int]] = [[] for _ in judged_K]
+                for k, read in zip(groups, verifications, strict=True):
+                    verdicts_K_M[k].append(read.verification.final)
+                again = agreed_and_wrong([read.correct for read in judged_K], verdicts_K_M)
+                if not again:
+                    break
             return VerifierBatch.score(
-                verifier.judge(repeated, **self._phase("verify", len(repeated))),
+                verifications,
+                groups,
                 self.class_weights,
+                drawn=drawn,
                 step=self.step + 1,
-                group_size=group_size,
                 algorithm=algorithm.name,
                 gamma=algorithm.format_weight,
             )
 
-    def _alpha(self) -> float:
+    def _alpha(self, verifications: Sequence[ReadVerification]) -> float:
+        """The weight of step advantages: as scheduled, or 0 while the verdicts up to these are of no use."""
         algorithm = self.config.algorithm
-        return alpha_schedule(
+        alpha = alpha_schedule(
             self.schedule[: self.step].count("generator"),
             self.schedule.count("generator"),
             algorithm.alpha_start if self.verifier is not None else 0.0,
             algorithm.alpha_end,
             algorithm.alpha_schedule,
         )
+        j = self.watch.recent.pooled(verdict_counts(verifications)).j
+        return gated_alpha(alpha, j, algorithm.min_verifier_j)
 
     def _loss(self, role: Role) -> LossSettings:
         algorithm = self.config.algorithm
@@ -182,6 +224,8 @@ class Tango:
             if values.get(key) is not None
         }
         self.journal.results(results)
+        for role in self.roles.values():
+            role.take_spent()  # of the evaluation, which is in no step
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -198,10 +242,10 @@ class Tango:
         return [self.questions[index] for index in self.pending[name]]
 
     def _phase(self, phase: str, count: int, draw: int = 1) -> dict[str, Any]:
-        """How a role is asked in `phase`: the seeds depend on run seed, step, phase and draw alone, and what was
-        generated before an interruption is not generated again.
+        """How a role is asked in `phase`: the seeds depend on run seed, step, phase, draw and how often the run went back
+        alone, and what was generated before an interruption is not generated again.
         """
-        seeds = request_seeds(self.config.seed, self.step, numbered(phase, draw), count)
+        seeds = request_seeds(self.config.seed, self.step, numbered(phase, draw), count, self.rollbacks)
         return {"seeds_N": seeds, "through": partial(self._generated_in, phase, draw)}
 
     def _generated_in(self, phase: str, draw: int, generate: Callable[[], list[Generation]]) -> list[Generation]:
@@ -252,6 +296,7 @@ class Tango:
 
     def _safe_point(self, phase: str = "") -> None:
         """Save and leave if the run was told to stop. Nothing is lost and nothing is computed twice."""
+        self.checkpoints.complete(wait=False)
         if not self.stop.check(phase or "between steps"):
             return
         self.save(phase)
@@ -260,11 +305,13 @@ class Tango:
 
     def _finish_step(self, role: str, batch: GeneratorBatch | VerifierBatch, metrics: dict[str, Any]) -> None:
         self.step += 1
-        seconds = self.clock.so_far()
+        spent = {name: asked.take_spent() for name, asked in self.roles.items()}
+        seconds = own_turns(self.clock.so_far(), spent)
         row = {"step": self.step, "role": role, **metrics}
         row |= {"data/rows": len(self.questions) + self.num_too_long, "data/too_long": self.num_too_long}
         row |= {f"seconds/{phase}": value for phase, value in seconds.items()}
         row["seconds/total"] = sum(seconds.values())
+        row |= usage_metrics(row, row.pop("operations"), self.config.world_size, spent)
         self.generated_tokens += row["tokens/generated"]
         self.step_seconds += row["seconds/total"]
         self.pending, self.clock, self.synced = {}, Clock(), SyncStats()
@@ -273,48 +320,56 @@ class Tango:
         dump_every = self.config.train.dump_every
         if dump_every and (num_done % dump_every == 0 or num_done == 1 or last) and self.exchange.is_first:
             write_rollouts(self.directory.rollout_file(role, self.step), batch.dump_rows())
-        self.journal.step_done(row)
-        self._watch_usefulness(batch.verdict_counts())
-        self._watch_gap(role, row["logprob_gap/mean_abs"])
+        found, troubles = self.watch.observe(row, batch.verdict_counts())
+        self.journal.step_done(row | found)
+        if self._went_back(troubles):
+            return
         if failure := self.failures.observe(self.task, batch.graded()):
             self.journal.note(f"at step {self.step} grading failed, and what it failed at counts as wrong: {failure}")
         eval_every, save_every = self.config.train.eval_every, self.config.checkpoint.every_steps
-        warmed_up = self.step == self.config.train.verifier_warmup_steps
+        warmed_up = self.step == self.warm_up.steps.stop
         leading = "generator" if "generator" in self.trained else "verifier"
         if last or (eval_every and (warmed_up or (role == leading and num_done % eval_every == 0))):
             self.evaluate("after")
         if not last:
             if save_every and self.step % save_every == 0:
-                self.save()
+                self.save(background=bool(self.config.checkpoint.background))
             self._safe_point()
 
-    def _watch_usefulness(self, verdicts: JudgementCounts | None) -> None:
-        """Note it when the verifier's verdicts come to help no longer."""
-        j = self.usefulness.observe(verdicts) if verdicts is not None else None
-        if j is not None:
-            self.journal.note(
-                f"at step {self.step} the verifier's verdicts do not tell right solutions from wrong ones: "
-                f"true-positive less false-positive rate (verifier/outcome_j) is {j:.3f} over the last "
-                f"{self.usefulness.WINDOW} steps; at 0 or below, learning from it stands still or turns around"
-            )
+    def _went_back(self, troubles: list[Trouble]) -> bool:
+        """Tell of the troubles that began and do what `train.on_trouble` says; whether the run is at an older step now.
 
-    def _watch_gap(self, role: str, mean_gap: float) -> None:
-        """Note it when engine and trainer come to differ by half of what ends the run."""
-        if self.gaps.observe(role, mean_gap):
-            self.journal.note(
-                f"at step {self.step} engine and trainer of the {role} differ by {mean_gap:.3g} in the mean log-probability "
-                f"of a sampled token (logprob_gap/mean_abs); above {self.gaps.limit:g} (train.max_logprob_gap) the run ends"
-            )
+        Raises `CheckFailed` where the run is to stop, having saved, or has gone back too often.
+        """
+        self.journal.troubled([trouble.text for trouble in troubles], self.watch.active.values())
+        action, text = what_to_do(
+            troubles, self.config.train.on_trouble, self.rollbacks, self.config.train.max_rollbacks
+        )
+        if action == "stop":
+            self.save()
+        if action in ("stop", "give up"):
+            raise CheckFailed(text)
+        if action != "rollback":
+            return False
+        rollbacks, left, known = self.rollbacks + 1, self.step, len(self.checkpoints.set_aside)
+        self._restore()
+        self.rollbacks = rollbacks
+        self.journal.went_back(
+            self.step, f"{text}: back from step {left} to step {self.step}, on with other sampling seeds ({rollbacks})"
+        )
+        self.journal.checkpoints_set_aside(self.checkpoints.set_aside[known:])
+        return True
 
-    def save(self, phase: str = "") -> None:
+    def save(self, phase: str = "", *, background: bool = False) -> None:
         """Write a checkpoint from which `_restore` goes on here."""
         self.journal.phase("saving")
         state = {
             "step": self.step,
             "sampler": self.sampler.state_dict(),
             "class_weights": self.class_weights.state_dict(),
-            "usefulness": self.usefulness.state_dict(),
-            "gaps": self.gaps.state_dict(),
+            "watch": self.watch.state_dict(),
+            "warmup_after": self.warm_up.after,
+            "rollbacks": self.rollbacks,
             "evaluation": self.held_out.state_dict(),
             "pending": self.pending,
             "synced": asdict(self.synced),
@@ -322,7 +377,7 @@ class Tango:
             "generated_tokens": self.generated_tokens,
             "step_seconds": self.step_seconds,
         }
-        self.checkpoints.save(self.step, phase, self.trained, state)
+        self.checkpoints.save(self.step, phase, self.trained, state, background=background)
 
     def _restore(self) -> None:
         self.stop.enter("verifying the checkpoint")
@@ -334,35 +389,10 @@ class Tango:
         self.step, self.pending = state["step"], state["pending"]
         self.sampler.load_state_dict(state["sampler"])
         self.class_weights.load_state_dict(state["class_weights"])
-        self.usefulness.load_state_dict(state["usefulness"])
-        self.gaps.load_state_dict(state["gaps"])
+        self.watch.load_state_dict(state["watch"])
+        self.warm_up.after, self.rollbacks = state["warmup_after"], state["rollbacks"]
+        self.schedule = self.warm_up.schedule
         self.held_out.load_state_dict(state["evaluation"])
         self.synced, self.owing = SyncStats(**state["synced"]), set(state["owing"])
         self.generated_tokens, self.step_seconds = state["generated_tokens"], state["step_seconds"]
         self.clock = Clock(self.pending.get("seconds", {}))
-
-    def _that_fit(self, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-        """The questions whose prompt fits the generator's context, and how many do not. Collective."""
-        generator, statement = self.generator, self.task.statement
-        fits = in_shares(
-            self.exchange, lambda some: [generator.fits(generator.prompt(statement(row))) for row in some], rows
-        )
-        kept = [row for row, fitting in zip(rows, fits, strict=True) if fitting]
-        if not kept:
-            raise CheckFailed(
-                f"none of the {len(rows)} questions in {self.config.data.train} fits generator.max_prompt_tokens, "
-                f"{generator.settings.max_prompt_tokens}"
-            )
-        return kept, len(rows) - len(kept)
-
-    def _tell_what_is_not_asked(self) -> None:
-        limit = self.generator.settings.max_prompt_tokens
-        for what, num_too_long, total in (
-            ("training", self.num_too_long, len(self.questions) + self.num_too_long),
-            ("evaluation", self.held_out.num_too_long, self.held_out.num_questions),
-        ):
-            if num_too_long:
-                self.journal.note(
-                    f"{num_too_long:,} of {total:,} {what} questions are not asked: their prompt is longer than "
-                    f"generator.max_prompt_tokens = {limit}"
-                )

@@ -55,7 +55,8 @@ def teach(config: Config, directory: RunDirectory, stop: StopSignal, exchange: E
         _claim(config, settings)
     chunks = question_chunks(settings)
     todo = [index for index in range(len(chunks)) if not _part(settings, index).is_file()]
-    journal = Journal(directory, STAGE, stop, len(chunks), len(chunks) - len(todo), writes=exchange.is_first)
+    writes, trackers = exchange.is_first, config.run.trackers
+    journal = Journal(directory, STAGE, stop, len(chunks), len(chunks) - len(todo), writes=writes, trackers=trackers)
     if todo:
         stop.enter("loading the teacher")
         teacher = Teacher(config, exchange)

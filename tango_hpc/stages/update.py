@@ -24,38 +24,9 @@ def update_metrics(updates: Sequence[UpdateStats], sync: SyncStats) -> dict[str,
         "skipped": any(update.skipped for update in updates),
         "logprob_gap/mean_abs": updates[0].logprob_gap_mean,
         "logprob_gap/max_abs": updates[0].logprob_gap_max,
+        "operations": sum(update.operations for update in updates),
         "tokens/trained": sum(update.num_tokens for update in updates),
         "reshard/bytes_sent": sync.bytes_sent,
         "reshard/bytes_local": sync.bytes_local,
         "reshard/bytes_minimum": sync.bytes_minimum,
     }
-
-
-class GapWatch:
-    """Says when the gap between engine and trainer comes near the limit that ends the run, for each role by itself.
-
-    It says so when the mean gap reaches `SHARE` of the limit, once, and again only after it was below in between.
-    """
-
-    SHARE = 0.5
-
-    def __init__(self, limit: float | None) -> None:
-        self.limit = limit
-        self._told: set[str] = set()
-
-    def observe(self, role: str, mean_gap: float) -> bool:
-        """Take in a step of `role`; whether its gap has come near the limit."""
-        if self.limit is None or mean_gap < self.SHARE * self.limit:
-            self._told.discard(role)
-            return False
-        new = role not in self._told
-        self._told.add(role)
-        return new
-
-    def state_dict(self) -> list[str]:
-        """The roles of which it was said; JSON."""
-        return sorted(self._told)
-
-    def load_state_dict(self, state: Sequence[str]) -> None:
-        """Go on from `state_dict`."""
-        self._told = set(state)

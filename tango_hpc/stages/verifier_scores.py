@@ -1,4 +1,4 @@
-"""How well a verifier judges: counts, the scores that are made of them, and a watch over one of them.
+"""How well a verifier judges: counts, and the scores that are made of them.
 
 The positive class is "right": an item is a true positive where a right one is judged right, a false positive where a
 wrong one is. An item without a judgement is neither judged right nor judged wrong.
@@ -19,6 +19,7 @@ class JudgementCounts(NamedTuple):
     right_judged_right: int = 0
     wrong_judged_right: int = 0
     wrong_judged_wrong: int = 0
+    right_judged_wrong: int = 0
 
     @property
     def f1(self) -> float | None:
@@ -41,6 +42,19 @@ class JudgementCounts(NamedTuple):
         if not self.num_right:
             return None
         return 2 * self.right_judged_right / (self.num_right + self.right_judged_right + self.wrong_judged_right)
+
+    @property
+    def right_share(self) -> float | None:
+        """The share of items that are right; None where there are none."""
+        total = self.num_right + self.num_wrong
+        return self.num_right / total if total else None
+
+    @property
+    def same_share(self) -> float | None:
+        """Of all judgements the share of the one that is given most often; None where there are none."""
+        right = self.right_judged_right + self.wrong_judged_right
+        wrong = self.right_judged_wrong + self.wrong_judged_wrong
+        return max(right, wrong) / (right + wrong) if right + wrong else None
 
     @property
     def j(self) -> float | None:
@@ -79,39 +93,36 @@ def _counts(items: Iterable[tuple[bool, int]]) -> JudgementCounts:
         right_judged_right=sum(is_right and judgement == 1 for is_right, judgement in pairs),
         wrong_judged_right=sum(not is_right and judgement == 1 for is_right, judgement in pairs),
         wrong_judged_wrong=sum(not is_right and judgement == -1 for is_right, judgement in pairs),
+        right_judged_wrong=sum(is_right and judgement == -1 for is_right, judgement in pairs),
     )
 
 
-class UsefulnessWatch:
-    """Says when J of the verdicts in training falls to 0 or below, where the verifier no longer helps.
-
-    J is that of the counts of the last `WINDOW` training steps together, of both roles: one step of few questions
-    says little. It says so once, and again only after J was above 0 in between.
-    """
+class RecentVerdicts:
+    """The counts of verdicts in the last `WINDOW` training steps, of both roles: one step of few questions says little."""
 
     WINDOW = 5
 
     def __init__(self) -> None:
         self._recent: deque[JudgementCounts] = deque(maxlen=self.WINDOW)
-        self._told = False
 
-    def observe(self, counts: JudgementCounts) -> float | None:
-        """Take in a step; J where it has become 0 or less, None where there is nothing new to say."""
+    def add(self, counts: JudgementCounts) -> None:
+        """Take in a step."""
         self._recent.append(counts)
-        if len(self._recent) < self.WINDOW:
-            return None
-        pooled = JudgementCounts(*map(sum, zip(*self._recent, strict=True))).j
-        if pooled is None:
-            return None
-        new, self._told = pooled <= 0 and not self._told, pooled <= 0
-        return pooled if new else None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there were as many steps as it looks back on."""
+        return len(self._recent) == self.WINDOW
+
+    def pooled(self, newest: JudgementCounts | None = None) -> JudgementCounts:
+        """The counts of these steps together; with `newest` as that of the last one, which is not taken in."""
+        steps = [*self._recent, *([] if newest is None else [newest])][-self.WINDOW :]
+        return JudgementCounts(*map(sum, zip(*steps, strict=True)))
 
     def state_dict(self) -> list[list[int]]:
-        """The counts and whether it was said; JSON."""
-        return [[int(self._told)], *map(list, self._recent)]
+        """The counts of each step; JSON."""
+        return [*map(list, self._recent)]
 
     def load_state_dict(self, state: Sequence[Sequence[int]]) -> None:
         """Go on from `state_dict`."""
-        (told,), *recent = state
-        self._told = bool(told)
-        self._recent = deque((JudgementCounts(*counts) for counts in recent), maxlen=self.WINDOW)
+        self._recent = deque((JudgementCounts(*counts) for counts in state), maxlen=self.WINDOW)

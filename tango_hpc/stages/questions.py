@@ -1,0 +1,48 @@
+"""The questions that a run can ask: those whose prompt fits the generator's context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows
+from tango_hpc.errors import CheckFailed
+from tango_hpc.parallel.exchange import Exchange
+from tango_hpc.stages.evaluation import HeldOut
+from tango_hpc.stages.role import Generator
+from tango_hpc.stages.sharing import in_shares
+from tango_hpc.tasks import Task
+
+
+def questions_that_fit(
+    path: Path, task: Task, generator: Generator, exchange: Exchange
+) -> tuple[list[dict[str, Any]], int]:
+    """The rows of `path` whose prompt fits the generator's context, and how many do not. Collective.
+
+    Raises `CheckFailed` where none does.
+    """
+    rows = read_rows(path, QUESTION_COLUMNS)
+    fits = in_shares(
+        exchange, lambda some: [generator.fits(generator.prompt(task.statement(row))) for row in some], rows
+    )
+    kept = [row for row, fitting in zip(rows, fits, strict=True) if fitting]
+    if not kept:
+        raise CheckFailed(
+            f"none of the {len(rows)} questions in {path} fits generator.max_prompt_tokens, "
+            f"{generator.settings.max_prompt_tokens}"
+        )
+    return kept, len(rows) - len(kept)
+
+
+def not_asked(num_too_long: int, num_rows: int, held_out: HeldOut, limit: int) -> Iterator[str]:
+    """What is left out, in a line each for training and evaluation."""
+    for what, count, total in (
+        ("training", num_too_long, num_rows),
+        ("evaluation", held_out.num_too_long, held_out.num_questions),
+    ):
+        if count:
+            yield (
+                f"{count:,} of {total:,} {what} questions are not asked: their prompt is longer than "
+                f"generator.max_prompt_tokens = {limit}"
+            )

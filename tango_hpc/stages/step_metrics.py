@@ -1,0 +1,75 @@
+"""What solutions and verifications of a step are like, as metrics.
+
+Shape legend: N responses of the step, K steps of a solution (ragged).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Hashable, Sequence
+
+from tango_hpc.equations import FloatArray
+from tango_hpc.stages.responses import ReadSolution, ReadVerification
+from tango_hpc.stages.verifier_scores import JudgementCounts, outcome_counts, step_counts
+from tango_hpc.successors.dynamic_sampling import groups_with_signal
+from tango_hpc.tasks import Task
+
+Metrics = dict[str, float | None]
+
+
+def solution_metrics(solutions_N: Sequence[ReadSolution]) -> Metrics:
+    """What the sampled solutions of a step are like."""
+    mean = statistics.fmean
+    return {
+        "generator/accuracy": mean(read.correct for read in solutions_N),
+        "generator/response_tokens": mean(read.response.num_tokens for read in solutions_N),
+        "generator/num_steps": mean(len(read.solution.steps) for read in solutions_N),
+        "generator/truncated_share": mean(read.response.generation.finish_reason == "length" for read in solutions_N),
+        "generator/format_failures": mean(not read.solution.well_formed for read in solutions_N),
+        "generator/not_graded": mean(read.verdict.outcome != "graded" for read in solutions_N),
+    }
+
+
+def judging_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metrics:
+    """How verdicts and step judgements fit the truth."""
+    labels_N_K = task.label_all([(read.judged.question, read.judged.solution.steps) for read in read_N])
+    labelled = [
+        (labels_K, read.verification.judgements)
+        for labels_K, read in zip(labels_N_K, read_N, strict=True)
+        if labels_K is not None
+    ]
+    outcome = verdict_counts(read_N)
+    steps = step_counts([labels_K for labels_K, _ in labelled], [given_K for _, given_K in labelled])
+    verdicts_N = [read.verification.final for read in read_N]
+    return {
+        "verifier/outcome_f1": outcome.f1,
+        "verifier/step_f1": steps.f1,
+        "verifier/outcome_pr_f1": outcome.pr_f1,
+        "verifier/step_pr_f1": steps.pr_f1,
+        "verifier/outcome_j": outcome.j,
+        "verifier/step_j": steps.j,
+        "verifier/correct_share": statistics.fmean(verdict == 1 for verdict in verdicts_N),
+        "verifier/parse_failures": statistics.fmean(verdict == -1 for verdict in verdicts_N),
+    }
+
+
+def verdict_counts(read_N: Sequence[ReadVerification]) -> JudgementCounts:
+    """How final verdicts fit the truth."""
+    return outcome_counts([read.judged.correct for read in read_N], [read.verification.final for read in read_N])
+
+
+def verification_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metrics:
+    """What the sampled verifications of a step are like."""
+    mean = statistics.fmean
+    judgements = [judgement for read in read_N for judgement in read.verification.judgements]
+    return judging_metrics(task, read_N) | {
+        "verifier/missing_judgements": mean([judgement == 0 for judgement in judgements] or [0.0]),
+        "verifier/format_reward": mean(read.verification.format_reward for read in read_N),
+        "verifier/response_tokens": mean(read.response.num_tokens for read in read_N),
+        "verifier/prompts_too_long": mean(not read.response.was_asked for read in read_N),
+    }
+
+
+def signal_share(group_ids_N: Sequence[Hashable], advantages_N_T: Sequence[FloatArray]) -> float:
+    """The share of groups in which some token has an advantage other than 0: the others teach nothing."""
+    return len(groups_with_signal(group_ids_N, advantages_N_T)) / len(set(group_ids_N))
