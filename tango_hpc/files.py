@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import itertools
 import json
-import math
 import os
 import shutil
 import sys
@@ -146,10 +145,17 @@ def fitting(data: Mapping[str, Any], example: Mapping[str, Any]) -> dict[str, An
     found = {}
     for key, usual in example.items():
         value = data.get(key, usual)
-        kinds = (int, float) if isinstance(usual, int | float) else (str, type(None)) if usual is None else type(usual)
-        fits = isinstance(value, kinds) and not isinstance(value, bool)
-        found[key] = value if fits and not (isinstance(value, float) and not math.isfinite(value)) else usual
+        if isinstance(usual, int | float):
+            fits = is_number(value)
+        else:
+            fits = isinstance(value, str | None if usual is None else type(usual))
+        found[key] = value if fits else usual
     return found
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a file is a number that a float can hold; NaN, true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def is_damaged(path: Path) -> bool:

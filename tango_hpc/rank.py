@@ -40,6 +40,7 @@ STAGES = {
     "eval": "tango_hpc.stages.benchmark:evaluate",
     "teacher": "tango_hpc.stages.teacher:teach",
 }
+SAVING = ("sft", "train")  # those that write checkpoints
 
 
 def prepare_stage(directory: RunDirectory, stage: str) -> tuple[Sequence[str], Body]:
@@ -113,7 +114,8 @@ def run_stage(
         longest = max(launch.hang_timeout_seconds, launch.loading_limit_seconds) + launch.collective_timeout_seconds
         exchange = Exchange.join(store, roles, worker.role, longest)
         stop.agree = exchange.any
-        config = decided(config, exchange)
+        if stage in SAVING:
+            config = decided(config, exchange)
         body(config, directory, stop, exchange)
     except CheckFailed:
         raise

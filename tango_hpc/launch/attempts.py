@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.files import append_line, read_json_lines, warn_once, write_atomically
+from tango_hpc.files import append_line, is_number, read_json_lines, warn_once, write_atomically
 from tango_hpc.launch import slurm
 from tango_hpc.launch.lock import Process
 from tango_hpc.run.directory import RunDirectory
@@ -61,12 +61,12 @@ def _fits(name: str, value: Any) -> bool:
         return isinstance(value, bool)
     if value is None:
         return name in _OPTIONAL
-    return _is_number(value) if name in _NUMBERS else isinstance(value, str)
+    return _fits_number(value) if name in _NUMBERS else isinstance(value, str)
 
 
-def _is_number(value: Any) -> bool:
-    """Whether it can be a count, an exit code or a time; NaN is none."""
-    return isinstance(value, int | float) and abs(value) < _MOST
+def _fits_number(value: Any) -> bool:
+    """Whether it can be a count, an exit code or a time."""
+    return is_number(value) and abs(value) < _MOST
 
 
 class AttemptLog:
@@ -189,7 +189,7 @@ def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
         return [
             entry
             for entry in entries
-            if all(isinstance(entry.get(key), str) for key in words) and _is_number(entry.get("submitted"))
+            if all(isinstance(entry.get(key), str) for key in words) and _fits_number(entry.get("submitted"))
         ]
     except (FileNotFoundError, NotADirectoryError):
         return []

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any, Literal
 
-from tango_hpc.files import fitting, is_damaged, read_json, set_aside, write_atomically
+from tango_hpc.files import fitting, is_damaged, is_number, read_json, set_aside, write_atomically
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import read_evaluations
 
@@ -45,15 +45,11 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
         *((summary[role], set(summary[role])) for role in ("generator", "verifier") if role in summary),
     ):
         for name in names:
-            if not _is_number_or_none(values[name]):
+            if values[name] is not None and not is_number(values[name]):
                 del values[name]
     known = {"status": "", "steps": 0, "wall_seconds": 0.0, "attempts": 0}
     stages = {name: entry for name, entry in summary.get("stages", {}).items() if isinstance(entry, dict)}
     return summary | ({"stages": {name: fitting(entry, known) for name, entry in stages.items()}} if stages else {})
-
-
-def _is_number_or_none(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and math.isfinite(value))
 
 
 def read_provenance(directory: RunDirectory) -> dict[str, Any]:

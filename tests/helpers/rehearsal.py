@@ -105,9 +105,13 @@ class Rehearsal:
     def play(
         self, config: Config, directory: RunDirectory, body: Callable[..., None], roles: Sequence[str]
     ) -> list[str]:
-        """Run a stage in all processes. What they raised, each kind of error once, the stages' own ends included."""
+        """Run a stage in all processes. What they raised, each kind of error once, the stages' own ends included.
+
+        A process that has raised breaks its peers' barrier. What they raise of that is left out where the cause is
+        there: a thread may still be on its way out of a barrier that all had reached.
+        """
         peers = {role: Peers() for role in roles}
-        store, errors = HashStore(), []
+        store, errors = HashStore(), list[Exception]()
 
         def main(rank: int, role: str) -> None:
             self._here.process = Process(self, rank, role, peers[role])
@@ -121,7 +125,7 @@ class Rehearsal:
                     stop.check = self._stopping(stop)  # type: ignore[method-assign]
                 body(config, directory, stop, exchange)
             except Exception as error:
-                errors.append(f"{type(error).__name__}: {error}")
+                errors.append(error)
                 peers[role].barrier.abort()
 
         threads = [threading.Thread(target=main, args=(rank, role)) for rank in range(RANKS) for role in roles]
@@ -129,7 +133,8 @@ class Rehearsal:
             thread.start()
         for thread in threads:
             thread.join()
-        return sorted(set(errors))
+        causes = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+        return sorted({f"{type(error).__name__}: {error}" for error in causes or errors})
 
     def _stopping(self, stop: StopSignal) -> Callable[[str], bool]:
         """`stop.check` that hears of the stop where it is to."""

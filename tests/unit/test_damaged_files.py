@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tango_hpc import files
-from tango_hpc.files import append_line, read_json, read_json_lines, set_aside
+from tango_hpc.files import append_line, fitting, read_json, read_json_lines, set_aside
 
 
 def test_a_damaged_line_is_passed_over_with_its_name_and_number(
@@ -40,6 +40,15 @@ def test_a_damaged_object_is_empty_and_named(
     assert capsys.readouterr().err == f"Warning: {path} is damaged and passed over\n"
     path.write_text(json.dumps({"status": "done"}))
     assert read_json(path) == {"status": "done"} and not files.is_damaged(path)
+
+
+def test_values_of_another_kind_give_way_to_the_usual_ones() -> None:
+    usual = {"steps": 0, "seconds": 1.5, "status": "", "cause": None, "stages": {}}
+    fits = {"steps": 2.5, "seconds": 3, "status": "done", "cause": "none", "stages": {"train": 1}}
+    assert fitting(fits, usual) == fits and fitting(fits | {"cause": None}, usual) == fits | {"cause": None}
+    for wrong in (True, float("nan"), float("inf"), 10**400, -(10**400), None, "1", [1]):
+        assert fitting({"steps": wrong, "seconds": wrong}, {"steps": 0, "seconds": 1.5}) == {"steps": 0, "seconds": 1.5}
+    assert fitting({"status": 1, "cause": 1, "stages": [1]}, usual) == usual
 
 
 def test_what_is_set_aside_is_kept(tmp_path: Path) -> None:
