@@ -104,7 +104,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = Path(path).read_text()
     except FileNotFoundError:
-        raise UserError(f"no config file at {path}; shipped ones are in configs/") from None
+        raise UserError(f"no YAML file at {path}; shipped ones are in configs/") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the config {path}: {error}") from None
     try:

@@ -15,6 +15,7 @@ from rich.console import Console
 from tango_hpc.control.heartbeat import seconds_since_beat
 from tango_hpc.control.outcome import read_failures
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
+from tango_hpc.files import warn_once
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, is_submitted_process_alive, known_jobs, submitted_jobs
 from tango_hpc.launch.lock import has_live_process
@@ -59,9 +60,16 @@ def find_runs(path: Path) -> list[RunDirectory]:
     """The run at `path`, or all runs below it. Raises UserError where there is none."""
     if (path / "config.yaml").is_file():
         return [RunDirectory(path)]
-    found = sorted(runs_below(path))
+    refused = list[str]()
+    found = sorted(runs_below(path, refused=refused))
+    locked = f"{len(refused)} that you may not read ({refused[0]}{', ...' if refused[1:] else ''})" if refused else ""
     if not found:
-        raise UserError(f"{path} is no run directory and holds none; give the run.dir of a run, or a folder of runs")
+        but = f", except for {locked}" if locked else ""
+        raise UserError(
+            f"{path} is no run directory and holds none{but}; give the run.dir of a run, or a folder of runs"
+        )
+    if locked:
+        warn_once(f"{path}: folders are passed over, {locked}")
     return [RunDirectory(folder) for folder in found]
 
 

@@ -104,10 +104,18 @@ def is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file() and (folder / "control").is_dir()
 
 
-def runs_below(top: Path, *, depth: int | None = None) -> Iterator[Path]:
-    """The runs in the folders below `top`, links to folders followed, at most `depth` folders down; each one once."""
+def runs_below(top: Path, *, depth: int | None = None, refused: list[str] | None = None) -> Iterator[Path]:
+    """The runs in the folders below `top`, links to folders followed, at most `depth` folders down; each one once.
+
+    Folders that may not be read are passed over, and their names come into `refused`.
+    """
     seen: set[str] = set()
-    for place, below, _ in os.walk(top, followlinks=True):
+
+    def note(error: OSError) -> None:
+        if refused is not None and isinstance(error, PermissionError):
+            refused.append(error.filename)
+
+    for place, below, _ in os.walk(top, followlinks=True, onerror=note):
         folder = Path(place)
         real = os.path.realpath(folder)
         if real in seen:

@@ -188,7 +188,7 @@ def test_broken_yaml_is_a_users_mistake(tmp_path: Path, text: str) -> None:
 
 
 def test_missing_file_and_bad_override_name_the_way_out() -> None:
-    with pytest.raises(UserError, match="no config file at .*; shipped ones are in configs/"):
+    with pytest.raises(UserError, match="no YAML file at .*; shipped ones are in configs/"):
         load_config(ROOT / "configs/nothing.yaml")
     with pytest.raises(UserError, match="not of the form key.path=value"):
         load_config(QUICKSTART, ["train.generator_steps"])

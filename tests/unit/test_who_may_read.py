@@ -106,6 +106,21 @@ def test_somebody_elses_run_is_named_as_such(model: Path, command: str) -> None:
     assert str(directory.path) in told and len(told.splitlines()) == 1
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_runs_that_may_not_be_read_are_counted(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from tango_hpc.manage.status import find_runs
+    from tests.fuzz.run_files import a_run
+
+    _, directory, _ = a_run(model.parent / "runs" / "mine")
+    for folder in (model.parent / "runs", *(model.parent / "runs").rglob("*")):
+        folder.chmod(0o755)
+    (model.parent / "runs" / "hers").mkdir(mode=0o700)
+    assert as_nobody(lambda: find_runs(model.parent / "runs")) == ""
+    assert f"passed over, 1 that you may not read ({model.parent}/runs/hers)" in capfd.readouterr().err
+    shutil.rmtree(directory.path)
+    assert "holds none, except for 1 that you may not read" in as_nobody(lambda: find_runs(model.parent / "runs"))
+
+
 def test_a_process_of_somebody_else_is_named_as_such() -> None:
     assert "belongs to another user" in str(cli.explain_mistake(PermissionError(1, "Operation not permitted")))
     assert cli.explain_mistake(OSError(5, "Input/output error")) is None
