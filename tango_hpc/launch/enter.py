@@ -76,9 +76,7 @@ def prepare_run(stages: Sequence[str], config: Config, *, resume: bool) -> RunDi
 @contextmanager
 def prepared_run(stages: Sequence[str], config: Config, *, resume: bool) -> Iterator[tuple[RunDirectory, RunLock]]:
     """`prepare_run` for whoever goes on to run it: with the lock, which is held from before anything is written."""
-    _check_inputs(stages, config, resume=resume)
-    directory = RunDirectory(config.run.dir)
-    _check_place(directory, resume=resume)
+    directory = _check_start(stages, config, resume=resume)
     with _explaining_place(directory):
         directory.path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         directory.control.mkdir(exist_ok=True)
@@ -125,22 +123,24 @@ class Before:
 
 def check_run(stages: Sequence[str], config: Config, *, resume: bool) -> None:
     """Raise UserError where `prepare_run` would; makes nothing."""
-    _check_inputs(stages, config, resume=resume)
-    directory = RunDirectory(config.run.dir)
-    _check_place(directory, resume=resume)
-    if directory.config.is_file():
-        _check_changes(directory, config_to_yaml(config), resume=resume, stage=stages[0])
+    directory = _check_start(stages, config, resume=resume)
     nearest = next(folder for folder in (directory.path, *directory.path.parents) if folder.exists())
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
         raise UserError(f"cannot write the run directory {directory.path}: {nearest} is no folder that you may write")
 
 
-def _check_inputs(stages: Sequence[str], config: Config, *, resume: bool) -> None:
+def _check_start(stages: Sequence[str], config: Config, *, resume: bool) -> RunDirectory:
+    """The run's directory, after all that can be checked without the lock; what a run there is comes before its data."""
     check_run_dir(config.run.dir)
+    directory = RunDirectory(config.run.dir)
     if resume:
-        check_there_is_a_run(RunDirectory(config.run.dir))
+        check_there_is_a_run(directory)
+    _check_place(directory, resume=resume)
+    if directory.config.is_file():
+        _check_changes(directory, config_to_yaml(config), resume=resume, stage=stages[0])
     for number, stage in enumerate(stages):
         check_inputs(config, stage, after=stages[:number])
+    return directory
 
 
 def check_run_dir(path: Path) -> None:

@@ -27,7 +27,7 @@ from tango_hpc.control.stop import read_stop_request
 from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.files import explain_disk, is_of_disk
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import Attempt, AttemptLog
+from tango_hpc.launch.attempts import Attempt, AttemptLog, newest_checkpoint
 from tango_hpc.launch.chain import Chain
 from tango_hpc.launch.continuity import compare_with_last, refuse
 from tango_hpc.launch.deadline import Deadline
@@ -110,7 +110,7 @@ def run_attempt(
             raise
         unwritten: list[str] = []
         with _noting(unwritten):
-            log.end(attempt, code, supervisor.reason)
+            log.end(attempt, code, _told(supervisor.reason, saved=_has_saved(directory, attempt)))
         if not supervisor.stopped_by_user:
             with _noting(unwritten):
                 directory.stop_file.unlink(missing_ok=True)
@@ -172,6 +172,16 @@ def _given_up(log: AttemptLog, attempt: Attempt, jobs: Sequence[str], limit: int
         f"given up: {limit} attempts of {which} in a row ended without a new checkpoint "
         "(launch.max_attempts_without_progress)"
     )
+
+
+def _has_saved(directory: RunDirectory, attempt: Attempt) -> bool:
+    """Whether there is a checkpoint that was not there when the attempt started."""
+    return newest_checkpoint(directory, attempt.stage) not in (None, attempt.saved_before)
+
+
+def _told(reason: str, *, saved: bool) -> str:
+    """Why an attempt ended; its ranks may have saved after they were taken to be loading."""
+    return reason.removesuffix(f": {ENDED_WHILE_LOADING}") if saved else reason
 
 
 @contextmanager

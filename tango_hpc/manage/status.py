@@ -18,6 +18,7 @@ from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.files import warn_once
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, is_submitted_process_alive, known_jobs, submitted_jobs
+from tango_hpc.launch.enter import is_done
 from tango_hpc.launch.lock import has_live_process
 from tango_hpc.manage.asking import Asking
 from tango_hpc.run.directory import RunDirectory, runs_below
@@ -94,6 +95,8 @@ def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> Run
         job = last.job
     job_state, reason = queue.get(job, (None, "")) if job else (None, "")
     unstarted = submitted[-1] if submitted and not _has_started(submitted[-1], attempts) else None
+    if unstarted is not None and not _may_start(job_state) and _found_all_done(directory, unstarted):
+        unstarted = None  # it was there to resume what had come to its end
     follows = unstarted is not None and "after" in unstarted and last is not None  # the next job of a chain
     stage = _stage(directory, last, None if follows else unstarted)
     last_stage = submitted[-1]["stages"].split(",")[-1] if submitted else stage
@@ -120,7 +123,8 @@ def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> Run
     current = progress if progress.get("stage") == stage else {}
     if state == "running":
         has_told = last is None or (last.ended is None and _is_newer(directory.progress, directory.attempts_file))
-        detail = f"{current.get('role') or ''} {current.get('phase', '')}".strip() if has_told else "starting"
+        between = "starting" if last is None or last.ended is None else "starting or ending"
+        detail = f"{current.get('role') or ''} {current.get('phase', '')}".strip() if has_told else between
     if troubles := current.get("troubles"):
         detail = "; ".join(filter(None, (detail, *map(str, troubles))))
     damaged = damaged_in(directory.checkpoints / stage)
@@ -154,6 +158,16 @@ def _has_started(submitted: dict[str, Any], attempts: list[Attempt]) -> bool:
     if submitted["cluster"] == "slurm":
         return any(attempt.job == submitted["job"] for attempt in attempts)
     return bool(attempts) and submitted["submitted"] <= attempts[-1].started
+
+
+def _may_start(job_state: str | None) -> bool:
+    """Whether a job in this state may still make an attempt."""
+    return job_state in (*WAITING_STATES, *slurm.ALIVE_STATES, slurm.UNKNOWN)
+
+
+def _found_all_done(directory: RunDirectory, submitted: dict[str, Any]) -> bool:
+    """Whether no stage was left for what was submitted: it made no attempt, and ended well."""
+    return all(is_done(directory, stage) for stage in submitted["stages"].split(","))
 
 
 def _is_final(last: Attempt, last_stage: str) -> bool:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tango_hpc.errors import UserError
 from tango_hpc.files import write_parquet
 from tango_hpc.launch.job import say
 from tango_hpc.manage.sweep import Sweep, known_states
@@ -34,6 +35,11 @@ def collect(sweep: Sweep) -> list[CellResult]:
 def show_results(sweep: Sweep, console: Console) -> None:
     """Print the table; write DIR/results.parquet and DIR/results.html."""
     settings = sweep.settings
+    if not settings.dir.is_dir():
+        raise UserError(
+            f"no cell of {sweep.file} was started here: there is no folder {settings.dir} (dir of the sweep, from the "
+            "folder that the command is called in)"
+        )
     results = collect(sweep)
     groups = group(results, settings.metric, settings.goal)
     table = Table(title=Text(f"{settings.metric} of {settings.dir}"), title_justify="left")

@@ -18,7 +18,7 @@ from tango_hpc.files import write_atomically
 from tango_hpc.launch import provenance
 from tango_hpc.launch.attempts import AttemptLog
 from tango_hpc.launch.continuity import compare_with_last, fingerprint
-from tango_hpc.launch.enter import prepare_run, prepared_run
+from tango_hpc.launch.enter import check_run, prepare_run, prepared_run
 from tango_hpc.launch.job import run_attempt
 from tango_hpc.launch.lock import RunLock
 from tango_hpc.launch.provenance import mask_secrets, masked_command, record_attempt
@@ -96,6 +96,21 @@ def test_a_damaged_file_that_only_shows_things_ends_nothing(tmp_path: Path, name
     write_report(directory)
     if name in ("summary.json", "provenance.json"):
         assert (directory.path / f"{name}.damaged").read_text() == content
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_is_there_is_named_before_its_inputs(tmp_path: Path, resume: bool) -> None:
+    """What is wrong with its data under other settings is no reason to remove them."""
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    directory = prepare_run(["train"], config, resume=False)
+    AttemptLog(directory).start("train")
+    (tmp_path / "model" / "config.json").unlink()
+    other = config.model_copy(update={"seed": 7})
+    what = "cannot be resumed with these settings changed" if resume else "already holds a run"
+    for check in (prepare_run, check_run):
+        with pytest.raises(UserError, match=what) as caught:
+            check(["train"], other, resume=resume)
+        assert "seed" in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"run: {dir: [", b"[1, 2]"])

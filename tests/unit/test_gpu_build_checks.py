@@ -9,6 +9,8 @@ import runpy
 import subprocess
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -110,3 +112,18 @@ def test_the_table_marks_what_moved_and_the_exit_code_says_so(
     assert re.search(r"^sleep +ok +MOVED$", printed, re.MULTILINE) and re.search(r"^NCCL +- +-$", printed, re.MULTILINE)
     assert "Moved, vLLM 0.33.0, sleep:\n  tags: {'all'} where {'weights'} was expected [used by x.py]" in printed
     assert "Only a GPU can tell (tools/gpu_check.sh):\n- that kernels" in printed
+
+
+def test_the_package_is_known_by_its_place_and_not_by_a_folder_of_its_name() -> None:
+    """As in `git clone … && cd tango_hpc`: then tests and tools lie below a tango_hpc as well."""
+    from checks import told
+
+    from tango_hpc.stages.sharing import in_shares
+
+    names: dict[str, Any] = {}
+    exec(compile("def moved(items): raise TypeError('gone')", "/home/me/tango_hpc/tests/moved.py", "exec"), names)
+    with pytest.raises(TypeError) as caught:
+        in_shares(SimpleNamespace(size=1, number=0), names["moved"], [1])  # type: ignore[arg-type]
+    assert re.fullmatch(
+        r"TypeError: gone \(at tango_hpc/stages/sharing.py:\d+, then tango_hpc/tests/moved.py:1\)", told(caught.value)
+    )

@@ -19,6 +19,7 @@ from tango_hpc.launch.attempts import AttemptLog
 from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.job import run_attempt
 from tango_hpc.launch.requeue import requeue
+from tango_hpc.launch.supervisor import ENDED_WHILE_LOADING
 from tango_hpc.manage.status import states
 from tango_hpc.run.directory import RunDirectory
 from tests.helpers.fake_slurm import GONE, FakeSlurm, described, said, submitted_run
@@ -98,6 +99,35 @@ def test_a_job_that_never_got_past_loading_says_what_to_raise(
     assert log.read()[-1].code == 1 and states([directory])[0].state == "unknown"
     fake.says("squeue", "")
     assert states([directory])[0].detail.startswith(given_up)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_was_saved_after_all_is_not_denied(
+    fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    """The ranks may come to a safe point just after the supervisor has taken them to be loading."""
+
+    class TakenForLoading:
+        reason = f"the time limit is near: {ENDED_WHILE_LOADING}"
+        stopped_by_user, was_suspended, request = False, False, StopRequest("job", "the time limit is near")
+
+        def __init__(self, directory: RunDirectory, *_: object, **__: object) -> None:
+            self.directory = directory
+
+        def run(self) -> int:
+            if saved:
+                folder = self.directory.checkpoints / "train" / "step_000000+rollout"
+                folder.mkdir(parents=True)
+                (folder / "state.json").write_text("{}")
+            return 85
+
+    monkeypatch.setattr(job, "Supervisor", TakenForLoading)
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    directory = prepare_run(["train"], config, resume=False)
+    said(lambda console: print(run_attempt(directory, "train", config, console)))
+    (attempt,) = AttemptLog(directory).read()
+    assert attempt.saved_after == ("step_000000+rollout" if saved else None)
+    assert attempt.reason == ("the time limit is near" if saved else TakenForLoading.reason)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from tango_hpc.manage.status import RunState, run_state, show_logs
 from tango_hpc.manage.status_table import show_status, table
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.progress import ProgressReporter
+from tango_hpc.run.summary import update_summary
 from tests.helpers.fake_slurm import said
 from tests.slurm.jobs import counting_config
 
@@ -75,6 +76,7 @@ def test_after_a_requeue_the_phase_is_that_of_the_present_attempt(tmp_path: Path
         progress.phase("saving", step=7, role="verifier")
         assert run_state(directory, {}).detail == "verifier saving"
         log.end(first, 85, "SIGUSR2")
+        assert run_state(directory, {}).state == "stopped"
         past = time.time() - 5
         os.utime(directory.progress, (past, past))
         log.start("train")
@@ -82,6 +84,30 @@ def test_after_a_requeue_the_phase_is_that_of_the_present_attempt(tmp_path: Path
         assert (state.state, state.detail, state.step) == ("running", "starting", 7)
         ProgressReporter(directory, "train", 200, first_step=7).phase("loading the generator")
         assert run_state(directory, {}).detail == "loading the generator"
+
+
+def test_a_job_that_found_all_done_changes_nothing(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.control.mkdir()
+    paths = SimpleNamespace(stdout=tmp_path / "log")
+    remember_job(directory, "sft,train", "slurm", SimpleNamespace(job_id="5", paths=paths), None)
+    log = AttemptLog(directory)
+    for stage in ("sft", "train"):
+        attempt = log.start(stage)
+        attempt.job = "5"
+        log.end(attempt, 0, "")
+        update_summary(directory, stage, "done", steps=6)
+    lines = directory.attempts_file.read_text().replace('"job": null', '"job": "5"')
+    directory.attempts_file.write_text(lines)
+    assert run_state(directory, {"5": ("COMPLETED", "")}).state == "done"
+    remember_job(directory, "sft,train", "slurm", SimpleNamespace(job_id="6", paths=paths), None)
+    assert run_state(directory, {"6": ("PENDING", "Priority")}).state == "waiting"
+    assert run_state(directory, {"6": ("RUNNING", "")}).state == "running"
+    for queue in ({"6": ("COMPLETED", "")}, {}):
+        state = run_state(directory, queue)
+        assert (state.state, state.detail, state.stage, state.attempts) == ("done", "", "train", 2)
+    update_summary(directory, "train", "stopped", steps=3)
+    assert run_state(directory, {"6": ("FAILED", "")}).state == "failed"
 
 
 def test_watching_ends_when_all_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,10 @@ def test_edited_overrides_are_noticed_and_nothing_is_submitted(tmp_path: Path, s
             assert f"{key}: " in str(caught.value) and f"-> {value} (2 cells)" in str(caught.value)
         shown = io.StringIO()
         show_results(changed, Console(file=shown))
+        elsewhere = replace(changed, settings=changed.settings.model_copy(update={"dir": tmp_path / "elsewhere"}))
+        with pytest.raises(UserError, match="no cell of .* was started here: there is no folder .*elsewhere"):
+            show_results(elsewhere, Console(file=shown))
+        assert not (tmp_path / "elsewhere").exists()
         assert "cell alpha_start=0.1, seed 1 ran with other settings than " in shown.getvalue()
         assert results(changed)["alpha_start=0.1, 1"] == ("done", 0.5)
     assert list(slurm.glob("script*")) == [] and not sweep.cells[2].directory.path.exists()

@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 
+import tango_hpc
+
 SECONDS = 600.0  # for all checks of a group; a machine that is busy is slow
 Results = dict[str, str]  # by check: one of the three, or what moved
 OK, NOT_HERE, NOT_REACHED = "ok", "-", "not reached"
 HERE = Path(__file__).parent
+PACKAGE = Path(tango_hpc.__file__).parent
 
 
 class MovedError(Exception):
@@ -76,7 +79,7 @@ def told(error: Exception) -> str:
     if isinstance(error, MovedError):
         return text
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent != HERE]
-    ours = [frame for frame in frames if "tango_hpc" in Path(frame.filename).parts]
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
     if isinstance(error, AttributeError) and "'StandIn" in text:
         text = f"tools/gpu_build/stand_in_card.py does not know this release, mend it first: {text}"
     places = dict.fromkeys(f"{_short(frame.filename)}:{frame.lineno}" for frame in [*ours[-1:], *frames[-1:]])
