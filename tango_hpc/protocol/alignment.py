@@ -79,21 +79,21 @@ def _settled_chars(parts_T: list[str], text: str) -> list[int] | None:
 
 
 def _byte_level_parts(tokens: list[str]) -> list[str]:
-    """The characters that each token completes where token characters stand for bytes, as in GPT-2's BPE.
-
-    A token with any other character (an added one) stands for itself.
-    """
-    byte_of = _byte_alphabet()
+    """The characters that each token completes where token characters stand for bytes, as in GPT-2's BPE."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    parts = []
-    for token in tokens:
-        if all(character in byte_of for character in token):
-            parts.append(decoder.decode(bytes(byte_of[character] for character in token)))
-        else:
-            parts.append(decoder.decode(token.encode()))
+    parts = [decoder.decode(_byte_level_bytes(token)) for token in tokens]
     if parts:
         parts[-1] += decoder.decode(b"", final=True)
     return parts
+
+
+@lru_cache(maxsize=2**18)  # a vocabulary
+def _byte_level_bytes(token: str) -> bytes:
+    """What a token's characters stand for; one with any other character (an added token) stands for itself."""
+    byte_of = _byte_alphabet()
+    if all(character in byte_of for character in token):
+        return bytes(byte_of[character] for character in token)
+    return token.encode()
 
 
 def _sentence_piece_parts(tokens: list[str]) -> list[str]:

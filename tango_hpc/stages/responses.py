@@ -85,23 +85,33 @@ def read_solutions(
     task: Task, questions_N: Sequence[dict[str, Any]], statements_N: Sequence[str], responses_N: Sequence[Response],
     tokenizer: Any, exchange: Exchange,
 ) -> list[ReadSolution]:  # fmt: skip
-    """Parse, align and grade each response. Collective: the processes share the grading."""
-    solutions_N = [parse_solution(response.text) for response in responses_N]
-    answers_N = [task.answer(response.text) for response in responses_N]
-    verdicts_N = in_shares(exchange, task.grade_all, list(zip(questions_N, answers_N, strict=True)))
-    ends_N = [
-        step_end_tokens(response.generation.token_ids, tokenizer, solution.step_end_chars)
-        for response, solution in zip(responses_N, solutions_N, strict=True)
-    ]
-    columns = (questions_N, statements_N, responses_N, solutions_N, answers_N, ends_N, verdicts_N)
-    return [ReadSolution(*row) for row in zip(*columns, strict=True)]
+    """Parse, align and grade each response. Collective: the processes share it."""
+
+    def read(
+        share: Sequence[tuple[dict[str, Any], Response]],
+    ) -> list[tuple[Solution, str | None, list[int], Verdict]]:
+        solutions = [parse_solution(response.text) for _, response in share]
+        answers = [task.answer(response.text) for _, response in share]
+        ends = [
+            step_end_tokens(response.generation.token_ids, tokenizer, solution.step_end_chars)
+            for (_, response), solution in zip(share, solutions, strict=True)
+        ]
+        asked = [question for question, _ in share]
+        return list(zip(solutions, answers, ends, task.grade_all(list(zip(asked, answers, strict=True))), strict=True))
+
+    read_N = in_shares(exchange, read, list(zip(questions_N, responses_N, strict=True)))
+    rows = zip(questions_N, statements_N, responses_N, read_N, strict=True)
+    return [ReadSolution(question, statement, response, *read) for question, statement, response, read in rows]
 
 
 def read_verifications(
-    solutions_N: Sequence[ReadSolution], responses_N: Sequence[Response], rule: FormatRule
+    solutions_N: Sequence[ReadSolution], responses_N: Sequence[Response], rule: FormatRule, exchange: Exchange
 ) -> list[ReadVerification]:
-    """Parse each response as a verification of the solution beside it."""
-    return [
-        ReadVerification(judged, response, read_verification(response.text, judged.solution, rule))
-        for judged, response in zip(solutions_N, responses_N, strict=True)
-    ]
+    """Parse each response as a verification of the solution beside it. Collective: the processes share it."""
+
+    def read(share: Sequence[tuple[Solution, str]]) -> list[Verification]:
+        return [read_verification(text, solution, rule) for solution, text in share]
+
+    pairs = list(zip(solutions_N, responses_N, strict=True))
+    read_N = in_shares(exchange, read, [(judged.solution, response.text) for judged, response in pairs])
+    return [ReadVerification(judged, response, read) for (judged, response), read in zip(pairs, read_N, strict=True)]

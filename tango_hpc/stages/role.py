@@ -26,6 +26,7 @@ from tango_hpc.stages.responses import (
     read_verifications,
 )
 from tango_hpc.stages.role_worker import RoleWorker
+from tango_hpc.stages.sharing import in_shares
 from tango_hpc.stages.usage import Spent
 from tango_hpc.tasks import Task
 from tango_hpc.types import Generation, GenerationRequest, SamplingSettings, TrainSequence
@@ -165,7 +166,8 @@ class Generator(Role):
     ) -> list[ReadSolution]:
         """A solution of each question, read and graded."""
         statements_N = [task.statement(question) for question in questions_N]
-        prompts_N = [self.prompt(statement) for statement in statements_N]
+        prompts = {statement: self.prompt(statement) for statement in set(statements_N)}  # M rollouts of each
+        prompts_N = [prompts[statement] for statement in statements_N]
         responses_N = self.respond(prompts_N, seeds_N, greedy=greedy, through=through)
         return read_solutions(task, questions_N, statements_N, responses_N, self.tokenizer, self.exchange)
 
@@ -182,7 +184,13 @@ class Verifier(Role):
         through: Through = straight,
     ) -> list[ReadVerification]:
         """A verification of each solution, read."""
-        prompts_N = [
+        prompts_N = in_shares(self.exchange, self._prompts, solutions_N)
+        responses_N = self.respond(prompts_N, seeds_N, greedy=greedy, through=through)
+        return read_verifications(solutions_N, responses_N, self.config.algorithm.verifier_format, self.exchange)
+
+    def _prompts(self, solutions: Sequence[ReadSolution]) -> list[list[int]]:
+        """The token ids that ask to judge each of them."""
+        return [
             verifier_prompt_ids(
                 judged.statement,
                 judged.response.text,
@@ -190,10 +198,8 @@ class Verifier(Role):
                 self.tokenizer,
                 self.prompt_text,
             )
-            for judged in solutions_N
+            for judged in solutions
         ]
-        responses_N = self.respond(prompts_N, seeds_N, greedy=greedy, through=through)
-        return read_verifications(solutions_N, responses_N, self.config.algorithm.verifier_format)
 
 
 def request_seeds(seed: int, step: int, phase: str, count: int, rollbacks: int = 0) -> list[int]:
