@@ -69,6 +69,11 @@ def explain_disk(error: OSError) -> str:
     return f"{error.strerror}: {path or 'a file of the run'}{free}; {remedy} and continue with --resume"
 
 
+def remedy_in(text: str) -> str:
+    """What to do about an error that a text tells, of the disk or another."""
+    return next((remedy for code, remedy in _REMEDIES.items() if os.strerror(code) in text), "put that right")
+
+
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Replace `path` by `content`: others see the old file or the new one. On an error the old one stays.
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tango_hpc.errors import CheckFailed
-from tango_hpc.files import set_aside, warn_once
+from tango_hpc.files import remedy_in, set_aside, warn_once
 from tango_hpc.parallel.exchange import Exchange, PeerFailedError
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.manifest import (
@@ -220,8 +220,8 @@ class Checkpoints:
             kept, size = f"The last complete checkpoint is {last}", total_bytes(last)
             needed = f", the last one took {size / 2**30:.3g} GB" if size is not None else ""
         raise CheckFailed(
-            f"could not save {final} ({free_gb:.1f} GB free there{needed}): {problems[0]}. {kept}; make room and "
-            "continue with --resume."
+            f"could not save {final} ({free_gb:.1f} GB free there{needed}): {problems[0]}. {kept}; "
+            f"{remedy_in(problems[0])} and continue with --resume."
         )
 
 

@@ -240,7 +240,13 @@ def cut_power() -> None:
 def make_read_only(folder: Path) -> None:
     """Nothing below `folder` can be opened for writing, made or removed any more, by root neither."""
     subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
-    subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
+    until = time.monotonic() + 10.0
+    while subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=False).returncode:
+        # Busy: since the first command somebody has opened a file there for writing. Below a write of torch's an
+        # exception would be lost, and with it that nothing is wrong with the disk.
+        if time.monotonic() > until:
+            cut_power()
+        time.sleep(0.01)
 
 
 def use_up_memory() -> None:
