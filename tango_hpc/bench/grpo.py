@@ -14,10 +14,10 @@ from typing import Any
 from tango_hpc.bench.measure import Measurement, speeds
 from tango_hpc.bench.workload import GROUP_SIZE, QUICKSTART, SMALL, make_model, read_config, run_config, run_training
 from tango_hpc.errors import UserError
+from tango_hpc.run.metrics import PHASES, TURNS
 
 _QUESTIONS, _MAX_TOKENS = 32, 128
 _WARMUP = 2  # steps of a run that do not count
-PHASES = ("rollout", "verify", "train", "logprobs", "reshard")
 # Where tools/bench_trl.sh makes it, seen from the root of a checkout.
 TRL_PYTHON = Path(".venv-trl/bin/python")
 TRL_SCRIPT = Path("tools/bench_trl.py")
@@ -102,7 +102,7 @@ def _rates(rows: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def _outside(row: dict[str, Any]) -> float:
-    return row["seconds/total"] - sum(row.get(f"seconds/{phase}") or 0.0 for phase in PHASES)
+    return row["seconds/total"] - sum(row.get(f"seconds/{phase}") or 0.0 for phase in PHASES + TURNS)
 
 
 def _trl_run(folder: Path, model: Path, variant: tuple[int, int], *, steps: int) -> list[float]:

@@ -25,6 +25,7 @@ COLORS = {
     "train": "#0d8f73",
     "logprobs": "#8a55d6",
     "reshard": "#d63a74",
+    "turns": "#b79a00",
     "other": "#9aa3ad",
     "ink": "#36414d",
     "grid": "#e3e7ec",

@@ -16,9 +16,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from tango_hpc.report.figures import COLORS, STYLE, svg
-from tango_hpc.run.metrics import PHASES, MetricsRow
+from tango_hpc.run.metrics import PHASES, TURNS, MetricsRow
 
 ROLES = ("generator", "verifier")
+# A phase with less of the time than this cannot be seen, and is in "other".
+VISIBLE_SHARE = 0.002
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,13 @@ def draw_phases(axes: Axes, rows: Sequence[MetricsRow]) -> bool:
     x = np.array([np.mean([row["step"] for row in group]) for group in groups])
     width = 0.86 * (x[-1] - x[0]) / max(len(x) - 1, 1) if len(x) > 1 else 0.8
     bottom = np.zeros(len(groups))
-    for phase in PHASES:
-        height = np.array([np.mean([row.get(f"seconds/{phase}") or 0.0 for row in group]) for group in groups])
-        if height.any():
-            axes.bar(x, height, width, bottom=bottom, color=COLORS[phase], label=phase, linewidth=0)
-            bottom += height
     total = np.array([np.mean([row["seconds/total"] for row in group]) for group in groups])
+    for label, phases in [*((phase, (phase,)) for phase in PHASES), ("turns", TURNS)]:
+        seconds = [[sum(row.get(f"seconds/{phase}") or 0.0 for phase in phases) for row in group] for group in groups]
+        height = np.array([np.mean(group) for group in seconds])
+        if height.sum() > VISIBLE_SHARE * total.sum():
+            axes.bar(x, height, width, bottom=bottom, color=COLORS[label], label=", ".join(phases), linewidth=0)
+            bottom += height
     rest = np.clip(total - bottom, 0.0, None)
     if rest.any():
         axes.bar(x, rest, width, bottom=bottom, color=COLORS["other"], label="other", linewidth=0)

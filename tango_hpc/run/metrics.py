@@ -36,6 +36,8 @@ EVENTS = {
 STEPPED_STAGES = ("sft", "train")
 
 PHASES = ("rollout", "verify", "train", "logprobs", "reshard")
+# Giving a GPU from one role, or from trainer to engine, to the other: phases of their own; on a CPU next to nothing.
+TURNS = ("wake", "sleep", "onload", "offload")
 
 # Every row of metrics.jsonl has these, null where they were not measured.
 REQUIRED_KEYS = (

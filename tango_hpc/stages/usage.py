@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.metrics import TURNS
 
 # Where a worker's turns lie: the phase by the method that took them. A generation is the generator's or the verifier's.
 _PHASE_OF = {"sync": "reshard", "prepare": "logprobs", "update": "train"}
-TURNS = ("wake", "sleep", "onload", "offload")
 
 
 @dataclass

@@ -125,7 +125,9 @@ class Cell:
             full = r"No space left on device: '?/\S+.*; make room and continue with --resume\.?$"
             return Expected(78, full)
         if self.fault == "read-only directory":
-            return Expected(78, r"Read-only file system: '?/\S+.*; see why it cannot be written .* and continue with --resume\.?$")
+            return Expected(
+                78, r"Read-only file system: '?/\S+.*; see why it cannot be written .* and continue with --resume\.?$"
+            )
         if self.fault == "out of memory":
             return Expected(
                 1, who + r".*(can't allocate memory|MemoryError).*This process got no more memory: ask for more"

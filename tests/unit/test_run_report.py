@@ -127,6 +127,15 @@ def test_report_of_a_run_in_progress(tmp_path):
     assert directory.report_curves.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(("seconds", "told"), [(0.2, True), (0.0001, False)])
+def test_handing_a_gpu_over_is_a_part_of_the_time_of_its_own(tmp_path, seconds, told):
+    directory = make_run(tmp_path / "run")
+    with MetricsWriter(directory, "train") as metrics:
+        row = {"step": 4, "role": "generator", "seconds/total": 2.0, "seconds/rollout": 1.0}
+        metrics.write(row | dict.fromkeys(("seconds/wake", "seconds/offload"), seconds))
+    assert ("wake, sleep, onload, offload" in report_of(directory).text) == told
+
+
 def test_report_tells_how_well_the_machine_was_used(tmp_path):
     directory = make_run(tmp_path / "run", num_steps=0)
     with MetricsWriter(directory, "train") as metrics:
