@@ -109,7 +109,7 @@ def run_stage(
         store = open_store(launch.collective_timeout_seconds, hosts=worker == (0, roles[0]))
         device = init_distributed(launch.collective_timeout_seconds, PrefixStore(worker.role, store)).device
         if device.type == "cuda":
-            stop.gpu_is_busy = partial(is_busy, torch.cuda.default_stream(device))
+            stop.watch_stream = lambda: partial(is_busy, torch.cuda.current_stream(device))
         # A role waits for what the other is at; how long that may take is the watchdog's to say.
         longest = max(launch.hang_timeout_seconds, launch.loading_limit_seconds) + launch.collective_timeout_seconds
         exchange = Exchange.join(store, roles, worker.role, longest)

@@ -54,7 +54,15 @@ def _clean_environment() -> None:
     }
 
 
+def _cache_of_gpu_programs() -> None:
+    """FlashInfer and Triton keep what they compile below the home directory, which is none here, or where they are told."""
+    if os.environ["CUDA_VISIBLE_DEVICES"]:
+        cache = Path(tempfile.gettempdir()) / f"tango-gpu-checks-{os.getuid()}"
+        os.environ |= {"FLASHINFER_WORKSPACE_BASE": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+
+
 _clean_environment()
+_cache_of_gpu_programs()
 ENVIRONMENT = dict(os.environ)
 
 

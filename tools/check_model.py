@@ -174,7 +174,7 @@ def through_vllm(folder: Path, ids: list[list[int]], logits: np.ndarray) -> floa
     longest = max(map(len, ids))
     engine = RolloutEngine(
         folder, tensor=1, dtype="float32", max_model_len=longest + 8, max_num_seqs=8, max_batched_tokens=4096,
-        device="cpu", load_weights=True, kv_cache_gb=0.2,
+        device="cpu", load_weights=True, kv_cache_bytes=int(0.2 * 2**30),
     )  # fmt: skip
     generations = engine.generate([GenerationRequest(sequence, 0) for sequence in ids], SamplingSettings(0.0, 1.0, 1))
     engine.close()

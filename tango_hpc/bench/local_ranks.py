@@ -19,7 +19,7 @@ from typing import Any
 _TIMEOUT_SECONDS = 1200.0
 
 
-def run_on_ranks(function: str, folder: Path, *, ranks: int, threads: int) -> Any:
+def run_on_ranks(function: str, folder: Path, *, ranks: int, threads: int, device: str = "cpu") -> Any:
     """The result (JSON) of `function(folder)` on rank 0. RuntimeError where a rank fails; its error is on stderr."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -31,6 +31,8 @@ def run_on_ranks(function: str, folder: Path, *, ranks: int, threads: int) -> An
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": str(threads),
     }
+    if device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # ranks take a GPU wherever they see one
     words = [sys.executable, "-P", "-m", "tango_hpc.bench.local_ranks", function, str(folder)]
     processes = [
         subprocess.Popen(words, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)

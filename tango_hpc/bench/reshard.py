@@ -66,7 +66,13 @@ def run_bench(config: Config, repeats: int = REPEATS) -> dict[str, Any]:
         (folder / "config.yaml").write_text(config_to_yaml(config))
         write_settings(folder, {"repeats": repeats})
         threads = threads_of_rank(config.launch)
-        return run_on_ranks("tango_hpc.bench.reshard:on_rank", folder, ranks=config.world_size, threads=threads)
+        return run_on_ranks(
+            "tango_hpc.bench.reshard:on_rank",
+            folder,
+            ranks=config.world_size,
+            threads=threads,
+            device=config.launch.device,
+        )
 
 
 def _with_model(config: Config, folder: Path) -> Config:

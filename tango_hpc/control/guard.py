@@ -14,7 +14,7 @@ from collections.abc import Callable
 from tango_hpc.control.outcome import outcome_of, reserve_outcome, write_outcome
 from tango_hpc.control.stop import StopSignal
 
-# Set by the supervisor to its process id, or to "srun" where it is not the parent.
+# Set by the supervisor to its process id, or to "srun" or "wrapped" where it is not, or may not be, the parent.
 SUPERVISED = "TANGO_SUPERVISED"
 
 

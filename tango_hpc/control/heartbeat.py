@@ -98,7 +98,8 @@ class Heart:
         self.phase = "starting"
         self.reached_safe_point = False
         # Whether this process's GPU has work that has not ended. Collectives of a GPU end there, not in the call that
-        # starts them: who waits for a peer stands wherever it next asks for a number. Set by whoever has a GPU.
+        # starts them: who waits for a peer stands wherever it next asks for a number. It is asked from the heartbeat's
+        # thread, which must not happen while CUDA graphs are captured: that would invalidate them.
         self.gpu_is_busy: Callable[[], bool] = lambda: False
         self._progress = 0
         self._advanced_at = time.monotonic()

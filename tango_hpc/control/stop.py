@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Literal
 
 from tango_hpc.control.heartbeat import Heart, PhaseBoard
-from tango_hpc.files import write_atomically
+from tango_hpc.files import read_replaced, write_atomically
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
 
@@ -39,7 +39,7 @@ def request_stop(directory: RunDirectory, request: StopRequest) -> None:
 def read_stop_request(directory: RunDirectory) -> StopRequest | None:
     """What was asked for, if anything. A file that somebody made by hand is a user's request."""
     try:
-        text = directory.stop_file.read_text()
+        text = read_replaced(directory.stop_file).decode(errors="replace")
     except FileNotFoundError:
         return None
     try:
@@ -63,6 +63,8 @@ class StopSignal(Heart):
         self._reads_file = reads_file
         self._stopping = False
         self._received: str | None = None
+        # For whoever has a GPU: how to ask whether the calling thread's stream is busy.
+        self.watch_stream: Callable[[], Callable[[], bool]] | None = None
 
     def start(self) -> None:
         """Install the signal handlers and start the heartbeat; call it before anything slow."""
@@ -77,6 +79,10 @@ class StopSignal(Heart):
         """
         assert self.agree is not None, "nobody to agree with"
         self.reached_safe_point = True
+        if (
+            self.watch_stream is not None
+        ):  # engines are there now, their graphs captured, and may have changed the stream
+            self.gpu_is_busy = self.watch_stream()
         self.enter(phase)
         if not self._stopping:
             asked = self._received is not None or (self._reads_file and self.directory.stop_file.exists())

@@ -210,7 +210,7 @@ def job_variables(profile: Profile) -> dict[str, str]:
     if profile.cache_dir is not None:
         names = {
             "XDG_CACHE_HOME": "", "HF_HOME": "/huggingface", "VLLM_CACHE_ROOT": "/vllm", "TRITON_CACHE_DIR": "/triton",
-            "TORCHINDUCTOR_CACHE_DIR": "/inductor", "MPLCONFIGDIR": "/matplotlib",
+            "TORCHINDUCTOR_CACHE_DIR": "/inductor", "MPLCONFIGDIR": "/matplotlib", "FLASHINFER_WORKSPACE_BASE": "",
         }  # fmt: skip
         variables |= {name: profile.cache_dir + below for name, below in names.items()}
     if profile.socket_interface is not None:

@@ -59,7 +59,7 @@ class RolloutEngine:
         device: Literal["cpu", "cuda"],
         load_weights: bool,
         kv_cache_bytes: int,
-        gpu_share: float = 0.0,
+        gpu_share: float = 0.5,
         enforce_eager: bool = False,
         seed: int = 0,
     ) -> None:
@@ -295,7 +295,8 @@ def _locked(folder: Path) -> int:
 def _find_cache() -> None:
     """Give vLLM another cache where it cannot write its own, as in a home directory that compute nodes only read.
 
-    Without one, every engine starts a process that imports all of vLLM (10 CPU seconds) to look at its model's class.
+    Without one, every engine starts a process that imports all of vLLM (10 CPU seconds) to look at its model's class;
+    and on a GPU FlashInfer, which vLLM imports, cannot be imported at all, nor can Triton compile.
     """
     if "VLLM_CACHE_ROOT" in os.environ:
         return
@@ -308,6 +309,8 @@ def _find_cache() -> None:
     own.mkdir(mode=0o700, exist_ok=True)
     if own.stat().st_uid == os.getuid():  # else somebody else's, who could put anything there
         os.environ["VLLM_CACHE_ROOT"] = str(own)
+        os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(own))
+        os.environ.setdefault("TRITON_CACHE_DIR", str(own / "triton"))
 
 
 def _host_ident() -> str:

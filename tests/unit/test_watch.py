@@ -11,7 +11,7 @@ import pytest
 from tango_hpc.config.schema import LaunchConfig
 from tango_hpc.control import heartbeat
 from tango_hpc.control.outcome import Outcome, find_cause, outcome_of_dead, read_failures, read_outcomes, write_outcome
-from tango_hpc.control.stop import StopRequest, read_stop_request, request_stop
+from tango_hpc.control.stop import StopRequest, StopSignal, read_stop_request, request_stop
 from tango_hpc.control.watchdog import Watchdog
 from tango_hpc.launch.starters import deaths_in_srun_output
 from tango_hpc.run.directory import RunDirectory
@@ -188,6 +188,18 @@ def test_who_stands_before_a_busy_gpu_waits_for_its_peers(
     heart._write()
     found = heartbeat.read_beat(directory, worker)
     assert found.waits_for_peers == busy and "heart._write()" in found.stack
+
+
+def test_a_gpu_is_asked_from_another_thread_only_once_its_engine_is_there(directory: RunDirectory) -> None:
+    """A question while CUDA graphs are captured would invalidate them."""
+    stop = StopSignal(directory, Worker(0, G), reads_file=True)
+    stop.agree = lambda flag: flag
+    asked: list[str] = []
+    stop.watch_stream = lambda: lambda: asked.append("the stream") is None
+    stop.enter("loading the generator")
+    assert not stop.gpu_is_busy() and not asked
+    stop.check("between steps")
+    assert stop.gpu_is_busy() and asked
 
 
 def test_who_asked_for_a_stop(directory: RunDirectory) -> None:
