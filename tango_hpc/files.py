@@ -45,6 +45,9 @@ def naming(path: Path, *, instead_of: Path | None = None) -> Iterator[None]:
         raise
 
 
+# So often a file is opened again that another node has replaced meanwhile.
+STALE_TRIES = 5
+
 # What somebody has to do before a disk takes anything more.
 _REMEDIES = {
     errno.ENOSPC: "make room",
@@ -109,6 +112,20 @@ def append_line(path: Path, line: str) -> None:
         os.fsync(file.fileno())
 
 
+def read_replaced(path: Path) -> bytes:
+    """What is in a file that others replace by a rename.
+
+    On NFS the file that was opened may be gone by the time it is read ("stale file handle"): the new one is read then.
+    """
+    for _ in range(STALE_TRIES):
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+    return path.read_bytes()
+
+
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON-lines file, none where there is no file. Damaged lines are passed over with a warning.
 
@@ -116,7 +133,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.is_file():
         return []
-    return parse_json_lines(path.read_bytes(), path)
+    return parse_json_lines(read_replaced(path), path)
 
 
 def parse_json_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
@@ -134,7 +151,7 @@ def parse_json_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file that only shows things; empty where there is none, and with a warning where it is damaged."""
     try:
-        value = _json_object(path.read_bytes())
+        value = _json_object(read_replaced(path))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     if value is None:

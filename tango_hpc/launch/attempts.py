@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.files import append_line, is_number, read_json_lines, warn_once, write_atomically
+from tango_hpc.files import append_line, is_number, read_json_lines, read_replaced, warn_once, write_atomically
 from tango_hpc.launch import slurm
 from tango_hpc.launch.lock import Process
 from tango_hpc.run.directory import RunDirectory
@@ -184,7 +184,7 @@ def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
     after, the job whose end it waits for, in a chain.
     """
     try:
-        entries = json.loads(directory.jobs_file.read_bytes())
+        entries = json.loads(read_replaced(directory.jobs_file))
         words = ("job", "stages", "cluster", "log")
         return [
             entry

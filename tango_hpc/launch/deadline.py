@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from tango_hpc.launch.slurm import NoAnswer
+from tango_hpc.errors import UserError
 
 REFRESH_SECONDS = 600.0
 RETRY_SECONDS = 60.0
@@ -17,7 +17,8 @@ CONFIRM_SECONDS = 30.0
 class Deadline:
     """The end of the job, which may be moved while it runs, or not be known for a while.
 
-    `ask` gives the seconds that are left, None where there is no limit, and raises NoAnswer. They are counted down by
+    `ask` gives the seconds that are left, None where there is no limit, and raises UserError where that cannot be
+    learnt. They are counted down by
     the monotonic clock of this process, so that no two clocks are compared. Until there is an answer no end is near:
     Slurm's signal is still there.
     """
@@ -51,7 +52,7 @@ class Deadline:
         self._asked = time.monotonic()
         try:
             left = self._ask()
-        except NoAnswer:
+        except UserError:  # of Slurm, or there is none of its commands in this container
             self._good_for = RETRY_SECONDS
             return
         self._end = None if left is None else self._asked + left

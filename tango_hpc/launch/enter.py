@@ -83,6 +83,7 @@ def prepared_run(stages: Sequence[str], config: Config, *, resume: bool) -> Iter
         lock = take_lock(directory)
     try:
         _, changes = enter_run(directory.path, config_to_yaml(config), resume=resume, stage=stages[0])
+        directory.stop_file.unlink(missing_ok=True)  # who starts it wants it to run; what is asked from now on counts
         for stage in stages:
             if changes and is_done(directory, stage):
                 update_summary(directory, stage, "stopped")  # done under the old settings, not under the new ones

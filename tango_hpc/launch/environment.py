@@ -44,7 +44,7 @@ def place(env: Mapping[str, str], world_size: int) -> Place:
     """
     if "SLURM_JOB_ID" not in env:
         return "alone"
-    if "SLURM_STEP_ID" not in env:
+    if not slurm.in_step(env):
         return "allocation" if shutil.which("srun", path=env.get("PATH")) else "alone"
     num_tasks = int(env.get("SLURM_STEP_NUM_TASKS", "1"))
     if num_tasks == 1:

@@ -76,12 +76,16 @@ def run_attempt(
             stack.callback(lock.release)
         asked = read_stop_request(directory)
         is_continued = bool(slurm.restarts()) or (chain is not None and chain.is_continuation)
-        not_wanted = asked.why if asked is not None and asked.by == "user" and is_continued else None
+        not_wanted = asked.why if asked is not None and asked.by == "user" else None
         not_wanted = not_wanted or (chain.why_not() if chain is not None else None)
         if not_wanted is not None:
-            say(console, f"{not_wanted}: not started again. Continue with: {command}")
+            again = " again" if is_continued else ""
+            say(console, f"{not_wanted}: not started{again}. Continue with: {command}")
+            if not is_continued:  # `tango status` would miss it
+                log.end(log.start(stage), STOPPED, not_wanted)
             return STOPPED
-        directory.stop_file.unlink(missing_ok=True)
+        if asked is not None:  # of the attempt before
+            directory.stop_file.unlink(missing_ok=True)
         attempt = log.start(stage)
         jobs = chain.jobs if chain is not None else [attempt.job or ""]
         reason = _given_up(log, attempt, jobs, config.launch.max_attempts_without_progress) if is_continued else None
@@ -111,7 +115,10 @@ def run_attempt(
         unwritten: list[str] = []
         with _noting(unwritten):
             log.end(attempt, code, _told(supervisor.reason, saved=_has_saved(directory, attempt)))
-        if not supervisor.stopped_by_user:
+        # Also one that came when no rank was left to see it, while a failure was being cleared away, say.
+        asked = read_stop_request(directory)
+        stopped_by_user = supervisor.stopped_by_user or (asked is not None and asked.by == "user")
+        if not stopped_by_user:
             with _noting(unwritten):
                 directory.stop_file.unlink(missing_ok=True)
         if code not in (0, STOPPED):
@@ -121,7 +128,7 @@ def run_attempt(
             say(console, f"not written down: {unwritten[0]}")
         if code == 0:
             return 0
-        if code not in NEVER_RETRY and not supervisor.stopped_by_user and job is not None:
+        if code not in NEVER_RETRY and not stopped_by_user and job is not None:
             if ours is None:
                 say(console, f"Not requeued: job {job} is not this run's own, {NOT_OURS}.")
             elif supervisor.request is None and not attempt.made_progress and not supervisor.was_suspended:

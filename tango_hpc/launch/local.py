@@ -45,7 +45,7 @@ def run_foreground(stage: str, config_file: Path, overrides: Sequence[str], *, r
 
 def _requeued_run(config_file: Path, overrides: Sequence[str]) -> RunDirectory | None:
     """The run that this very job began before it was requeued; the config file may have changed meanwhile."""
-    if int(os.environ.get("SLURM_RESTART_COUNT", "0")) == 0 or "SLURM_STEP_ID" in os.environ:
+    if int(os.environ.get("SLURM_RESTART_COUNT", "0")) == 0 or slurm.in_step():
         return None
     directory = RunDirectory(read_run_dir(config_file, overrides))
     job = slurm.job_id()
@@ -73,7 +73,6 @@ def _become_rank(stage: str, config: Config, *, resume: bool) -> None:
             with suppress(slurm.NoAnswer):  # the mistake is what there is to tell
                 slurm.run_command("scancel", step, check=False)  # the other tasks would wait in vain
             raise
-        directory.stop_file.unlink(missing_ok=True)
         meeting.touch()
     else:
         await_file(meeting)

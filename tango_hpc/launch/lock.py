@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tango_hpc.errors import CheckFailed, UserError
-from tango_hpc.files import read_json, warn_once, write_atomically
+from tango_hpc.files import read_json, read_replaced, warn_once, write_atomically
 from tango_hpc.launch import slurm
 from tango_hpc.run.directory import RunDirectory
 
@@ -40,6 +40,8 @@ POLL_SECONDS = 0.5
 # So long, and so often, a batch job asks a Slurm that does not say whether the holder's job still runs.
 PATIENCE_SECONDS = 1800.0
 RETRY_SECONDS = 15.0
+# What kernels before 5.3, and containers that allow no such call, say to pidfd_open.
+NO_PIDFD = (errno.EPERM, errno.ENOSYS)
 # What file systems without hard links say.
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -77,15 +79,16 @@ class Process:
         return self.is_visible and self.start > 0 and _start_of(self.pid) == self.start
 
     def send(self, number: signal.Signals) -> bool:
-        """Send it a signal, to it and to nobody else; False where it does not run here."""
-        if not hasattr(os, "pidfd_open"):  # not Linux: an instant remains between the look and the signal
-            if self.is_alive:
-                os.kill(self.pid, number)
-                return True
-            return False
+        """Send it a signal, to it and to nobody else; False where it does not run here.
+
+        Where the kernel, or a container, has no pidfd, an instant remains between the look and the signal.
+        """
         try:
             descriptor = os.pidfd_open(self.pid)
-        except OSError:
+        except OSError as error:
+            if error.errno in NO_PIDFD and self.is_alive:
+                os.kill(self.pid, number)
+                return True
             return False
         try:
             if not self.is_alive:
@@ -103,18 +106,20 @@ class Holder(Process):
     """What a lock says of its holder. `id` is new with every lock."""
 
     job: str | None = None  # Slurm's job id
+    own_job: bool = True  # the job ends with its holder
     id: str = ""
 
     @classmethod
     def new(cls) -> Holder:
         """This process, for a new lock."""
-        return cls(**asdict(Process.this()), job=slurm.job_id(), id=uuid.uuid4().hex)
+        own = slurm.is_batch_process()
+        return cls(**asdict(Process.this()), job=slurm.job_id(), own_job=own, id=uuid.uuid4().hex)
 
     @classmethod
     def read(cls, file: Path) -> Holder | None:
         """Who has the lock `file`; None where nobody has. A damaged one has a holder without a name."""
         try:
-            content = file.read_bytes()
+            content = read_replaced(file)
         except (FileNotFoundError, NotADirectoryError):
             return None
         values = read_json(file) if content.strip() else {}
@@ -133,10 +138,17 @@ def holder_of(directory: RunDirectory) -> Holder | None:
     return Holder.read(directory.lock_file)
 
 
-def has_live_process(directory: RunDirectory) -> bool:
-    """Whether a process that certainly is the run's supervisor is alive on this machine."""
+def is_held(directory: RunDirectory) -> bool:
+    """Whether the run's supervisor is alive: on this machine certainly, elsewhere by its signs of life."""
     holder = holder_of(directory)
-    return holder is not None and holder.is_alive
+    if holder is None or holder.is_visible:
+        return holder is not None and holder.is_alive
+    if holder.boot and holder.boot != _boot() and holder.host == socket.gethostname():
+        return False  # this machine was started anew
+    try:
+        return _seconds_since_touch(directory.lock_file) <= STALE_SECONDS
+    except OSError:  # somebody else's run, in which we may not write
+        return time.time() - directory.lock_file.stat().st_mtime <= STALE_SECONDS
 
 
 def signal_holder(directory: RunDirectory, number: signal.Signals) -> int | None:
@@ -286,7 +298,7 @@ def _refuse_if_alive(directory: RunDirectory, holder: Holder, file: Path) -> Non
     if not _may_be_alive(holder, file, seconds):
         return
     again = ""
-    if not holder.is_alive and not (holder.job and slurm.is_available()):
+    if not holder.is_alive and not (holder.job and holder.own_job and slurm.is_available()):
         wait = max(STALE_SECONDS - seconds, 1)
         again = f" (its last sign of life is {seconds:.0f} s old: if it is gone, try again in {wait:.0f} s)"
     raise UserError(
@@ -299,10 +311,15 @@ def _may_be_alive(holder: Holder, file: Path, seconds: float) -> bool:
     if holder.is_visible:
         return holder.is_alive
     if holder.job is not None and holder.job == slurm.job_id():
-        return False  # this job, on another node before it was requeued
+        if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+            return seconds <= STALE_SECONDS  # on another node of this allocation
+        return seconds <= STALE_SECONDS and _is_touched(holder, file)  # this job, before it was requeued
     if holder.job is not None and slurm.is_available():
         found = slurm.show_job(holder.job)
-        return found is not None and found.state in ("RUNNING", "COMPLETING", "SUSPENDED")
+        if found is None or found.state not in ("RUNNING", "COMPLETING", "SUSPENDED"):
+            return False
+        # Somebody's allocation goes on without what was typed into it.
+        return holder.own_job or found.state == "SUSPENDED" or seconds <= STALE_SECONDS
     if seconds > STALE_SECONDS:
         return False
     if holder.host in ("", socket.gethostname()):  # before a reboot, in another container, or the lock is damaged

@@ -26,6 +26,15 @@ ANSWER_SECONDS = 20.0
 ALIVE_STATES = frozenset(
     {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "STOPPED"}
 )
+# Reasons that Slurm gives for the end of a job that nobody has cancelled (FAIL_* in its job_reason_string).
+ENDS_OF_ITS_OWN = frozenset(
+    {
+        "DeadLine", "InactiveLimit", "JobLaunchFailure", "NodeDown", "NonZeroExitCode", "OutOfMemory", "SystemFailure",
+        "TimeLimit",
+    }
+)  # fmt: skip
+# The step of salloc's own shell where a cluster has LaunchParameters=use_interactive_step: no task of anything.
+INTERACTIVE_STEP = str(0xFFFF_FFFA)
 # Variables that tell how to reach Slurm, and nothing of a job.
 SETTINGS = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 # Those by which Slurm gives a job its GPUs.
@@ -139,13 +148,18 @@ def job_id(env: Mapping[str, str] = os.environ) -> str | None:
     return env.get("SLURM_JOB_ID")
 
 
+def in_step(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process belongs to a step that srun has started, and is not an allocation's own shell."""
+    return env.get("SLURM_STEP_ID", INTERACTIVE_STEP) != INTERACTIVE_STEP
+
+
 def is_batch_process(env: Mapping[str, str] = os.environ) -> bool:
     """Whether this process is what the job is for: its batch script was ours and has become this process.
 
     Else it was typed into somebody's allocation or notebook, whose end and requeueing are not ours to decide.
     """
     mark = f"{env.get('SLURM_JOB_ID')}:{os.getpid()}"
-    return "SLURM_STEP_ID" not in env and env.get(BATCH_MARK) == mark
+    return not in_step(env) and env.get(BATCH_MARK) == mark
 
 
 def restarts(env: Mapping[str, str] = os.environ) -> int:
@@ -169,7 +183,7 @@ class Job:
     @property
     def was_cancelled(self) -> bool:
         """Whether somebody has ended it: of a job that is being cleared away Slurm names the end only indirectly."""
-        ended_itself = self.was_preempted or self.reason == "TimeLimit"
+        ended_itself = self.was_preempted or self.reason in ENDS_OF_ITS_OWN
         return self.state.startswith("CANCELLED") or (self.state == "COMPLETING" and not ended_itself)
 
     @property
@@ -213,7 +227,7 @@ def parse_job(line: str) -> Job:
         reason=fields.get("Reason", ""),
         end_time=parse_time(fields.get("EndTime", "Unknown")),
         time_limit=fields.get("TimeLimit", ""),
-        can_requeue=fields.get("Requeue") == "1" and fields.get("BatchFlag") == "1",
+        can_requeue=fields.get("Requeue") == "1" and fields.get("BatchFlag", "0") != "0",
         script=_script(line),
         was_preempted=parse_time(fields.get("PreemptTime", "None")) is not None,
     )

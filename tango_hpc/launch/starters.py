@@ -98,7 +98,9 @@ class LocalStarter:
         size = self._config.launch.tasks_per_node
         place = {
             "RANK": 0, RANKS_OF_TASK: size, "WORLD_SIZE": size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": size,
-            "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), SUPERVISED: os.getpid(),
+            "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(),
+            # What a container's command starts may have another parent.
+            SUPERVISED: os.getpid() if tuple(self._command[: len(RANK_COMMAND)]) == RANK_COMMAND else "wrapped",
         }  # fmt: skip
         self._last_words, writes = os.pipe()
         os.set_blocking(self._last_words, False)

@@ -31,6 +31,7 @@ from tango_hpc.control.outcome import STOPPED, Outcome, outcome_of, outcome_of_d
 from tango_hpc.control.stop import STOP_SIGNALS, StopSignal
 from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.launch.environment import own_ranks, prepare_rank
+from tango_hpc.launch.lock import RunLock, take_lock
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
 
@@ -46,8 +47,21 @@ def host_ranks(directory: RunDirectory, prepare: Callable[[], tuple[Sequence[str
     """Be the task that this environment describes; its exit code.
 
     `prepare` imports what all processes need and returns the roles and what each process does. What goes wrong in it
-    is written down as the failure of the rank.
+    is written down as the failure of the rank. Without a supervisor the task of rank 0 holds the run's lock; UserError
+    where somebody else has it.
     """
+    if SUPERVISED in os.environ or own_ranks()[0] != 0:
+        return _host_ranks(directory, prepare, None)
+    lock = take_lock(directory)
+    try:
+        return _host_ranks(directory, prepare, lock)
+    finally:
+        lock.release()
+
+
+def _host_ranks(
+    directory: RunDirectory, prepare: Callable[[], tuple[Sequence[str], Body]], lock: RunLock | None
+) -> int:
     supervisor = os.environ.get(SUPERVISED, "")
     die_with_parent(int(supervisor) if supervisor.isdigit() else None)
     signals = _Signals()
@@ -65,7 +79,7 @@ def host_ranks(directory: RunDirectory, prepare: Callable[[], tuple[Sequence[str
         _print_if_possible(error)
         return _exit_code([outcome])
     workers = [Worker(rank, role) for rank in ranks for role in roles]
-    family = _Family(directory, workers, signals)
+    family = _Family(directory, workers, signals, lock)
     try:
         return _exit_code(family.run(body))
     except BaseException as error:  # a full disk, no more processes: whoever was started would wait for its peers
@@ -106,8 +120,10 @@ class _Signals:
 class _Family:
     """The processes of a task."""
 
-    def __init__(self, directory: RunDirectory, workers: Sequence[Worker], signals: _Signals) -> None:
-        self._directory, self._workers, self._signals = directory, workers, signals
+    def __init__(
+        self, directory: RunDirectory, workers: Sequence[Worker], signals: _Signals, lock: RunLock | None
+    ) -> None:
+        self._directory, self._workers, self._signals, self._lock = directory, workers, signals, lock
         self._boards = {worker: PhaseBoard() for worker in workers}
         self._parent = os.getpid()
 
@@ -139,6 +155,8 @@ class _Family:
         end_by = None
         while running:
             connection.wait([process.sentinel for process in running.values()], POLL_SECONDS)
+            if self._lock is not None:
+                self._lock.touch()
             for worker, process in list(running.items()):
                 if process.exitcode is None:
                     continue

@@ -134,7 +134,7 @@ def logs(
     run: RunOrFolder,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it is over.")] = False,
     rank: Annotated[int | None, typer.Option(help="Only this rank's log.")] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="Last lines of each log.")] = 30,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each log.")] = 30,
 ) -> None:
     """Show why a run failed, its attempts, and the ends of its logs; of a folder, of one run after the other.
 

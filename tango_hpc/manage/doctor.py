@@ -306,7 +306,7 @@ def _start_probe(config: Config | None, folder: Path, variables: dict[str, str])
     words = [sys.executable, "-P", "-m", "tango_hpc.manage.probe", str(folder)]
     (folder / "control").mkdir()
     env = os.environ | variables | {"PYTHONPATH": python_path(CODE_ROOT)}
-    if "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ and shutil.which("srun"):
+    if "SLURM_JOB_ID" in os.environ and not slurm.in_step() and shutil.which("srun"):
         nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
         per_node = config.launch.tasks_per_node if config is not None else 1
         options = [f"--nodes={nodes}", f"--ntasks={nodes * per_node}", f"--ntasks-per-node={per_node}", "--overlap"]

@@ -11,9 +11,10 @@ from rich.console import Console
 from tango_hpc.control.stop import StopRequest, request_stop
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import AttemptLog, known_jobs
-from tango_hpc.launch.lock import signal_holder
+from tango_hpc.launch.attempts import AttemptLog, known_jobs, submitted_jobs
+from tango_hpc.launch.lock import Process, holder_of, is_held, signal_holder
 from tango_hpc.manage.status import find_runs, states
+from tango_hpc.run.directory import RunDirectory
 
 
 def cancel(path: Path, console: Console) -> None:
@@ -34,8 +35,10 @@ def cancel(path: Path, console: Console) -> None:
             except UserError as error:
                 silent.append(f"job {job} of {directory.path}: {error}")
         if not ended:
-            pid = signal_holder(directory, signal.SIGTERM)
-            ended += [f"process {pid}"] if pid is not None else []
+            try:
+                ended += _end_process(directory)
+            except OSError as error:  # somebody else's, say
+                silent.append(f"{directory.path}: {error.strerror}")
         last = AttemptLog(directory).read()[-1:]
         if ended:
             message = f"cancelled {', '.join(ended)}"
@@ -43,11 +46,23 @@ def cancel(path: Path, console: Console) -> None:
             message = "whether it runs or waits is not known"
         elif last and last[0].ended is None and last[0].job is not None and not last[0].own_job:
             message = f"it was started inside job {last[0].job}, which is not its own: `tango stop` ends the run alone"
+        elif is_held(directory):
+            message = f"{holder_of(directory)} runs it, out of reach from here: `tango stop` ends the run"
         else:
             message = "nothing runs or waits"
         console.print(f"{directory.path}: {message}", markup=False, highlight=False, soft_wrap=True)
     if silent:
         raise UserError("\n".join(["not cancelled; try again:", *silent]))
+
+
+def _end_process(directory: RunDirectory) -> list[str]:
+    """SIGTERM to the run's process on this machine, also where it has not begun yet; which one it was."""
+    pid = signal_holder(directory, signal.SIGTERM)
+    if pid is None:
+        for entry in submitted_jobs(directory)[-1:]:
+            process = Process(**(entry.get("process") or {}))
+            pid = process.pid if process.send(signal.SIGTERM) else None
+    return [f"process {pid}"] if pid is not None else []
 
 
 def stop(path: Path, console: Console) -> None:
@@ -66,8 +81,12 @@ def stop(path: Path, console: Console) -> None:
                 silent.append(f"{directory.path}: {error}")
                 message = f"job {state.job} waits, and is not cancelled"
         elif state.state in ("running", "unknown"):
-            request_stop(directory, StopRequest("user", f"tango stop by {getpass.getuser()}"))
             message = "saves at its next safe point and ends"
+            try:
+                request_stop(directory, StopRequest("user", f"tango stop by {getpass.getuser()}"))
+            except OSError as error:
+                silent.append(f"{directory.path}: {error.strerror}")
+                message = f"cannot be told to stop: {error.strerror}"
             if state.state == "unknown":
                 silent.append(f"{directory.path}: {state.detail}")
                 message = f"if it runs, it {message}; whether it waits is not known"
@@ -75,4 +94,4 @@ def stop(path: Path, console: Console) -> None:
             message = f"nothing to stop: {state.state}"
         console.print(f"{directory.path}: {message}", markup=False, highlight=False, soft_wrap=True)
     if silent:
-        raise UserError("\n".join(["Slurm did not answer for all; try again:", *silent]))
+        raise UserError("\n".join(["not all could be told to stop; try again:", *silent]))

@@ -19,7 +19,7 @@ from tango_hpc.files import warn_once
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, is_submitted_process_alive, known_jobs, submitted_jobs
 from tango_hpc.launch.enter import is_done
-from tango_hpc.launch.lock import has_live_process
+from tango_hpc.launch.lock import is_held
 from tango_hpc.manage.asking import Asking
 from tango_hpc.run.directory import RunDirectory, runs_below
 from tango_hpc.run.progress import read_progress
@@ -206,7 +206,7 @@ def _after_its_start(directory: RunDirectory, last: Attempt, last_stage: str, jo
     if last.ended is not None:
         states_by_code = {0: "done", StoppedEarly.exit_code: "stopped"}
         return states_by_code.get(last.code or 0, "failed"), last.reason
-    if last.job is None and has_live_process(directory):
+    if last.job is None and is_held(directory):
         return "running", ""
     ended = job_state or (slurm.accounting(last.job) if last.job and last.own_job else None)
     return "lost", f"ended without a word{f': {ended}' if ended else ''}; --resume continues from the last checkpoint"
@@ -286,7 +286,7 @@ class _Tail:
                 content = stream.read()
                 self._places[file] = stream.tell()
             self.say(f"\n==> {file} <==")
-            self.say("\n".join(content.decode(errors="replace").splitlines()[-lines:]))
+            self.say("\n".join(content.decode(errors="replace").splitlines()[-lines:] if lines > 0 else []))
 
     def news(self) -> list[str]:
         """What the logs gained since the last look."""

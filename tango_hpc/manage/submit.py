@@ -37,6 +37,8 @@ from tango_hpc.run.directory import RunDirectory
 Cluster = Literal["slurm", "local", "debug"]
 # Room for the supervisor around the ranks' launch.grace_seconds.
 SIGNAL_AHEAD_SECONDS = 30
+# What runs in the background of this machine ends when it is done: submitit wants a time all the same.
+NO_LIMIT_MINUTES = 10 * 365 * 24 * 60
 # The variables of the profile's `env`, in the snapshot of a submission; only the user may read it.
 PRIVATE_VARIABLES = "job_variables.sh"
 STAGES = ("sft", "train", "eval", "teacher")
@@ -68,7 +70,6 @@ def submit(
     folder = directory.submitit_logs
     before = Before(directory)
     prepare_run(stage_names, settings, resume=resume)
-    directory.stop_file.unlink(missing_ok=True)
     take_job_files(chosen, directory.snapshot)
     try:
         with job_environment(chosen, directory.snapshot, cluster), refused_by_slurm(asked):
@@ -117,14 +118,15 @@ def executor(
         made = submitit.SlurmExecutor(folder, python=batch_python(profile))
         made.update_parameters(**slurm_parameters(config, profile, memory, name, snapshot))
         return made
-    # setsid: it must outlive the terminal.
-    python = f"setsid {shlex.quote(sys.executable)} -P" if cluster == "local" else None
-    options = {"local_python": python} if python else {}
+    options = {}
+    if cluster == "local":
+        # setsid: it must outlive the terminal. submitit would give it the first GPUs of the machine.
+        chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = f"env {shlex.quote(f'CUDA_VISIBLE_DEVICES={chosen}')} " if chosen is not None else ""
+        options["local_python"] = f"{gpus}setsid {shlex.quote(sys.executable)} -P"
     made = submitit.AutoExecutor(folder, cluster=cluster, **options)
     num_gpus = config.launch.tasks_per_node if config.launch.device == "cuda" else 0
-    made.update_parameters(
-        name=name, timeout_min=time_limit_minutes(profile.time), gpus_per_node=num_gpus, stderr_to_stdout=True
-    )
+    made.update_parameters(name=name, timeout_min=NO_LIMIT_MINUTES, gpus_per_node=num_gpus, stderr_to_stdout=True)
     return made
 
 

@@ -183,8 +183,7 @@ def shared(throttle: int, num_arrays: int) -> list[int]:
 
 
 def _enter(sweep: Sweep, cell: Cell) -> None:
-    directory = prepare_run(sweep.settings.stages, cell.config, resume=cell.exists)
-    directory.stop_file.unlink(missing_ok=True)
+    prepare_run(sweep.settings.stages, cell.config, resume=cell.exists)
 
 
 def _submit_array(

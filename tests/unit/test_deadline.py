@@ -14,6 +14,7 @@ from rich.console import Console
 from tango_hpc.control import watchdog
 from tango_hpc.control.heartbeat import Beat, write_beat
 from tango_hpc.control.outcome import Outcome, write_outcome
+from tango_hpc.errors import UserError
 from tango_hpc.launch import deadline, supervisor
 from tango_hpc.launch.deadline import AwakeClock, Deadline
 from tango_hpc.launch.enter import prepare_run
@@ -54,6 +55,15 @@ class Slurm:
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     return Slurm(monkeypatch)
+
+
+def test_what_slurm_refuses_to_tell_ends_nothing(slurm: Slurm) -> None:
+    """Its commands are not there in a container, say, or one of two questions fails."""
+
+    def ask() -> float:
+        raise UserError("the command scontrol was not found")
+
+    assert slurm.poll(Deadline(ask), 3600) is None
 
 
 def test_the_end_comes_when_slurm_says_so(slurm: Slurm) -> None:

@@ -30,9 +30,10 @@ from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.launch.staging import stage_weights, staged_overrides
 from tango_hpc.manage import profiles
 from tango_hpc.manage.profiles import Profile, load_profile, setup_lines, time_limit_minutes
+from tango_hpc.manage.resources import node_memory
 from tango_hpc.manage.status import find_runs, run_state, show_logs
 from tango_hpc.manage.status_table import show_status
-from tango_hpc.manage.submit import PRIVATE_VARIABLES, check_time, script, take_job_files
+from tango_hpc.manage.submit import PRIVATE_VARIABLES, check_time, executor, script, take_job_files
 from tango_hpc.manage.sweep import load_sweep
 from tango_hpc.manage.sweep_results import CellResult, group
 from tango_hpc.run.directory import RunDirectory
@@ -193,7 +194,39 @@ def test_what_scontrol_says_of_a_job() -> None:
     assert slurm.parse_job(f"{JOB} Command={script} my config.yaml seed=1 WorkDir=/home/me").script == str(script)
     assert slurm.parse_job(f"{JOB} Command=/no/such script WorkDir=/home/me").script is None
     assert slurm.parse_job(JOB.replace("BatchFlag=1", "BatchFlag=0")).can_requeue is False
+    assert slurm.parse_job(JOB.replace("BatchFlag=1", "BatchFlag=3")).can_requeue, "after two launches that failed"
     assert slurm.parse_time("Unknown") is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "cancelled"), [("None", True), ("TimeLimit", False), ("NodeDown", False), ("OutOfMemory", False)]
+)
+def test_who_ended_a_job_that_is_being_cleared_away(reason: str, cancelled: bool) -> None:
+    line = JOB.replace("RUNNING", "COMPLETING").replace("Reason=None", f"Reason={reason}")
+    assert slurm.parse_job(line).was_cancelled == cancelled
+
+
+def test_the_shell_of_an_allocation_is_no_task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With LaunchParameters=use_interactive_step salloc's shell is a step of one task."""
+    (tmp_path / "srun").touch(mode=0o755)
+    salloc = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1", "PATH": str(tmp_path)}
+    assert place(salloc, 2) == "allocation"
+    assert place(salloc | {"SLURM_STEP_ID": "0"}, 2) == "alone", "srun --pty bash"
+    assert place(salloc | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, 2) == "rank"
+
+
+@pytest.mark.parametrize("visible", [None, "2,3"])
+def test_a_run_in_the_background_keeps_the_gpus_that_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    made = executor(config, Profile(), node_memory([config], ["train"], Profile()), tmp_path, "n", "local", tmp_path)
+    words = shlex.split(made._executor.python)
+    assert words[:-2] == (["env", "CUDA_VISIBLE_DEVICES=2,3", "setsid"] if visible else ["setsid"])
+    assert made._executor.parameters["timeout_min"] > 1e6, "nothing ends it but itself"
 
 
 def test_what_accounting_says_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

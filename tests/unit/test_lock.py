@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +21,11 @@ import pytest
 from rich.console import Console
 
 from tango_hpc.errors import CheckFailed, UserError
+from tango_hpc.files import read_json
 from tango_hpc.launch import lock as locking
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import AttemptLog, is_submitted_process_alive, remember_job, submitted_jobs
-from tango_hpc.launch.lock import Holder, Process, RunLock, check_lock, has_live_process
+from tango_hpc.launch.lock import Holder, Process, RunLock, check_lock, is_held
 from tango_hpc.manage.ending import cancel, stop
 from tango_hpc.manage.status import run_state
 from tango_hpc.manage.status_table import show_status
@@ -110,15 +114,16 @@ def test_a_process_id_alone_proves_nothing(directory: RunDirectory) -> None:
             replace(real, boot="", namespace="", start=0),  # as earlier versions wrote it
         ):
             leave_lock(directory, other)
+            os.utime(directory.lock_file, (1e9, 1e9))
             AttemptLog(directory).start("train")
-            assert not has_live_process(directory)
+            assert not is_held(directory)
             assert run_state(directory, {}).state == "lost"
             console = Console(file=io.StringIO())
             cancel(directory.path, console)
             stop(directory.path, console)
             assert stranger.poll() is None and not directory.stop_file.exists()
             with RunLock(directory):  # and the run starts
-                assert has_live_process(directory)
+                assert is_held(directory)
             assert not directory.lock_file.exists()
         leave_lock(directory, real)
         with pytest.raises(UserError, match=f"process {real.pid} on .* is running in"), RunLock(directory):
@@ -164,8 +169,18 @@ def test_a_slurm_job_is_asked_for(directory: RunDirectory, monkeypatch: pytest.M
     with pytest.raises(UserError, match="Slurm job 7 on n2 is running in"):
         check_lock(directory)
     monkeypatch.setenv("SLURM_JOB_ID", "7")  # requeued: this is the job
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     check_lock(directory)
     monkeypatch.delenv("SLURM_JOB_ID")
+    # Typed into somebody's allocation, which goes on when what was typed is gone.
+    leave_lock(directory, replace(Process.this(), boot="another", host="n2"), job="7", own_job=False)
+    with pytest.raises(UserError, match=r"on n2 is running in .* if it is gone, try again in \d+ s"):
+        check_lock(directory)
+    os.utime(directory.lock_file, (1e9, 1e9))
+    check_lock(directory)
+    state["7"] = "SUSPENDED"
+    with pytest.raises(UserError, match="Slurm job 7 on n2 is running in"):
+        check_lock(directory)
     state.clear()
     check_lock(directory)
 
@@ -178,7 +193,7 @@ def test_a_holder_keeps_its_lock_and_leaves_that_of_others_alone(
         for damage in (directory.lock_file.unlink, lambda: directory.lock_file.write_text('{"ho')):
             damage()
             lock.touch()
-            assert has_live_process(directory)
+            assert is_held(directory)
         os.utime(directory.lock_file, (1, 1))
         lock.touch()
         assert directory.lock_file.stat().st_mtime > 1e9
@@ -237,6 +252,72 @@ def test_status_says_the_cause_in_five_lines(directory: RunDirectory, reason: st
     assert "the model folder lacks tokenizer.json" in status_of(directory, width=80, terminal=False)
 
 
+@pytest.mark.parametrize("host", ["elsewhere", socket.gethostname()])
+def test_a_holder_out_of_sight_lives_as_long_as_it_touches_its_lock(directory: RunDirectory, host: str) -> None:
+    """On a workstation without Slurm, say, whose disk is seen from here; or in a container of this machine."""
+    other = replace(Process.this(), host=host, namespace="pid:[1]")
+    leave_lock(directory, other)
+    AttemptLog(directory).start("train")
+    assert is_held(directory) and run_state(directory, {}).state == "running"
+    shown = io.StringIO()
+    cancel(directory.path, Console(file=shown, width=200))
+    assert (
+        f"process {other.pid} on {host} runs it, out of reach from here: `tango stop` ends the run" in shown.getvalue()
+    )
+    stop(directory.path, Console(file=io.StringIO()))
+    assert directory.stop_file.exists()
+    leave_lock(directory, replace(other, boot="before", host=socket.gethostname()))
+    assert not is_held(directory), "the machine was started anew"
+    leave_lock(directory, other)
+    os.utime(directory.lock_file, (1e9, 1e9))
+    assert not is_held(directory) and run_state(directory, {}).state == "lost"
+
+
+@pytest.mark.parametrize(
+    ("restarts", "touched", "refused"), [("0", True, True), ("0", False, False), ("1", True, False)]
+)
+def test_another_node_of_the_same_job(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, restarts: str, touched: bool, refused: bool
+) -> None:
+    """A second start in an allocation is refused; what a requeued job has left on another node is taken over."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    holder = replace(Process.this(), host="n1", boot="of n1")
+    directory.lock_file.write_text(json.dumps({**asdict(holder), "job": "7", "id": "of-n1"}))
+    if not touched:
+        os.utime(directory.lock_file, (1e9, 1e9))
+    with pytest.raises(UserError, match="Slurm job 7 on n1 is running in") if refused else nullcontext():
+        check_lock(directory)
+
+
+def test_a_signal_without_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels before 5.3, and containers that do not allow the call."""
+
+    def refuse(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    process = subprocess.Popen(["sleep", "60"])
+    known = Process.of(process.pid)
+    assert known is not None
+    assert not replace(known, start=known.start - 1).send(signal.SIGTERM)
+    assert known.send(signal.SIGTERM) and process.wait(timeout=10) == -signal.SIGTERM
+
+
+def test_a_file_that_is_replaced_on_another_node_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stale, read = [True, True], Path.read_bytes
+
+    def as_on_nfs(path: Path) -> bytes:
+        if stale:
+            stale.pop()
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return read(path)
+
+    (tmp_path / "beat.json").write_text('{"pid": 7}')
+    monkeypatch.setattr(Path, "read_bytes", as_on_nfs)
+    assert read_json(tmp_path / "beat.json") == {"pid": 7} and stale == []
+
+
 def status_of(directory: RunDirectory, *, width: int, terminal: bool) -> str:
     shown = io.StringIO()
     console = Console(file=shown, width=width, force_terminal=terminal, color_system=None)
@@ -248,7 +329,7 @@ def test_nobody_has_a_run_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     below = RunDirectory(tmp_path / "file" / "run")
     check_lock(below)
-    assert not has_live_process(below) and submitted_jobs(below) == [] and AttemptLog(below).read() == []
+    assert not is_held(below) and submitted_jobs(below) == [] and AttemptLog(below).read() == []
 
 
 def test_submitted_processes_are_known_for_good(directory: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from tango_hpc.control.stop import StopRequest, request_stop
+from tango_hpc.control.stop import StopRequest, read_stop_request, request_stop
 from tango_hpc.launch import job, lock, slurm
 from tango_hpc.launch.attempts import AttemptLog
 from tango_hpc.launch.enter import prepare_run
-from tango_hpc.launch.job import run_attempt
+from tango_hpc.launch.job import run_attempt, run_stages
 from tango_hpc.launch.requeue import requeue
 from tango_hpc.launch.supervisor import ENDED_WHILE_LOADING
 from tango_hpc.manage.status import states
@@ -99,6 +99,40 @@ def test_a_job_that_never_got_past_loading_says_what_to_raise(
     assert log.read()[-1].code == 1 and states([directory])[0].state == "unknown"
     fake.says("squeue", "")
     assert states([directory])[0].detail.startswith(given_up)
+
+
+def test_a_stop_that_comes_before_the_first_attempt_counts(fake: FakeSlurm, tmp_path: Path) -> None:
+    """While the job loads modules and imports, say; and between two stages."""
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    directory = RunDirectory(config.run.dir)
+    directory.control.mkdir(parents=True)
+    request_stop(directory, StopRequest("user", "of another time"))
+    prepare_run(["train"], config, resume=False)
+    assert read_stop_request(directory) is None, "whoever starts a run wants it to run"
+    request_stop(directory, StopRequest("user", "tango stop by me"))
+    told = said(lambda console: print(run_stages(directory, "train,train", console)))
+    assert told.count("tango stop by me: not started. Continue with: ") == 1
+    state = states([directory])[0]
+    assert (state.state, state.detail) == ("stopped", "tango stop by me")
+
+
+def test_a_stop_that_comes_while_a_failure_is_cleared_away_counts(
+    fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    directory = prepare_run(["train"], config, resume=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv(slurm.BATCH_MARK, f"7:{os.getpid()}")
+
+    def fail() -> int:
+        request_stop(directory, StopRequest("user", "tango stop by me"))
+        return 1
+
+    failed = SimpleNamespace(run=fail, reason="", request=None, stopped_by_user=False, was_suspended=True)
+    monkeypatch.setattr(job, "Supervisor", lambda *_, **__: failed)
+    monkeypatch.setattr(job, "requeue", lambda *_, **__: pytest.fail("it was requeued"))
+    assert run_attempt(directory, "train", config, Console(file=io.StringIO())) == 1
+    assert read_stop_request(directory) == StopRequest("user", "tango stop by me")
 
 
 @pytest.mark.parametrize("saved", [False, True])

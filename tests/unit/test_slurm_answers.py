@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -16,13 +17,13 @@ import pytest
 import yaml
 from rich.console import Console
 
-from tango_hpc.control.stop import read_stop_request
+from tango_hpc.control.stop import StopRequest, read_stop_request
 from tango_hpc.errors import UserError
 from tango_hpc.launch import environment, slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, remember_job
 from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.starters import SrunStarter
-from tango_hpc.manage import asking
+from tango_hpc.manage import asking, ending
 from tango_hpc.manage.asking import Asking
 from tango_hpc.manage.ending import cancel, stop
 from tango_hpc.manage.handle import RunJob
@@ -30,6 +31,7 @@ from tango_hpc.manage.status import run_state, show_logs, states
 from tango_hpc.manage.submit import check_nobody_runs
 from tango_hpc.manage.sweep import load_sweep
 from tango_hpc.manage.sweep_submit import submit_sweep
+from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
 from tests.helpers.fake_slurm import DOWN, GONE, FakeSlurm, described, said, submitted_run
 from tests.slurm.jobs import counting_config, wait_until
@@ -89,7 +91,7 @@ def test_while_slurm_is_silent_nothing_is_taken_for_gone(fake: FakeSlurm, tmp_pa
     directory.lock_file.write_text(json.dumps({"host": "n9", "pid": 1, "job": "7"}))
     with pytest.raises(UserError, match="whether a job runs in .* is not known, so nothing was started; try again"):
         check_nobody_runs(directory)
-    with pytest.raises(UserError, match="Slurm did not answer for all"):
+    with pytest.raises(UserError, match="not all could be told to stop"):
         said(lambda console: stop(directory.path, console))
     assert read_stop_request(directory) is not None  # a run that does run needs no Slurm to hear of it
     with pytest.raises(UserError, match="not cancelled; try again:\njob 7 of "):
@@ -311,3 +313,26 @@ def test_a_nodes_address_is_asked_for_again(fake: FakeSlurm, monkeypatch: pytest
 
 def test_attempts_of_older_runs_have_own_jobs() -> None:
     assert Attempt(number=1, stage="train", host="n1", job="7", started=0.0, saved_before=None).own_job
+
+
+def test_what_cannot_be_ended_does_not_keep_the_others_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below a folder of a group lie runs of colleagues."""
+    for name in ("hers", "mine"):
+        prepare_run(["train"], counting_config(tmp_path, name, {"nodes": 1}), resume=False)
+
+    def end(directory: RunDirectory, number: int) -> int:
+        if directory.path.name == "hers":
+            raise PermissionError(1, "Operation not permitted")
+        return 77
+
+    def ask(directory: RunDirectory, request: StopRequest) -> None:
+        end(directory, 0)
+
+    monkeypatch.setattr(ending, "signal_holder", end)
+    monkeypatch.setattr(ending, "request_stop", ask)
+    monkeypatch.setattr(ending, "states", lambda directories: [SimpleNamespace(state="running") for _ in directories])
+    for command, done in ((cancel, "cancelled process 77"), (stop, "saves at its next safe point and ends")):
+        shown = Console(record=True, width=400, file=io.StringIO())
+        with pytest.raises(UserError, match="try again:\n.*hers: Operation not permitted$"):
+            command(tmp_path, shown)
+        assert f"mine: {done}" in shown.export_text()

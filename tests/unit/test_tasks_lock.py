@@ -1,0 +1,50 @@
+"""Ranks that were started by hand (`srun tango train`) have no supervisor: the task of rank 0 holds the run's lock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tango_hpc.control.guard import SUPERVISED
+from tango_hpc.control.outcome import read_outcomes
+from tango_hpc.errors import UserError
+from tango_hpc.launch import workers
+from tango_hpc.launch.lock import RunLock, is_held
+from tango_hpc.launch.workers import Body, host_ranks
+from tango_hpc.run.directory import RunDirectory
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    made = RunDirectory(tmp_path)
+    made.control.mkdir()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setattr(workers, "prepare_rank", lambda directory: {})
+    monkeypatch.setattr(workers, "die_with_parent", lambda parent: None)
+    monkeypatch.setattr(workers.signal, "signal", lambda *_: None)
+    return made
+
+
+@pytest.mark.parametrize(("rank", "supervised", "holds"), [("0", False, True), ("1", False, False), ("0", True, False)])
+def test_the_task_of_rank_0_has_the_run_while_it_lasts(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, rank: str, supervised: bool, holds: bool
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    if supervised:
+        monkeypatch.setenv(SUPERVISED, "srun")
+    seen: list[bool] = []
+
+    def prepare() -> tuple[list[str], Body]:
+        seen.append(is_held(directory))
+        raise ValueError("enough")
+
+    assert host_ranks(directory, prepare) == (0 if supervised else 1)
+    assert seen == [holds] and not is_held(directory)
+
+
+def test_a_run_that_somebody_has_is_left_alone(directory: RunDirectory) -> None:
+    with RunLock(directory), pytest.raises(UserError, match="is running in"):
+        host_ranks(directory, lambda: pytest.fail("it began"))
+    assert read_outcomes(directory) == {}, "it would end the run of the other"
