@@ -8,6 +8,7 @@ that all stop at the same safe point.
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -85,9 +86,16 @@ class StopSignal(Heart):
             self.gpu_is_busy = self.watch_stream()
         self.enter(phase)
         if not self._stopping:
-            asked = self._received is not None or (self._reads_file and self.directory.stop_file.exists())
+            asked = self._received is not None or (self._reads_file and self._finds_file())
             self._stopping = self.agree(asked)
         return self._stopping
+
+    def _finds_file(self) -> bool:
+        """Whether a stop is asked for. Opening a folder has NFS look at it; that a file is missing it may know for a minute."""
+        try:
+            return self.directory.stop_file.name in os.listdir(self.directory.control)
+        except FileNotFoundError:
+            return False
 
     def receive(self, number: int, frame: FrameType | None = None) -> None:
         """Stop at the next safe point: the handler of `STOP_SIGNALS`."""

@@ -24,8 +24,11 @@ from tango_hpc.errors import UserError
 ANSWER_SECONDS = 20.0
 # States of a job that has not come to its end.
 ALIVE_STATES = frozenset(
-    {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "STOPPED"}
-)
+    {
+        "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "STOPPED",
+        "RESV_DEL_HOLD", "SPECIAL_EXIT", "SIGNALING", "STAGE_OUT",
+    }
+)  # fmt: skip
 # Reasons that Slurm gives for the end of a job that nobody has cancelled (FAIL_* in its job_reason_string).
 ENDS_OF_ITS_OWN = frozenset(
     {

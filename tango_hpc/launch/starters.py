@@ -181,7 +181,8 @@ class SrunStarter:
         self._config = config
         self._command = [*rank_command(), str(directory.path), stage]
         self._process: subprocess.Popen[bytes] | None = None
-        self._name = f"ranks-{os.getpid()}"
+        # Nobody else's: of an array's tasks one bears the id of them all.
+        self._name = f"ranks-{slurm.job_id()}-{os.getpid()}"
         self._messages = directory.srun_log
         self._messages_start = 0
         self._num_starts = 0

@@ -27,7 +27,7 @@ from tango_hpc.run.steps import damaged_in
 from tango_hpc.run.summary import read_summary
 from tango_hpc.run.worker import Worker
 
-WAITING_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD")
+WAITING_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 FOLLOW_SECONDS = 1.0
 STALE_HEARTBEAT_SECONDS = 120.0
 MAX_LOG_BYTES = 4 * 2**20  # of each log are looked at for its last lines
