@@ -20,6 +20,7 @@ from tango_hpc.config import Config, load_config
 from tango_hpc.control.guard import SUPERVISED
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.errors import CheckFailed, UserError
+from tango_hpc.launch import slurm
 from tango_hpc.launch.environment import rank_variables, threads_of_rank
 from tango_hpc.launch.gpu_driver import why_no_gpu, why_not_shared
 from tango_hpc.launch.snapshot import check_runs_code_of_attempt
@@ -136,7 +137,12 @@ def main() -> int:
     """Entry point; the exit code is in the module's docstring."""
     path, stage = sys.argv[1:]
     directory = RunDirectory.open(path)
-    return host_ranks(directory, lambda: prepare_stage(directory, stage))
+    try:
+        return host_ranks(directory, lambda: prepare_stage(directory, stage))
+    except UserError as error:  # somebody else has the run
+        print(f"tango: {error}", file=sys.stderr, flush=True)
+        slurm.end_this_step()  # the other tasks would wait in vain, and then write into that run
+        return error.exit_code
 
 
 if __name__ == "__main__":

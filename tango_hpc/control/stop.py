@@ -67,6 +67,11 @@ class StopSignal(Heart):
         # For whoever has a GPU: how to ask whether the calling thread's stream is busy.
         self.watch_stream: Callable[[], Callable[[], bool]] | None = None
 
+    def has_loaded(self) -> None:
+        """Engines are there, their graphs captured: the GPU may be asked what it does, of the stream that they have left."""
+        if self.watch_stream is not None:
+            self.gpu_is_busy = self.watch_stream()
+
     def start(self) -> None:
         """Install the signal handlers and start the heartbeat; call it before anything slow."""
         for number in STOP_SIGNALS:
@@ -80,10 +85,7 @@ class StopSignal(Heart):
         """
         assert self.agree is not None, "nobody to agree with"
         self.reached_safe_point = True
-        if (
-            self.watch_stream is not None
-        ):  # engines are there now, their graphs captured, and may have changed the stream
-            self.gpu_is_busy = self.watch_stream()
+        self.has_loaded()
         self.enter(phase)
         if not self._stopping:
             asked = self._received is not None or (self._reads_file and self._finds_file())

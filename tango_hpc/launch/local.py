@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -69,9 +68,7 @@ def _become_rank(stage: str, config: Config, *, resume: bool) -> None:
         try:
             directory = prepare_run([stage], config, resume=resume)
         except UserError:
-            step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
-            with suppress(slurm.NoAnswer):  # the mistake is what there is to tell
-                slurm.run_command("scancel", step, check=False)  # the other tasks would wait in vain
+            slurm.end_this_step()  # the other tasks would wait in vain
             raise
         meeting.touch()
     else:

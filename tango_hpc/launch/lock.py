@@ -34,6 +34,8 @@ from tango_hpc.run.directory import RunDirectory
 TOUCH_SECONDS = 10.0
 # A holder on another node that has not touched its lock for so long is dead.
 STALE_SECONDS = 120.0
+# One whose job goes on without it: it may have to copy models or wait for Slurm before it touches its lock.
+ABANDONED_SECONDS = 1800.0
 # So long we watch a lock whose holder should be here and is not to be seen: a live one touches it meanwhile.
 WATCH_SECONDS = 15.0
 POLL_SECONDS = 0.5
@@ -81,12 +83,12 @@ class Process:
     def send(self, number: signal.Signals) -> bool:
         """Send it a signal, to it and to nobody else; False where it does not run here.
 
-        Where the kernel, or a container, has no pidfd, an instant remains between the look and the signal.
+        Where Python, the kernel or a container has no pidfd, an instant remains between the look and the signal.
         """
         try:
             descriptor = os.pidfd_open(self.pid)
-        except OSError as error:
-            if error.errno in NO_PIDFD and self.is_alive:
+        except (OSError, AttributeError) as error:
+            if getattr(error, "errno", errno.ENOSYS) in NO_PIDFD and self.is_alive:
                 os.kill(self.pid, number)
                 return True
             return False
@@ -148,7 +150,9 @@ def is_held(directory: RunDirectory) -> bool:
     try:
         return _seconds_since_touch(directory.lock_file) <= STALE_SECONDS
     except OSError:  # somebody else's run, in which we may not write
-        return time.time() - directory.lock_file.stat().st_mtime <= STALE_SECONDS
+        with suppress(FileNotFoundError):
+            return time.time() - directory.lock_file.stat().st_mtime <= STALE_SECONDS
+    return False
 
 
 def signal_holder(directory: RunDirectory, number: signal.Signals) -> int | None:
@@ -299,7 +303,8 @@ def _refuse_if_alive(directory: RunDirectory, holder: Holder, file: Path) -> Non
         return
     again = ""
     if not holder.is_alive and not (holder.job and holder.own_job and slurm.is_available()):
-        wait = max(STALE_SECONDS - seconds, 1)
+        dead_after = ABANDONED_SECONDS if holder.job and slurm.is_available() else STALE_SECONDS
+        wait = max(dead_after - seconds, 1)
         again = f" (its last sign of life is {seconds:.0f} s old: if it is gone, try again in {wait:.0f} s)"
     raise UserError(
         f"{holder} is running in {directory.path}{again}; end it with `tango stop` or `tango cancel`, "
@@ -319,7 +324,7 @@ def _may_be_alive(holder: Holder, file: Path, seconds: float) -> bool:
         if found is None or found.state not in ("RUNNING", "COMPLETING", "SUSPENDED"):
             return False
         # Somebody's allocation goes on without what was typed into it.
-        return holder.own_job or found.state == "SUSPENDED" or seconds <= STALE_SECONDS
+        return holder.own_job or found.state == "SUSPENDED" or seconds <= ABANDONED_SECONDS
     if seconds > STALE_SECONDS:
         return False
     if holder.host in ("", socket.gethostname()):  # before a reboot, in another container, or the lock is damaged

@@ -276,6 +276,13 @@ def kill_steps(job: str, name: str) -> None:
             run_command("scancel", "--signal=KILL", step)
 
 
+def end_this_step() -> None:
+    """Have Slurm end the step that this process is a task of, if it is one; where it does not answer the step stays."""
+    if in_step():
+        with suppress(UserError):
+            run_command("scancel", f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}", check=False)
+
+
 def queue(jobs: Mapping[str, int]) -> dict[str, tuple[str, str]]:
     """(state, reason) of those of `jobs` (id: its owner's uid) that Slurm knows, by job id; waiting array tasks included.
 

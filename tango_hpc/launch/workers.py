@@ -48,10 +48,11 @@ def host_ranks(directory: RunDirectory, prepare: Callable[[], tuple[Sequence[str
 
     `prepare` imports what all processes need and returns the roles and what each process does. What goes wrong in it
     is written down as the failure of the rank. Without a supervisor the task of rank 0 holds the run's lock; UserError
-    where somebody else has it.
+    or CheckFailed where somebody else has it.
     """
     if SUPERVISED in os.environ or own_ranks()[0] != 0:
         return _host_ranks(directory, prepare, None)
+    directory.control.mkdir(exist_ok=True)
     lock = take_lock(directory)
     try:
         return _host_ranks(directory, prepare, lock)
@@ -78,6 +79,8 @@ def _host_ranks(
         write_outcome(directory, outcome)
         _print_if_possible(error)
         return _exit_code([outcome])
+    if lock is not None:
+        lock.touch()  # importing may have taken so long that somebody else has the run: nothing is written then
     workers = [Worker(rank, role) for rank in ranks for role in roles]
     family = _Family(directory, workers, signals, lock)
     try:

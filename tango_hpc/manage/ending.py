@@ -46,8 +46,10 @@ def cancel(path: Path, console: Console) -> None:
             message = "whether it runs or waits is not known"
         elif last and last[0].ended is None and last[0].job is not None and not last[0].own_job:
             message = f"it was started inside job {last[0].job}, which is not its own: `tango stop` ends the run alone"
-        elif is_held(directory):
-            message = f"{holder_of(directory)} runs it, out of reach from here: `tango stop` ends the run"
+        elif (
+            (holder := holder_of(directory)) is not None and not (holder.job and holder.own_job) and is_held(directory)
+        ):
+            message = f"{holder} runs it, out of reach from here: `tango stop` ends the run"
         else:
             message = "nothing runs or waits"
         console.print(f"{directory.path}: {message}", markup=False, highlight=False, soft_wrap=True)
@@ -60,8 +62,8 @@ def _end_process(directory: RunDirectory) -> list[str]:
     pid = signal_holder(directory, signal.SIGTERM)
     if pid is None:
         for entry in submitted_jobs(directory)[-1:]:
-            process = Process(**(entry.get("process") or {}))
-            pid = process.pid if process.send(signal.SIGTERM) else None
+            process = Process(**entry["process"]) if entry.get("process") else None
+            pid = process.pid if process is not None and process.send(signal.SIGTERM) else None
     return [f"process {pid}"] if pid is not None else []
 
 

@@ -42,6 +42,7 @@ def fine_tune(config: Config, directory: RunDirectory, stop: StopSignal, exchang
     named = {role: settings for role, settings in both.items() if settings is not None}
     total_steps = sum(settings.steps for settings in named.values())
     checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep, exchange)
+    stop.has_loaded()  # no engine, no graphs
     stop.enter("verifying the checkpoint")
     latest = checkpoints.latest()
     name = StepName.read(latest.name) if latest is not None else None

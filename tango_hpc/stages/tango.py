@@ -88,6 +88,7 @@ class Tango:
 
     def train(self) -> None:
         """From the last checkpoint, or from the start, to the end of the schedule."""
+        self.stop.has_loaded()
         self._restore()
         total, first = len(self.schedule), self.exchange.is_first
         trackers = self.config.run.trackers

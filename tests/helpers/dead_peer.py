@@ -104,7 +104,8 @@ def lose_one(spec: dict[str, Any], directory: RunDirectory) -> tuple[Sequence[st
         device = init_distributed(spec["limit_seconds"]).device
         if device.type == "cuda":
             torch.cuda.set_stream(torch.cuda.Stream())  # as an engine of several GPUs leaves it
-            stop.gpu_is_busy = partial(is_busy, torch.cuda.current_stream(device))  # as rank.py does
+            stop.watch_stream = lambda: partial(is_busy, torch.cuda.current_stream(device))  # as rank.py does
+            stop.has_loaded()
         step = update(device) if spec["where"] == "update" else weight_sync(device, spec["limit_seconds"])
         stop.enter("train" if spec["where"] == "update" else "weight sync")
         dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)

@@ -290,13 +290,16 @@ def test_another_node_of_the_same_job(
         check_lock(directory)
 
 
-def test_a_signal_without_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels before 5.3, and containers that do not allow the call."""
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_signal_without_pidfd(monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
+    """Pythons that were built without it, kernels before 5.3, and containers that do not allow the call."""
 
     def refuse(pid: int) -> int:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
+    if missing:
+        monkeypatch.delattr(os, "pidfd_open")
     process = subprocess.Popen(["sleep", "60"])
     known = Process.of(process.pid)
     assert known is not None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from tango_hpc.control.guard import SUPERVISED
 from tango_hpc.control.outcome import read_outcomes
-from tango_hpc.errors import UserError
-from tango_hpc.launch import workers
-from tango_hpc.launch.lock import RunLock, is_held
+from tango_hpc.errors import CheckFailed, UserError
+from tango_hpc.launch import lock, workers
+from tango_hpc.launch.lock import Process, RunLock, is_held
 from tango_hpc.launch.workers import Body, host_ranks
 from tango_hpc.run.directory import RunDirectory
 
@@ -18,7 +20,6 @@ from tango_hpc.run.directory import RunDirectory
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     made = RunDirectory(tmp_path)
-    made.control.mkdir()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("MASTER_PORT", "1")
     monkeypatch.setattr(workers, "prepare_rank", lambda directory: {})
@@ -44,7 +45,24 @@ def test_the_task_of_rank_0_has_the_run_while_it_lasts(
     assert seen == [holds] and not is_held(directory)
 
 
+def test_who_lost_the_run_while_importing_writes_nothing(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "TOUCH_SECONDS", 0.0)
+
+    def prepare() -> tuple[list[str], Body]:
+        other = {**asdict(Process.this()), "host": "n2", "id": "of-n2"}
+        directory.lock_file.write_text(json.dumps(other))
+        return ["generator"], lambda worker, stop: pytest.fail("it began")
+
+    with pytest.raises(CheckFailed, match="on n2 has taken over"):
+        host_ranks(directory, prepare)
+    assert read_outcomes(directory) == {}
+    assert json.loads(directory.lock_file.read_text())["id"] == "of-n2"
+
+
 def test_a_run_that_somebody_has_is_left_alone(directory: RunDirectory) -> None:
+    directory.control.mkdir()
     with RunLock(directory), pytest.raises(UserError, match="is running in"):
         host_ranks(directory, lambda: pytest.fail("it began"))
     assert read_outcomes(directory) == {}, "it would end the run of the other"

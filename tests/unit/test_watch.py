@@ -198,8 +198,11 @@ def test_a_gpu_is_asked_from_another_thread_only_once_its_engine_is_there(direct
     stop.watch_stream = lambda: lambda: asked.append("the stream") is None
     stop.enter("loading the generator")
     assert not stop.gpu_is_busy() and not asked
-    stop.check("between steps")
+    stop.has_loaded()
     assert stop.gpu_is_busy() and asked
+    stop.watch_stream = lambda: lambda: False  # of another stream, which the thread has now
+    stop.check("between steps")
+    assert not stop.gpu_is_busy()
 
 
 def test_who_asked_for_a_stop(directory: RunDirectory) -> None:
