@@ -23,7 +23,8 @@ def cancel(path: Path, console: Console) -> None:
     Raises UserError where Slurm does not answer for some of them.
     """
     silent: list[str] = []
-    for directory in find_runs(path):
+    directories = find_runs(path)
+    for directory in directories:
         ended = []
         unanswered = len(silent)
         for job in reversed(known_jobs(directory)):  # one that waits for another's end first
@@ -38,6 +39,8 @@ def cancel(path: Path, console: Console) -> None:
             try:
                 ended += _end_process(directory)
             except OSError as error:  # somebody else's, say
+                if len(directories) == 1:
+                    raise
                 silent.append(f"{directory.path}: {error.strerror}")
         last = AttemptLog(directory).read()[-1:]
         if ended:
@@ -87,6 +90,8 @@ def stop(path: Path, console: Console) -> None:
             try:
                 request_stop(directory, StopRequest("user", f"tango stop by {getpass.getuser()}"))
             except OSError as error:
+                if len(directories) == 1:
+                    raise
                 silent.append(f"{directory.path}: {error.strerror}")
                 message = f"cannot be told to stop: {error.strerror}"
             if state.state == "unknown":
