@@ -25,7 +25,7 @@ SFT_COLUMNS = {
 
 
 def check_table(path: Path, columns: tuple[str, ...]) -> int:
-    """Raise `UserError` unless `path` is a Parquet file with these columns and at least one row; the row count.
+    """Raise `UserError` unless `path` is a Parquet file with these columns, all text, and at least one row; the row count.
 
     Reads the file's footer only.
     """
@@ -34,9 +34,23 @@ def check_table(path: Path, columns: tuple[str, ...]) -> int:
     missing = [name for name in columns if name not in names]
     if missing:
         raise UserError(f"{path} lacks the column {', '.join(missing)}; it has {', '.join(names)}")
+    types = {name: footer.schema_arrow.field(name).type for name in columns}
+    others = [f"{name} ({found})" for name, found in types.items() if not _is_text(found)]
+    if others:
+        raise UserError(
+            f"{path}: the column {', '.join(others)} is not text; write its values as strings (with pandas: "
+            "frame[name].astype(str))"
+        )
     if footer.metadata.num_rows == 0:
         raise UserError(f"{path} has no rows; give a data set with at least one")
     return footer.metadata.num_rows
+
+
+def _is_text(found: pa.DataType) -> bool:
+    """Whether a column's values are strings, or all missing, which is said where they are read."""
+    if pa.types.is_dictionary(found):
+        return _is_text(found.value_type)
+    return any(is_so(found) for is_so in (pa.types.is_string, pa.types.is_large_string, pa.types.is_null))
 
 
 def _footer(path: Path) -> pq.ParquetFile:

@@ -126,7 +126,7 @@ def _with_imaginary_unit(gold: sympy.Expr, answer: sympy.Expr) -> tuple[sympy.Ex
 
 def _same_number(gold: sympy.Expr, answer: sympy.Expr, tolerance: float | None, approximate: bool) -> bool:
     exact_gold, exact_answer = _exact(gold), _exact(answer)
-    if exact_gold is not None and exact_answer is not None and tolerance is None:
+    if exact_gold is not None and exact_answer is not None and tolerance is None and not approximate:
         return exact_gold == exact_answer
     left, right = _evaluate(gold), _evaluate(answer)
     if left is None or right is None:

@@ -26,7 +26,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -42,7 +42,7 @@ from tango_hpc.config.load import apply_override, explain_mistake, read_tree, re
 from tango_hpc.config.paths import same_value
 from tango_hpc.config.values import Count, FilePath, Positive, Section
 from tango_hpc.errors import UserError
-from tango_hpc.launch.enter import ConfigChange, changes_of_run
+from tango_hpc.launch.enter import ConfigChange, changes_of_run, is_done
 from tango_hpc.manage.status import RunState, states
 from tango_hpc.report.formats import label_of
 from tango_hpc.run.directory import RunDirectory
@@ -210,7 +210,7 @@ def _folders_by_mark(sweep_dir: Path) -> dict[str, list[Path]]:
 
 def list_cells(sweep: Sweep, console: Console) -> None:
     """Print the cells, what became of those that are there, and how the others will run."""
-    known = known_states(sweep.cells)
+    known = known_states(sweep)
     table = Table(box=None, padding=(0, 2), show_edge=False)
     for title in ("settings", "seed", "state", "run directory"):
         table.add_column(title, overflow="fold")
@@ -243,10 +243,16 @@ def cell_states(cells: Iterable[Cell]) -> list[RunState]:
     return states([cell.directory for cell in cells])
 
 
-def known_states(cells: Iterable[Cell]) -> dict[int, RunState]:
-    """What became of each cell whose run is there, by the cell's index."""
-    there = [cell for cell in cells if cell.exists]
-    return dict(zip([cell.index for cell in there], cell_states(there), strict=True))
+def known_states(sweep: Sweep) -> dict[int, RunState]:
+    """What became of each cell whose run is there, by the cell's index. Done is one that has done all stages of the sweep."""
+    there = [cell for cell in sweep.cells if cell.exists]
+    found = {}
+    for cell, state in zip(there, cell_states(there), strict=True):
+        left = [stage for stage in sweep.settings.stages if not is_done(cell.directory, stage)]
+        if state.state == "done" and left:
+            state = replace(state, state="stopped", detail=f"{', '.join(left)} has not run")
+        found[cell.index] = state
+    return found
 
 
 def _as_yaml(value: Value) -> str:

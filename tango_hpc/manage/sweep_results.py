@@ -21,7 +21,7 @@ from tango_hpc.run.summary import read_summary
 
 def collect(sweep: Sweep) -> list[CellResult]:
     """What every cell has brought so far."""
-    found = known_states(sweep.cells)
+    found = known_states(sweep)
     results = []
     for cell in sweep.cells:
         state = found.get(cell.index)

@@ -84,7 +84,7 @@ def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster
 
 def cells_to_submit(sweep: Sweep, console: Console, *, resubmit: bool) -> list[Cell]:
     """The cells that are to be submitted; says what becomes of the others. Raises UserError where only --resubmit helps."""
-    known = known_states(sweep.cells)
+    known = known_states(sweep)
     unknown = [state for state in known.values() if state.state == "unknown"]
     if unknown:
         raise UserError(

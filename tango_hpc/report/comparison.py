@@ -28,7 +28,10 @@ SCORES = ("outcome_f1", "step_f1", "outcome_pr_f1", "step_pr_f1", "outcome_j", "
 NUMBERS = ("step", "generator_steps", "verifier_steps", "tokens", "seconds", "accuracy", *SCORES, "alpha")
 COLUMNS = ("arm", "algorithm", "seed", "kind", *NUMBERS)
 # Settings that do not make another arm: where a run lies, how it is started, what it writes.
-NO_ARM = ("run", "seed", "data", "launch", "checkpoint", "sft", "eval", "teacher", "reshard", "verifier", "generator")
+NO_ARM = ("run", "seed", "data", "launch", "checkpoint", "sft", "eval", "teacher", "reshard")
+# Of a role: which files its weights are in (every seed may have its own), where they lie, how a batch is cut; and what
+# the name of the arm says anyway.
+NO_ARM_OF_ROLE = ("model.", "parallel.", "rollout.", "micro_batch_tokens", "recompute", "trainable")
 NAMES = {"grpo": "GRPO", "rloo": "RLOO", "reinforce++": "REINFORCE++"}
 
 
@@ -55,7 +58,11 @@ def collect(folder: Path) -> list[Point]:
         return read_points(folder / CURVES)
     trees = [read_tree(run.config) for run in runs]
     points: list[Point] = []
+    known: set[tuple[str, int]] = set()
     for run, tree, arm in zip(runs, trees, arms_of(trees), strict=True):
+        if (arm, tree["seed"]) in known:  # done twice: a curve of its own
+            arm = f"{arm} ({run.path.relative_to(folder) if run.path != folder else run.path.name})"
+        known.add((arm, tree["seed"]))
         points += _points(run, arm, tree["algorithm"]["name"], tree["seed"])
     return points
 
@@ -63,7 +70,10 @@ def collect(folder: Path) -> list[Point]:
 def arms_of(trees: Sequence[Mapping[str, Any]]) -> list[str]:
     """What to call the arm of each run, by its resolved configuration; what most runs of a kind have is not named."""
     kinds = [_kind(tree) for tree in trees]
-    flat = [flatten({key: value for key, value in tree.items() if key not in NO_ARM}) for tree in trees]
+    flat = [
+        {key: value for key, value in flatten(tree).items() if not _is_of_no_arm(key)}
+        for tree in ({key: value for key, value in tree.items() if key not in NO_ARM} for tree in trees)
+    ]
     names = []
     for kind, settings in zip(kinds, flat, strict=True):
         alike = [other for other_kind, other in zip(kinds, flat, strict=True) if other_kind == kind]
@@ -74,6 +84,11 @@ def arms_of(trees: Sequence[Mapping[str, Any]]) -> list[str]:
                 own[key] = value
         names.append(", ".join(filter(None, (kind, label_of(own) if own else ""))))
     return names
+
+
+def _is_of_no_arm(key: str) -> bool:
+    section, _, setting = key.partition(".")
+    return section in ("generator", "verifier") and (not setting or setting.startswith(NO_ARM_OF_ROLE))
 
 
 def _kind(tree: Mapping[str, Any]) -> str:
@@ -165,7 +180,9 @@ def curve(points: Sequence[Point], arm: str, x: str, y: str) -> list[Mean]:
 
 @dataclass(frozen=True)
 class Row:
-    """An arm of the table: the last value of each score over seeds, and what it took to reach the plain algorithm's."""
+    """An arm of the table: each score at the last evaluation that all its seeds have reached, and what it took to reach
+    the plain algorithm's.
+    """
 
     arm: str
     seeds: int
@@ -183,9 +200,13 @@ def table(points: Sequence[Point]) -> list[Row]:
     rows = []
     for arm in dict.fromkeys(point.arm for point in points):
         of_arm = [point for point in points if point.arm == arm and point.kind == "evaluation"]
+        ends: dict[int, float] = {}
+        for point in of_arm:
+            ends[point.seed] = max(point.numbers["step"], ends.get(point.seed, 0.0))
+        common = min(ends.values(), default=0.0)
         last: dict[int, Mapping[str, float]] = {}
         for point in of_arm:
-            if point.numbers["step"] >= last.get(point.seed, {}).get("step", -1):
+            if last.get(point.seed, {}).get("step", -1) <= point.numbers["step"] <= common:
                 last[point.seed] = point.numbers
         final = {}
         for name in ("accuracy", *SCORES):

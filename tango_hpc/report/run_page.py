@@ -109,13 +109,14 @@ def _tiles(
     summary: dict[str, Any], rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]
 ) -> Iterator[tuple[str, str, str]]:
     """The numbers on top: name, value, what it is to be compared with."""
+    is_done = summary.get("stages", {}).get("train", {}).get("status") == "done"
     for name, title in BEFORE_AFTER:
         section, _, key = name.partition(".")
         before = summary.get(section, {}).get(f"{key}_before")
         after = summary.get(section, {}).get(f"{key}_after")
         so_far = [row for row in evaluations if row.get(f"{section}/{key}") is not None]
         when = "after training"
-        if after is None and so_far:
+        if (after is None or not is_done) and so_far:
             after, when = so_far[-1][f"{section}/{key}"], f"after step {so_far[-1]['step']}"
         if after is None:
             continue

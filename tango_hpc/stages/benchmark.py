@@ -173,7 +173,7 @@ class BenchmarkRun:
                     sample=GREEDY,
                     response=read.judged.response.text,
                     num_tokens=read.response.num_tokens,
-                    finished=verification.final != -1,
+                    finished=read.response.generation.finish_reason == "stop",
                     well_formed=not verification.problems,
                     answer=None if prediction is None else str(prediction),
                     correct=prediction is not None and str(prediction) == row["answer"],

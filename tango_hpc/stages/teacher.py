@@ -41,6 +41,8 @@ from tango_hpc.tasks import get_task
 
 STAGE = "teacher"
 DEFAULT_TEST_ROWS = 500
+# Settings of the generator's section that decide what it writes, beside its model and those of the teacher's section.
+ASKED_WITH = ("max_prompt_tokens", "max_response_tokens", "stop", "prompt", "chat_template", "chat_template_arguments")
 OUTCOMES = ("right", "wrong", "malformed", "cut_off", "too_long_to_ask")
 _PART = pa.schema(
     [("question_id", pa.string()), ("question", pa.string()), ("solution_text", pa.string()), ("outcome", pa.string())]
@@ -134,7 +136,9 @@ def _outcome(read: ReadSolution) -> str:
 def _claim(config: Config, settings: TeacherConfig) -> None:
     """Note in the folder what its parts are made with; refuse a folder whose parts were made otherwise."""
     made_with = settings.model_dump(mode="json", exclude={"output", "shard", "test_rows", "test_share"})
-    made_with |= {"model": str(config.generator.model.path), "seed": config.seed}
+    asked = config.generator.model_dump(mode="json", include=set(ASKED_WITH))
+    made_with |= {"model": str(config.generator.model.path), "seed": config.seed, **asked}
+    made_with["task"] = config.task.model_dump(mode="json")
     file = settings.output / "settings.json"
     if not file.is_file():
         settings.output.mkdir(parents=True, exist_ok=True)
@@ -176,7 +180,7 @@ def merge(settings: TeacherConfig) -> dict[str, int]:
         raise CheckFailed(
             f"none of the {len(rows)} questions got a right solution in our format ({dict(counts)}): is this model "
             "able to keep the format? Look at the outcomes in parts/, raise generator.max_response_tokens or "
-            "teacher.samples, or take a larger model"
+            "teacher.samples, or take a larger model, in a run and a teacher.output of their own"
         )
     kept.sort(key=lambda row: hashlib.blake2b(row["question_id"].encode(), digest_size=8).digest())
     num_test = _num_test(settings, len(kept))

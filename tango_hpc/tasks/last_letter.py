@@ -49,7 +49,7 @@ class LastLetter(PlainQuestions):
 
     def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[Verdict]:
         """Whether each answer is the gold string; case, white space and a surrounding `\\text{}` do not count."""
-        return [Verdict(answer is not None and _plain(answer) == row["answer"]) for row, answer in answers]
+        return [Verdict(answer is not None and _plain(answer) == _plain(row["answer"])) for row, answer in answers]
 
     def label_all(self, solutions: Sequence[tuple[dict[str, Any], Sequence[Step]]]) -> list[list[int] | None]:
         """The labels of `label_steps`."""
@@ -63,7 +63,7 @@ class LastLetter(PlainQuestions):
         the word does not count. Steps beyond the last word are wrong, and so are steps that do not end in `->letters`;
         what follows such a step is measured against the true letters so far.
         """
-        words = row["question"].rpartition(":")[2].replace(",", " ").split()
+        words = row["question"].rpartition(":")[2].replace(",", " ").lower().split()
         labels: list[int] = []
         before = ""
         for n, step in enumerate(steps):

@@ -74,6 +74,28 @@ def test_an_arm_is_named_by_what_is_trained_and_by_what_is_unusual() -> None:
     assert arms_of(grid) == [f"Tango, GRPO, alpha_start={value}" for value in (0.1, 0.2, 0.3)]
 
 
+def test_settings_of_a_role_make_an_arm_and_where_its_model_lies_does_not() -> None:
+    trees = [tree(seed) for seed in (0, 1, 0, 1)]
+    for number, one in enumerate(trees):
+        one["generator"] |= {"optimizer": {"learning_rate": (1e-5, 2e-5)[number // 2]}, "model": {"path": str(number)}}
+    assert [arm.partition(", ")[2] for arm in arms_of(trees)] == [
+        f"GRPO, learning_rate={rate}" for rate in (1e-05, 1e-05, 2e-05, 2e-05)
+    ]
+
+
+def test_no_run_takes_the_place_of_another_one_of_its_seed(folder: Path) -> None:
+    write_run(folder / "cells/again", tree(0), "vggvgg", {0: 0.1, 6: 0.3}, 0.8)
+    rows = {row.arm: row for row in table(collect(folder))}
+    assert rows["Tango, GRPO"].seeds + rows["Tango, GRPO (cells/tango_0)"].seeds == 3
+
+
+def test_seeds_are_compared_where_all_of_them_are(folder: Path) -> None:
+    """While a sweep runs, one seed of an arm is done and another has only begun."""
+    write_run(folder / "cells/begun", tree(2), "vgg", {0: 0.1, 3: 0.5}, 0.8)
+    row = next(row for row in table(collect(folder)) if row.arm == "Tango, GRPO")
+    assert row.seeds == 3 and row.final["accuracy"][0] == pytest.approx((0.6 + 0.62 + 0.5) / 3)
+
+
 def test_curves_are_means_over_seeds(folder: Path) -> None:
     points = collect(folder)
     assert curve(points, "GRPO alone", "generator_steps", "accuracy") == [

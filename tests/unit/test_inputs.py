@@ -34,6 +34,12 @@ def test_each_problem_with_a_table_is_named(tmp_path: Path) -> None:
     empty = parquet(tmp_path / "empty.parquet", {name: pa.array([], pa.string()) for name in QUESTION_COLUMNS})
     with pytest.raises(UserError, match="has no rows"):
         check_table(empty, QUESTION_COLUMNS)
+    whole = {name: ["a", "b"] for name in QUESTION_COLUMNS}
+    numbers = parquet(tmp_path / "numbers.parquet", {**whole, "answer": [3, 4]})
+    with pytest.raises(UserError, match=r"the column answer \(int64\) is not text; write its values as strings"):
+        check_table(numbers, QUESTION_COLUMNS)
+    words = pa.array(["a", "b"]).dictionary_encode()
+    assert check_table(parquet(tmp_path / "words.parquet", {**whole, "source": words}), QUESTION_COLUMNS) == 2
     holes = parquet(tmp_path / "holes.parquet", {**{n: ["a", "b"] for n in QUESTION_COLUMNS}, "answer": ["x", None]})
     with pytest.raises(UserError, match="column answer is empty in row 1"):
         read_rows(holes, QUESTION_COLUMNS)

@@ -50,6 +50,7 @@ def test_grading(task):
     answers = ["te", " t e ", "TE", "\\text{te}", "et", "tee", None, "", "{te", "\\boxed{te}"]
     grades = task.grade_all([(row, answer) for answer in answers])
     assert [grade.correct for grade in grades] == [True, True, True, True, False, False, False, False, False, False]
+    assert task.grade_all([({"answer": "tE"}, "Te")])[0].correct, "of a user's own file"
 
 
 def test_labels_of_right_and_wrong_steps(task):

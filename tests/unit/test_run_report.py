@@ -121,6 +121,10 @@ def test_report_of_a_run_in_progress(tmp_path):
     assert "α" not in page.headings  # it is 0 throughout, which a logarithmic axis cannot show
     assert "train 0/10" in page.text and "running" in page.text
     assert "30.0%" in page.text and "after step 3, from 10.0%: +20.0 points" in page.text
+    update_summary(directory, "train", "running", results={"generator.accuracy_after": 0.2})  # by an earlier evaluation
+    assert "after step 3, from 10.0%: +20.0 points" in report_of(directory).text
+    update_summary(directory, "train", "done", results={"generator.accuracy_after": 0.3})
+    assert "after training, from 10.0%: +20.0 points" in report_of(directory).text
     assert "lamp <cat>" in page.text and "cat < starts: pc" in page.text and "note: <b>" in page.text
     assert "advantage +0.75" in page.text and "advantage +0.50" in page.text
     assert all(address.startswith("#") for address in page.addresses), "the page must be self-contained"

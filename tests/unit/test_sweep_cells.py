@@ -19,6 +19,7 @@ from tango_hpc.launch.enter import prepare_run
 from tango_hpc.manage.sweep import Cell, Sweep, load_sweep
 from tango_hpc.manage.sweep_results import collect, show_results
 from tango_hpc.manage.sweep_submit import array_size, shared, split, submit_sweep
+from tango_hpc.report.sweep import group
 from tango_hpc.run.summary import update_summary
 from tests.slurm.jobs import counting_config
 
@@ -88,6 +89,25 @@ def test_a_seed_and_a_value_are_added_and_finished_cells_are_taken_over(tmp_path
     jobs = [job["job"] for cell in grown.cells for job in submitted_jobs(cell.directory)]
     assert jobs == ["70_0", "70_1", "71_0", "71_1", "71_2"][: len(jobs)] and len(jobs) == 5
     assert len({cell.directory.path for cell in grown.cells}) == 9
+
+
+def test_a_cell_is_done_when_it_has_done_all_stages_of_the_file(tmp_path: Path, slurm: Path) -> None:
+    """A stage is added to the file, or what ran here was killed between two stages."""
+    for cell in sweep_of(tmp_path).cells:
+        finish(cell, 0.5)
+    longer = sweep_of(tmp_path, stages=["train", "eval"])
+    assert {state for state, _ in results(longer).values()} == {"stopped"}
+    with pytest.raises(UserError, match="already holds all 4 cells \\(4 stopped\\); use --resubmit"):
+        submit(longer)
+
+
+def test_how_many_of_the_cells_have_the_metric_is_said(tmp_path: Path) -> None:
+    for number, cell in enumerate(sweep_of(tmp_path).cells):
+        finish(cell, 0.5)
+        if number % 2:
+            update_summary(cell.directory, "train", "done", results={METRIC: None})
+    found = group(collect(sweep_of(tmp_path)), METRIC, "max")
+    assert [one.count for one in found] == ["2 done (1 with a value)"] * 2
 
 
 def test_cells_that_an_earlier_release_numbered(tmp_path: Path) -> None:

@@ -116,6 +116,9 @@ def test_a_folder_made_with_other_settings_is_not_added_to(settings: TeacherConf
     _claim(config, settings.model_copy(update={"shard": 2, "test_rows": None, "test_share": 0.1}))  # these may differ
     with pytest.raises(CheckFailed, match=r"temperature 0\.1 -> 0\.7.*another folder"):
         _claim(config, settings.model_copy(update={"temperature": 0.7}))
+    longer = load_config(QUICKSTART, [f"run.dir={tmp_path}/run", "generator.max_response_tokens=161"])
+    with pytest.raises(CheckFailed, match=r"max_response_tokens 160 -> 161.*another folder"):
+        _claim(longer, settings)
 
 
 def test_parts_have_one_schema_even_when_nothing_is_right(settings: TeacherConfig) -> None:
