@@ -198,9 +198,9 @@ def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
         return []
 
 
-def is_submitted_process_alive(entry: dict[str, Any]) -> bool:
-    """Whether what was started in the background of this machine still runs."""
-    return Process(**(entry.get("process") or {})).is_alive
+def submitted_process(entry: dict[str, Any]) -> Process:
+    """What was started in the background of this machine; of what was submitted elsewhere a process that never was."""
+    return Process(**(entry.get("process") or {}))
 
 
 def known_jobs(directory: RunDirectory) -> list[str]:

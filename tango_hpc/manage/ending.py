@@ -11,8 +11,8 @@ from rich.console import Console
 from tango_hpc.control.stop import StopRequest, request_stop
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import AttemptLog, known_jobs, submitted_jobs
-from tango_hpc.launch.lock import Process, holder_of, is_held, signal_holder
+from tango_hpc.launch.attempts import AttemptLog, known_jobs, submitted_jobs, submitted_process
+from tango_hpc.launch.lock import holder_of, is_held, signal_holder
 from tango_hpc.manage.status import find_runs, states
 from tango_hpc.run.directory import RunDirectory
 
@@ -65,8 +65,8 @@ def _end_process(directory: RunDirectory) -> list[str]:
     pid = signal_holder(directory, signal.SIGTERM)
     if pid is None:
         for entry in submitted_jobs(directory)[-1:]:
-            process = Process(**entry["process"]) if entry.get("process") else None
-            pid = process.pid if process is not None and process.send(signal.SIGTERM) else None
+            process = submitted_process(entry)
+            pid = process.pid if process.send(signal.SIGTERM) else None
     return [f"process {pid}"] if pid is not None else []
 
 

@@ -17,7 +17,7 @@ from tango_hpc.control.outcome import read_failures
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.files import warn_once
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import Attempt, AttemptLog, is_submitted_process_alive, known_jobs, submitted_jobs
+from tango_hpc.launch.attempts import Attempt, AttemptLog, known_jobs, submitted_jobs, submitted_process
 from tango_hpc.launch.enter import is_done
 from tango_hpc.launch.lock import is_held
 from tango_hpc.manage.asking import Asking
@@ -191,7 +191,7 @@ def _stage(directory: RunDirectory, last: Attempt | None, unstarted: dict[str, A
 def _before_its_start(submitted: dict[str, Any], job_state: str | None) -> tuple[str, str]:
     """State and detail of a job that is not in the queue and has left no attempt."""
     if submitted["cluster"] != "slurm":
-        alive = is_submitted_process_alive(submitted)
+        alive = submitted_process(submitted).is_alive
         return ("running", "") if alive else ("failed", "its process ended before the run started")
     ended = job_state or slurm.accounting(submitted["job"]) or "no longer in the queue"
     if ended.startswith("CANCELLED"):

@@ -248,9 +248,10 @@ def known_states(sweep: Sweep) -> dict[int, RunState]:
     there = [cell for cell in sweep.cells if cell.exists]
     found = {}
     for cell, state in zip(there, cell_states(there), strict=True):
-        left = [stage for stage in sweep.settings.stages if not is_done(cell.directory, stage)]
-        if state.state == "done" and left:
-            state = replace(state, state="stopped", detail=f"{', '.join(left)} has not run")
+        if state.state == "done":
+            left = [stage for stage in sweep.settings.stages if not is_done(cell.directory, stage)]
+            if left:
+                state = replace(state, state="stopped", detail=f"{', '.join(left)} has not run")
         found[cell.index] = state
     return found
 

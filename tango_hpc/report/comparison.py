@@ -70,10 +70,7 @@ def collect(folder: Path) -> list[Point]:
 def arms_of(trees: Sequence[Mapping[str, Any]]) -> list[str]:
     """What to call the arm of each run, by its resolved configuration; what most runs of a kind have is not named."""
     kinds = [_kind(tree) for tree in trees]
-    flat = [
-        {key: value for key, value in flatten(tree).items() if not _is_of_no_arm(key)}
-        for tree in ({key: value for key, value in tree.items() if key not in NO_ARM} for tree in trees)
-    ]
+    flat = [{key: value for key, value in flatten(tree).items() if not _is_of_no_arm(key)} for tree in trees]
     names = []
     for kind, settings in zip(kinds, flat, strict=True):
         alike = [other for other_kind, other in zip(kinds, flat, strict=True) if other_kind == kind]
@@ -88,7 +85,8 @@ def arms_of(trees: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _is_of_no_arm(key: str) -> bool:
     section, _, setting = key.partition(".")
-    return section in ("generator", "verifier") and (not setting or setting.startswith(NO_ARM_OF_ROLE))
+    of_role = section in ("generator", "verifier")
+    return section in NO_ARM or (of_role and (not setting or setting.startswith(NO_ARM_OF_ROLE)))
 
 
 def _kind(tree: Mapping[str, Any]) -> str:

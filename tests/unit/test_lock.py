@@ -24,7 +24,7 @@ from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.files import read_json
 from tango_hpc.launch import lock as locking
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import AttemptLog, is_submitted_process_alive, remember_job, submitted_jobs
+from tango_hpc.launch.attempts import AttemptLog, remember_job, submitted_jobs, submitted_process
 from tango_hpc.launch.lock import Holder, Process, RunLock, check_lock, is_held
 from tango_hpc.manage.ending import cancel, stop
 from tango_hpc.manage.status import run_state
@@ -340,11 +340,11 @@ def test_submitted_processes_are_known_for_good(directory: RunDirectory, capsys:
     job = SimpleNamespace(job_id=str(process.pid), paths=SimpleNamespace(stdout="log"))
     remember_job(directory, "train", "local", job, None)
     (entry,) = submitted_jobs(directory)
-    assert is_submitted_process_alive(entry) and run_state(directory, {}).state == "running"
+    assert submitted_process(entry).is_alive and run_state(directory, {}).state == "running"
     process.kill()
     process.wait()
-    assert not is_submitted_process_alive(entry) and run_state(directory, {}).state == "failed"
+    assert not submitted_process(entry).is_alive and run_state(directory, {}).state == "failed"
     entry["process"] |= {"pid": os.getpid()}  # somebody else has its id now
-    assert not is_submitted_process_alive(entry)
+    assert not submitted_process(entry).is_alive
     directory.jobs_file.write_text("[{")
     assert submitted_jobs(directory) == [] and "jobs.json is damaged" in capsys.readouterr().err
