@@ -85,6 +85,13 @@ def read_rows(path: Path, columns: tuple[str, ...], limit: int | None = None) ->
         raise UserError(f"{path}: column {column} is not text in UTF-8 in row {row}: {problem}") from None
 
 
+def read_questions(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
+    """The first `limit` questions (default: all), with their metadata where the file has any (text: JSON, of `tango data`)."""
+    schema = _footer(path).schema_arrow
+    has_metadata = "metadata" in schema.names and _is_text(schema.field("metadata").type)
+    return read_rows(path, (*QUESTION_COLUMNS, "metadata") if has_metadata else QUESTION_COLUMNS, limit)
+
+
 def _not_text(table: pa.Table) -> Iterator[tuple[str, int, UnicodeDecodeError]]:
     """The cells whose bytes are no text: column, row, what is wrong."""
     for name in table.column_names:

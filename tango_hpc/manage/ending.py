@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import getpass
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 
+from tango_hpc.config.load import read_yaml
 from tango_hpc.control.stop import StopRequest, request_stop
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import AttemptLog, known_jobs, submitted_jobs, submitted_process
 from tango_hpc.launch.lock import holder_of, is_held, signal_holder
 from tango_hpc.manage.status import find_runs, states
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.directory import RunDirectory, is_run
 
 
 def cancel(path: Path, console: Console) -> None:
@@ -23,7 +25,7 @@ def cancel(path: Path, console: Console) -> None:
     Raises UserError where Slurm does not answer for some of them.
     """
     silent: list[str] = []
-    directories = find_runs(path)
+    directories = _without_copies(find_runs(path), console)
     for directory in directories:
         ended = []
         unanswered = len(silent)
@@ -60,6 +62,26 @@ def cancel(path: Path, console: Console) -> None:
         raise UserError("\n".join(["not cancelled; try again:", *silent]))
 
 
+def _without_copies(directories: list[RunDirectory], console: Console) -> list[RunDirectory]:
+    """Those that were started where they lie; the jobs and processes in a copy of a run's folder are that run's."""
+    found = []
+    for directory in directories:
+        original = _started_in(directory)
+        if original is None or not is_run(original) or original.samefile(directory.path):
+            found.append(directory)
+            continue
+        message = f"a copy of {original}, whose job or process it names: left alone"
+        console.print(f"{directory.path}: {message}", markup=False, highlight=False, soft_wrap=True)
+    return found
+
+
+def _started_in(directory: RunDirectory) -> Path | None:
+    """The run directory that its config.yaml names, as it was when it was last started; None for a damaged file."""
+    with suppress(UserError, KeyError, TypeError):
+        return Path(read_yaml(directory.config)["run"]["dir"])
+    return None
+
+
 def _end_process(directory: RunDirectory) -> list[str]:
     """SIGTERM to the run's process on this machine, also where it has not begun yet; which one it was."""
     pid = signal_holder(directory, signal.SIGTERM)
@@ -75,7 +97,7 @@ def stop(path: Path, console: Console) -> None:
 
     Raises UserError where Slurm does not tell of some of them whether they wait or run; those that run still stop.
     """
-    directories = find_runs(path)
+    directories = _without_copies(find_runs(path), console)
     silent: list[str] = []
     for directory, state in zip(directories, states(directories), strict=True):
         if state.state == "waiting" and state.job is not None:

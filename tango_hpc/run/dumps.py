@@ -27,6 +27,8 @@ ROLLOUT_SCHEMA = pa.schema(
         pa.field("response_id", pa.string(), nullable=False),
         pa.field("question", pa.string(), nullable=False),
         pa.field("gold_answer", pa.string()),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("metadata", pa.string()),
         pa.field("prompt_ids", pa.list_(pa.int32()), nullable=False),
         pa.field("response_ids", pa.list_(pa.int32()), nullable=False),
         pa.field("response_text", pa.string(), nullable=False),
@@ -88,6 +90,8 @@ class RolloutRow:
     reward: float | None = None  # Eq. 8, verifier rows
     class_weight: float | None = None  # s_+ or s_-, verifier rows
     alpha: float | None = None  # generator rows
+    source: str = ""  # of the question, which may say how its answers are graded
+    metadata: str | None = None  # of the question, JSON
 
     def __post_init__(self) -> None:
         assert self.role in ("generator", "verifier"), self.role

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows
+from tango_hpc.data.tables import read_questions
 from tango_hpc.errors import CheckFailed
 from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.stages.evaluation import HeldOut
@@ -22,7 +22,7 @@ def questions_that_fit(
 
     Raises `CheckFailed` where none does.
     """
-    rows = read_rows(path, QUESTION_COLUMNS)
+    rows = read_questions(path)
     fits = in_shares(
         exchange, lambda some: [generator.fits(generator.prompt(task.statement(row))) for row in some], rows
     )

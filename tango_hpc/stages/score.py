@@ -182,10 +182,11 @@ def _class_weight(rows_N: list[RolloutRow], correct_N: list[bool], right: bool) 
 
 
 def _question(row: RolloutRow) -> dict[str, Any]:
-    """The columns of a question that grading reads; a dump does not hold its source."""
+    """The columns of a question that grading reads."""
     if row.gold_answer is None:
         raise ValueError(f"response {row.response_id} has no gold_answer to be graded by")
-    return {"id": row.group_id, "question": row.question, "answer": row.gold_answer, "source": ""}
+    question = {"id": row.group_id, "question": row.question, "answer": row.gold_answer, "source": row.source}
+    return question if row.metadata is None else question | {"metadata": row.metadata}
 
 
 def _reading(row: RolloutRow) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ Shape legend: N responses of the step, V verifications of a solution, K steps of
 from __future__ import annotations
 
 import statistics
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -166,8 +166,7 @@ class GeneratorBatch:
                     role="generator",
                     group_id=group_id,
                     response_id=f"{group_id}-{i % self.group_size}",
-                    question=solution.question["question"],
-                    gold_answer=solution.question["answer"],
+                    **_of_question(solution.question),
                     **_of_response(solution.response),
                     step_end_tokens=solution.step_end_tokens,
                     solution_text=solution.response.text,
@@ -286,8 +285,7 @@ class VerifierBatch:
                     role="verifier",
                     group_id=group_id,
                     response_id=f"{group_id}-{number}",
-                    question=read.judged.question["question"],
-                    gold_answer=read.judged.question["answer"],
+                    **_of_question(read.judged.question),
                     **_of_response(read.response),
                     solution_text=read.judged.response.text,
                     solution_correct=read.judged.correct,
@@ -326,6 +324,15 @@ def _sequences(responses_N: Sequence[Response], advantages_N_T: Sequence[FloatAr
 def _generated(solutions: Sequence[ReadSolution], verifications: Sequence[ReadVerification]) -> int:
     responses = [*(read.response for read in solutions), *(read.response for read in verifications)]
     return sum(response.num_tokens for response in responses)
+
+
+def _of_question(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "question": row["question"],
+        "gold_answer": row["answer"],
+        "source": row["source"],
+        "metadata": row.get("metadata"),
+    }
 
 
 def _of_response(response: Response) -> dict[str, Any]:

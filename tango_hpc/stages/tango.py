@@ -16,7 +16,7 @@ from typing import Any
 from tango_hpc.config import Config
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.data.sampler import QuestionSampler
-from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows
+from tango_hpc.data.tables import evenly_spaced, read_questions
 from tango_hpc.equations import ClassWeightEma, alpha_schedule
 from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.parallel.exchange import Exchange
@@ -34,7 +34,7 @@ from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
 from tango_hpc.stages.schedule import WarmUp
 from tango_hpc.stages.step_metrics import verdict_counts
 from tango_hpc.stages.steps import GeneratorBatch, VerifierBatch
-from tango_hpc.stages.trouble import Trouble, TroubleWatch, what_to_do
+from tango_hpc.stages.trouble import Action, Trouble, TroubleWatch, what_to_do
 from tango_hpc.stages.update import update_metrics
 from tango_hpc.stages.usage import Tracer, own_turns, usage_metrics
 from tango_hpc.successors.steady_verifier import agreed_and_wrong, balanced, gated_alpha, is_balanced
@@ -67,7 +67,7 @@ class Tango:
             self.verifier = Verifier("verifier", config, exchange, num_updates.get("verifier", 0))
         self.roles: dict[str, Role] = {role.name: role for role in (self.generator, self.verifier) if role is not None}
         self.trained = {name: role for name, role in self.roles.items() if role.settings.trainable}
-        eval_questions = read_rows(config.data.eval, QUESTION_COLUMNS, limit=config.data.eval_questions)
+        eval_questions = evenly_spaced(read_questions(config.data.eval), config.data.eval_questions)
         self.held_out = HeldOut(self.task, eval_questions, self.generator, self.verifier, self._in_evaluation)
         self.questions, self.num_too_long = questions_that_fit(config.data.train, self.task, self.generator, exchange)
         self.sampler = QuestionSampler(len(self.questions), config.seed)
@@ -323,7 +323,9 @@ class Tango:
             write_rollouts(self.directory.rollout_file(role, self.step), batch.dump_rows())
         found, troubles = self.watch.observe(row, batch.verdict_counts())
         self.journal.step_done(row | found)
-        if self._went_back(troubles):
+        action, text = self._told_of(troubles)
+        if action == "rollback":
+            self._go_back(text)
             return
         if failure := self.failures.observe(self.task, batch.graded()):
             self.journal.note(f"at step {self.step} grading failed, and what it failed at counts as wrong: {failure}")
@@ -332,34 +334,33 @@ class Tango:
         leading = "generator" if "generator" in self.trained else "verifier"
         if last or (eval_every and (warmed_up or (role == leading and num_done % eval_every == 0))):
             self.evaluate("after")
+        if action == "stop":
+            self.save()
+        if action != "warn":
+            raise CheckFailed(text)
         if not last:
             if save_every and self.step % save_every == 0:
                 self.save(background=bool(self.config.checkpoint.background))
             self._safe_point()
 
-    def _went_back(self, troubles: list[Trouble]) -> bool:
-        """Tell of the troubles that began and do what `train.on_trouble` says; whether the run is at an older step now.
-
-        Raises `CheckFailed` where the run is to stop, having saved, or has gone back too often.
-        """
+    def _told_of(self, troubles: list[Trouble]) -> tuple[Action, str]:
+        """Tell of the troubles that began; what `train.on_trouble` asks for, and why."""
         self.journal.troubled([trouble.text for trouble in troubles], self.watch.active.values())
-        action, text = what_to_do(
-            troubles, self.config.train.on_trouble, self.rollbacks, self.config.train.max_rollbacks
-        )
-        if action == "stop":
-            self.save()
-        if action in ("stop", "give up"):
-            raise CheckFailed(text)
-        if action != "rollback":
-            return False
+        train = self.config.train
+        return what_to_do(troubles, train.on_trouble, self.rollbacks, train.max_rollbacks)
+
+    def _go_back(self, text: str) -> None:
+        """Be at the last checkpoint again, and sample anew from there."""
         rollbacks, left, known = self.rollbacks + 1, self.step, len(self.checkpoints.set_aside)
         self._restore()
         self.rollbacks = rollbacks
+        # A checkpoint in the middle of a step holds what was sampled for it, which is what led here; its questions stay.
+        self.pending = {name: drawn for name, drawn in self.pending.items() if name.startswith("questions")}
+        self.clock = Clock()
         self.journal.went_back(
             self.step, f"{text}: back from step {left} to step {self.step}, on with other sampling seeds ({rollbacks})"
         )
         self.journal.checkpoints_set_aside(self.checkpoints.set_aside[known:])
-        return True
 
     def save(self, phase: str = "", *, background: bool = False) -> None:
         """Write a checkpoint from which `_restore` goes on here."""

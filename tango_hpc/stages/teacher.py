@@ -28,8 +28,7 @@ from tango_hpc.config import Config
 from tango_hpc.config.paths import same_value
 from tango_hpc.config.schema import TeacherConfig
 from tango_hpc.control.stop import StopSignal
-from tango_hpc.data.prepare.rows import SCHEMA
-from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows
+from tango_hpc.data.tables import read_questions
 from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.files import write_atomically, write_parquet
 from tango_hpc.parallel.exchange import Exchange
@@ -78,9 +77,7 @@ def teach(config: Config, directory: RunDirectory, stop: StopSignal, exchange: E
 
 def question_chunks(settings: TeacherConfig) -> list[list[dict[str, Any]]]:
     """This shard's questions in chunks: every num_shards-th question, so that shards are alike."""
-    names = pq.read_schema(settings.questions).names
-    columns = tuple(SCHEMA.names) if "metadata" in names else QUESTION_COLUMNS
-    rows = read_rows(settings.questions, columns, limit=settings.max_questions)[settings.shard :: settings.num_shards]
+    rows = read_questions(settings.questions, settings.max_questions)[settings.shard :: settings.num_shards]
     size = settings.chunk_questions
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 

@@ -20,7 +20,7 @@ from tango_hpc.policy.memory import DeviceMemory
 from tango_hpc.policy.policy import Policy
 from tango_hpc.reshard.sync import SyncStats
 from tango_hpc.rollout.engine import RolloutEngine
-from tango_hpc.run.metrics import read_metrics
+from tango_hpc.run.metrics import read_evaluations, read_metrics
 from tango_hpc.stages import benchmark, sft, tango
 from tango_hpc.stages.processes import process_roles
 from tango_hpc.stages.role import Role
@@ -239,6 +239,17 @@ def test_the_rules_hold_where_a_run_goes_back(tmp_path: Path, monkeypatch: pytes
     assert work[place - 1 : place + 5] == ["update", "load", "sync", "generate", "prepare", "update"]
     for rule in RULES[:-1]:  # the processes end with what they hold
         assert rule(events) == []
+
+
+def test_a_run_that_is_to_stop_evaluates_where_it_was_due_and_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = ("train.on_trouble.equal_rewards=stop", "train.eval_every=5", "checkpoint.every_steps=0")
+    run = Run(tmp_path, monkeypatch, *NO_STEPS, *stop, "train.generator_steps=6")
+    events, errors = run.rehearse("train")
+    assert errors and all("The state is saved; to go on with it: --resume" in error for error in errors), errors
+    assert work_of(events, "generator")[-4:] == ["update", "sync", "generate", "save"]
+    assert [row["step"] for row in read_evaluations(run.directory)] == [0, 5]
 
 
 # -- code that breaks them ---------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tango_hpc.data.tables import QUESTION_COLUMNS, check_table, evenly_spaced, read_rows, write_rows
+from tango_hpc.data.tables import QUESTION_COLUMNS, check_table, evenly_spaced, read_questions, read_rows, write_rows
 from tango_hpc.errors import UserError
 from tango_hpc.stages.preflight import check_inputs, check_model_folder
 from tango_hpc.tasks.made_files import make_missing_files
@@ -50,6 +50,14 @@ def test_rows_survive_writing_and_a_limit_takes_the_first(tmp_path: Path) -> Non
     assert read_rows(tmp_path / "new" / "rows.parquet", QUESTION_COLUMNS) == [ROW, {**ROW, "id": "2"}]
     assert read_rows(tmp_path / "new" / "rows.parquet", QUESTION_COLUMNS, limit=1) == [ROW]
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["rows.parquet"]
+
+
+def test_questions_come_with_their_metadata_where_it_is_text(tmp_path: Path) -> None:
+    path = tmp_path / "questions.parquet"
+    write_rows(path, [{**ROW, "metadata": '{"unit": "cm"}', "other": 1}])
+    assert read_questions(path) == [{**ROW, "metadata": '{"unit": "cm"}'}]
+    write_rows(path, [{**ROW, "metadata": {"mine": 1}}])  # somebody's own
+    assert read_questions(path) == [ROW]
 
 
 def test_a_model_folder_without_its_parts_is_refused(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from tango_hpc.tasks.last_letter import solution_text, verification_text
 WORDS = ["cat", "horse"]
 
 
-def make_config(**algorithm) -> Config:
+def make_config(task="last_letter", **algorithm) -> Config:
     return Config.model_validate(
         {
             "run": {"dir": "unused"},
-            "task": {"name": "last_letter"},
+            "task": {"name": task},
             "data": {"train": "unused", "eval": "unused"},
             "generator": {"model": {"path": "unused"}},
             "verifier": {"model": {"path": "unused"}},
@@ -95,6 +95,16 @@ def score(rows, tmp_path, **algorithm):
     write_rollouts(tmp_path / "in.parquet", rows)
     report = score_dump(tmp_path / "in.parquet", make_config(**algorithm), tmp_path / "out.parquet")
     return report, read_rollouts(tmp_path / "out.parquet")
+
+
+def test_answers_are_graded_by_the_rule_that_the_questions_source_and_metadata_name(tmp_path):
+    """OlympiadBench takes an answer without the unit that is asked for, and within the tolerance that is given."""
+    text = {"gold_answer": "2.50", "response_text": "<answer>\\boxed{2.51}</answer>", "step_end_tokens": []}
+    texts = {**text, "solution_text": text["response_text"], "verification_text": None}
+    row = generator_row(0, "te", [True, True], **texts)
+    named = replace(row, response_id="1-0-1", source="olympiadbench", metadata='{"error": "0.05"}')
+    _, rows = score([row, named], tmp_path, task="math")
+    assert [row.outcome_reward for row in rows] == [0.0, 1.0]
 
 
 def test_rewards_and_advantages_from_the_texts(tmp_path):

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -178,6 +179,20 @@ def test_a_run_inside_a_notebooks_job_is_not_that_job(
     check_nobody_runs(directory)  # the notebook may go on as long as it likes
     log.end(attempt, 0, "")
     assert run_state(directory, {"9": ("RUNNING", "None")}).state == "done"
+
+
+def test_the_job_of_a_run_is_not_that_of_a_copy_of_its_folder(fake: FakeSlurm, tmp_path: Path) -> None:
+    directory = submitted_run(tmp_path, started=False)
+    copy = Path(shutil.copytree(directory.path, tmp_path / "a copy"))
+    fake.says("squeue", "7|PENDING|None")
+    fake.says("scontrol", described("7", "PENDING"))
+    fake.runs("scancel", "")
+    for end in (cancel, stop):
+        assert f"{copy}: a copy of {directory.path}, whose job" in said(lambda console, end=end: end(copy, console))
+        assert not any(call.startswith("scancel") for call in fake.calls())
+    assert "cancelled job 7" in said(lambda console: cancel(directory.path, console))
+    directory.path.rename(tmp_path / "moved")
+    assert "cancelled job 7" in said(lambda console: cancel(tmp_path / "moved", console))
 
 
 def test_a_job_that_was_cancelled_while_it_waited(fake: FakeSlurm, tmp_path: Path) -> None:

@@ -9,17 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tango_hpc.config import load_config
 from tango_hpc.config.schema import TrainConfig
 from tango_hpc.config.trouble import TroubleConfig
 from tango_hpc.control.stop import StopSignal
-from tango_hpc.errors import CheckFailed
 from tango_hpc.launch.enter import enter_run
 from tango_hpc.manage.status import states
 from tango_hpc.run.metrics import read_events, read_metrics
 from tango_hpc.run.worker import Worker
 from tango_hpc.stages.journal import Journal
-from tango_hpc.stages.tango import Tango
 from tango_hpc.stages.trouble import Trouble, TroubleWatch, what_to_do
 from tango_hpc.stages.verifier_scores import JudgementCounts
 
@@ -202,21 +199,3 @@ def test_the_limits_of_the_gap() -> None:
         "half_billion": 0.1,
     }
     assert TrainConfig().max_logprob_gap == 0.05
-
-
-def test_a_run_that_is_to_stop_saves_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = enter_run(tmp_path / "run", "seed: 0\n", resume=False)[0]
-    stop = StopSignal(directory, Worker(0, "generator"), reads_file=False)
-    tango = object.__new__(Tango)  # without roles: nothing but what the decision needs
-    tango.config = load_config(
-        CONFIGS / "quickstart.yaml",
-        ["run.dir=/nowhere/run", "train.on_trouble.verifier=stop", "train.on_trouble.gap=warn"],
-    )
-    tango.step, tango.rollbacks, tango.watch = 3, 0, TroubleWatch(None)
-    tango.journal = Journal(directory, "train", stop, total_steps=9, resumed_step=0, writes=True, trackers=())
-    saved: list[int] = []
-    monkeypatch.setattr(tango, "save", lambda: saved.append(tango.step))
-    assert not tango._went_back([Trouble("gap", "at step 3 a gap")]) and saved == []
-    with pytest.raises(CheckFailed, match=r"at step 3 the same. The state is saved; to go on with it: --resume"):
-        tango._went_back([Trouble("verifier", "at step 3 the same")])
-    assert saved == [3]

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from tango_hpc.config import Config
 from tango_hpc.config.models import role_shape
 from tango_hpc.control.outcome import read_failures
-from tango_hpc.data.tables import read_rows
+from tango_hpc.data.tables import read_questions, read_rows
 from tango_hpc.manage.status import states
 from tango_hpc.model.engine_layout import engine_layout
 from tango_hpc.plan.memory import COPIES, plan_memory
@@ -54,7 +54,8 @@ SETTINGS = (
     "algorithm.min_verifier_j=0.1",
     "algorithm.entropy_coef=0.5",  # so that every step changes the weights all the same
 )
-# Six generator steps without a signal: after the fifth, which is step 7, the run goes back to step 6, once.
+# Six generator steps without a signal: after the fifth, which is step 7, the run goes back to step 6, once. It was stopped
+# in the middle of that step.
 GOES_BACK = (
     "train.generator_steps=6",
     "algorithm.entropy_coef=0.01",  # so that weights change all the same
@@ -81,9 +82,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     attempts += [*(Attempt(path["stopped"], stop=stop) for stop in STOPS), Attempt(path["stopped"])]
     attempts += [Attempt(path["killed"], kill=kill) for kill in KILLS]
     attempts += [Attempt(path["killed"], flips="generator/__1_0.distcp")]
-    attempts += [Attempt(path["forgetful"], forgetful=True), Attempt(path["back"])]
+    attempts += [Attempt(path["forgetful"], forgetful=True)]
+    attempts += [Attempt(path["back"], stop=("rollout", 7)), Attempt(path["back"])]
     ended = make_attempts(folder, attempts)
-    assert [task.code for task in ended] == [0, *[85] * len(STOPS), 0, *[1] * len(KILLS), 0, 0, 78]
+    assert [task.code for task in ended] == [0, *[85] * len(STOPS), 0, *[1] * len(KILLS), 0, 0, 85, 78]
     return made
 
 
@@ -160,7 +162,7 @@ def test_engines_that_forget_in_their_sleep_get_their_weights_before_they_genera
 
 
 def test_a_run_in_trouble_goes_back_once_and_gives_up_when_it_meets_it_again(runs: dict[str, Run]) -> None:
-    _, directory = runs["back"]
+    config, directory = runs["back"]
     rows = read_metrics(directory)
     assert [row["step"] for row in rows] == list(range(1, 8))
     assert [row["trouble/steps_without_signal"] for row in rows if row["role"] == "generator"] == [1, 2, 3, 4, 5]
@@ -170,6 +172,14 @@ def test_a_run_in_trouble_goes_back_once_and_gives_up_when_it_meets_it_again(run
     assert "at step 7 in the last 5 steps of the generator" in back["text"]
     assert back["text"].endswith(": back from step 7 to step 6, on with other sampling seeds (1)")
     assert "the run went back 1 times already (train.max_rollbacks)" in read_failures(directory)[0].text()
+    # What was sampled before it went back is in the checkpoint that it went back to, and was not taken again.
+    state = json.loads((directory.checkpoints / "train/step_000006+rollout/state.json").read_text())
+    before = [token_ids for token_ids, _, _ in state["pending"]["rollout"]]
+    after = [row.response_ids for row in read_rollouts(directory.rollout_file("generator", 7))]
+    questions = [row.question for row in read_rollouts(directory.rollout_file("generator", 7))]
+    assert len(before) == len(after) and before != after
+    train = read_questions(config.data.train)
+    assert questions[::2] == [train[index]["question"] for index in state["pending"]["questions"]]
 
 
 def test_rows_keep_the_contract_and_the_engine_agrees_with_the_trainer(runs: dict[str, Run]) -> None:
