@@ -190,8 +190,8 @@ class SftConfig(Section):
     verifier: SftRoleConfig | None = None
     products: ProductDtype = Field(
         "float32",
-        description="What layers with float32 weights multiply in on a CPU; bfloat16 is several times as fast on CPUs that "
-        "have instructions for it, auto: there.",
+        description="What layers with float32 weights multiply in on a CPU; auto: bfloat16 where that is faster (AMX, or "
+        "AVX512-BF16 on an AMD CPU), float32 elsewhere.",
     )
 
 
