@@ -30,8 +30,8 @@ def compare_with_last(directory: RunDirectory, stage: str, config: Config) -> tu
     Keys: `settings` (by dotted key), `inputs` (by the key that names them: path, files, size and checksum),
     `resumed_from`, `changes` since the last attempt of the stage, `refused`.
     """
-    attempts = read_provenance(directory).get("attempts", [])
-    earlier = [entry for entry in attempts if entry.get("stage") == stage and _is_whole(entry) and not entry["refused"]]
+    attempts = read_provenance(directory)["attempts"]
+    earlier = [entry for entry in attempts if entry["stage"] == stage and _is_whole(entry) and not entry["refused"]]
     last = earlier[-1] if earlier else {}
     known = {
         name: found for entry in earlier for named in entry["inputs"].values() for name, found in named["files"].items()

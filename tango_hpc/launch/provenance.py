@@ -23,7 +23,7 @@ from typing import Any
 
 from tango_hpc.files import is_damaged, set_aside, write_atomically
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.summary import package_versions, read_provenance
+from tango_hpc.run.summary import code_that_ran, package_versions, read_provenance
 
 ENVIRONMENT_ALLOWED = (
     "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_ACCOUNT", "SLURM_JOB_NODELIST",
@@ -94,7 +94,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 def note_changes(directory: RunDirectory, changes: Iterable[str]) -> None:
     """Keep changes of the configuration for the entry of the next attempt, which may start much later and elsewhere."""
     provenance = read_provenance(directory)
-    _write(directory, provenance | {"changes": [*provenance.get("changes", []), *changes]})
+    _write(directory, provenance | {"changes": [*provenance["changes"], *changes]})
 
 
 def mask_secrets(code: str) -> str:
@@ -123,7 +123,7 @@ def record_attempt(
     `computes_with`: the part of the entry that `continuity.compare_with_last` has found.
     """
     provenance = read_provenance(directory)
-    attempts = provenance.get("attempts", [])
+    attempts = provenance["attempts"]
     code = code_state(PACKAGE.parent) | {"checksum": code_checksum()}
     origin = code.get("copied_from", code)
     diff = origin.pop("diff", "")
@@ -142,7 +142,7 @@ def record_attempt(
         "environment": environment(os.environ),
         "versions": package_versions(),
         "code": code,
-        "config_changes": provenance.get("changes", []),
+        "config_changes": provenance["changes"],
         **(computes_with or {}),
     }
     if attempts:
@@ -163,10 +163,9 @@ def _code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
     """What of the software differs between two attempts."""
 
     def software(entry: Mapping[str, Any]) -> dict[str, str]:
-        code = entry.get("code", {})
-        code = code.get("copied_from", code)
+        code = code_that_ran(entry)
         changed = " with changes" if code.get("changed") else ""
-        return {"code": code.get("commit", "?")[:12] + changed} | entry.get("versions", {})
+        return {"code": (code["commit"][:12] or "?") + changed} | entry["versions"]
 
     old, new = software(before), software(now)
     return [f"{name}: {old[name]} -> {new[name]}" for name in old if name in new and old[name] != new[name]]

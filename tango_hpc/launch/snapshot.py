@@ -61,7 +61,7 @@ def check_runs_snapshot(snapshot: Path) -> None:
 
 def check_runs_code_of_attempt(directory: RunDirectory) -> None:
     """Raise CheckFailed where a rank runs other code than its supervisor, such as that of a container's image."""
-    attempts = read_provenance(directory).get("attempts", [])
+    attempts = read_provenance(directory)["attempts"]
     wanted = attempts[-1]["code"].get("checksum") if attempts else None
     if wanted is not None and code_checksum(PACKAGE) != wanted:
         raise CheckFailed(

@@ -12,7 +12,7 @@ from typing import Any
 
 from tango_hpc.control.outcome import read_failures
 from tango_hpc.errors import UserError
-from tango_hpc.files import fitting, write_atomically
+from tango_hpc.files import write_atomically
 from tango_hpc.report.formats import clock
 from tango_hpc.report.html import render
 from tango_hpc.report.plots import drawings, save_curves
@@ -21,17 +21,10 @@ from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import dumped_steps, read_rollouts
 from tango_hpc.run.metrics import MetricsRow, read_evaluations, read_events, read_metrics
 from tango_hpc.run.progress import read_progress
-from tango_hpc.run.summary import BEFORE_AFTER, read_provenance, read_summary
+from tango_hpc.run.summary import BEFORE_AFTER, code_that_ran, read_provenance, read_summary
 
 EXAMPLES_PER_ROLE = 6
 STAGE_TITLES = {"train": "Reinforcement learning", "sft": "Supervised fine-tuning"}
-
-
-# Of an attempt in provenance.json, what the page shows.
-ATTEMPT: dict[str, Any] = {
-    "attempt": 0, "stage": "", "started": "", "host": "", "environment": {}, "code": {}, "command": [], "versions": {},
-    "config_changes": [], "changes": [],
-}  # fmt: skip
 
 
 def write_report(directory: RunDirectory) -> None:
@@ -64,23 +57,12 @@ def write_report(directory: RunDirectory) -> None:
         evaluation_keys=dict.fromkeys(
             key for row in evaluations for key in row if key not in ("stage", "step", "nonfinite")
         ),
-        attempts=list(_attempts(directory)),
+        attempts=[entry | {"code": code_that_ran(entry)} for entry in read_provenance(directory)["attempts"]],
         config=directory.config.read_text(encoding="utf-8", errors="replace") if directory.config.is_file() else None,
     )
     write_atomically(directory.report, page)
     if stages:
         save_curves(directory.report_curves, *measured[stages[0]])
-
-
-def _attempts(directory: RunDirectory) -> Iterator[dict[str, Any]]:
-    """What provenance.json tells of each attempt, with nothing for what is missing or damaged; `code` is that which ran."""
-    attempts = read_provenance(directory).get("attempts")
-    for entry in attempts if isinstance(attempts, list) else []:
-        if isinstance(entry, dict):
-            shown = entry | fitting(entry, ATTEMPT)
-            copied = shown["code"].get("copied_from")
-            code = copied if isinstance(copied, dict) else shown["code"]
-            yield shown | {"code": code | fitting(code, {"commit": ""})}
 
 
 def _state(directory: RunDirectory, summary: dict[str, Any], num_steps: int) -> Iterator[str]:

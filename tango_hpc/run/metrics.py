@@ -105,7 +105,7 @@ class MetricsWriter:
         there = {row["step"] for row in read_metrics(self._directory, self.stage)}
         for event in read_events(self._directory, self.stage):
             if event["event"] == "rows_lost":  # marked before
-                there.update(range(event["first_step"], event["last_step"] + 1))
+                there.update(range(max(event["first_step"], 1), min(event["last_step"], resumed_step) + 1))
         lost = [step for step in range(1, resumed_step + 1) if step not in there]
         for first in (step for step in lost if step - 1 not in lost):
             last = next(step for step in lost if step >= first and step + 1 not in lost)
@@ -206,8 +206,13 @@ def _is_row(row: MetricsRow) -> bool:
         isinstance(row.get("step"), int)
         and isinstance(row.get("stage"), str)
         and all(value is None or isinstance(value, int | float) for value in measured)
-        and isinstance(row.get("role", row.get("text", "")), str)
+        and (_is_event(row) if "event" in row else isinstance(row.get("role", ""), str))
     )
+
+
+def _is_event(row: MetricsRow) -> bool:
+    steps = ("first_step", "last_step") if row["event"] == "rows_lost" else ()
+    return isinstance(row.get("text"), str) and all(isinstance(row.get(key), int) for key in steps)
 
 
 def _outlives(row: MetricsRow, stage: str, resumed_step: int) -> bool:

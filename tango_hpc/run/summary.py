@@ -34,6 +34,13 @@ PACKAGES = (
 )  # fmt: skip
 
 
+# Of an attempt in provenance.json, what every entry has.
+_ATTEMPT: dict[str, Any] = {
+    "attempt": 0, "stage": "", "started": "", "host": "", "environment": {}, "code": {}, "command": [], "versions": {},
+    "config_changes": [], "changes": [],
+}  # fmt: skip
+
+
 def read_summary(directory: RunDirectory) -> dict[str, Any]:
     """The summary so far; empty before the first stage has started, and where the file is damaged."""
     summary = read_json(directory.summary)
@@ -48,13 +55,24 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
             if values[name] is not None and not is_number(values[name]):
                 del values[name]
     known = {"status": "", "steps": 0, "wall_seconds": 0.0, "attempts": 0}
-    stages = {name: entry for name, entry in summary.get("stages", {}).items() if isinstance(entry, dict)}
-    return summary | ({"stages": {name: fitting(entry, known) for name, entry in stages.items()}} if stages else {})
+    if "stages" in summary:
+        stages = {name: entry for name, entry in summary["stages"].items() if isinstance(entry, dict)}
+        summary["stages"] = {name: fitting(entry, known) for name, entry in stages.items()}
+    return summary
 
 
 def read_provenance(directory: RunDirectory) -> dict[str, Any]:
-    """provenance.json; empty before the first attempt, and where the file is damaged."""
-    return read_json(directory.provenance)
+    """provenance.json: its `attempts`, and `changes` for the entry of the next; without what in it is damaged."""
+    provenance = fitting(read_json(directory.provenance), {"attempts": [], "changes": []})
+    attempts = [entry | fitting(entry, _ATTEMPT) for entry in provenance["attempts"] if isinstance(entry, dict)]
+    return provenance | {"attempts": attempts}
+
+
+def code_that_ran(attempt: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an attempt in provenance.json, the state of the code: of the copy taken at submission, or where it lies."""
+    copied = attempt["code"].get("copied_from")
+    code = copied if isinstance(copied, dict) else attempt["code"]
+    return code | fitting(code, {"commit": ""})
 
 
 def package_versions() -> dict[str, str]:

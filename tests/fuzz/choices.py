@@ -77,7 +77,7 @@ class Choices:
         return self.pick(VALUES)
 
     def changed_bytes(self, content: bytes) -> bytes:
-        """A file with a flipped bit, a piece missing, another value in it, or something else altogether."""
+        """A file with a flipped bit, a piece missing, another value or branch in it, or something else altogether."""
         how, size = self.number(4), max(len(content), 1)
         if how == 0 and content:
             at = self.number(size)
@@ -90,6 +90,21 @@ class Choices:
             value = self.pick(values)
             other = json.dumps(self.pick(VALUES)).encode()
             return content[: value.start(1)] + other + content[value.end(1) :]
+        if how == 3 and self.number(2) and (changed := self._changed_json(content)) is not None:
+            return changed
         return self.pick(
             (b"", b"[]", b"{}", b"null\n", b"5\n", b'"x"\n', b"\xff\n", b"{}\n{}\n", b"PAR1PAR1", b"[" * 9999)
         )
+
+    def _changed_json(self, content: bytes) -> bytes | None:
+        """JSON, or lines of it, with a branch changed; None where it is neither."""
+        for parts in ([content], content.splitlines()):
+            if not parts:
+                continue
+            at = self.number(len(parts))
+            try:
+                tree = json.loads(parts[at])
+            except ValueError:
+                continue
+            return b"\n".join([*parts[:at], json.dumps(self.changed_tree(tree)).encode(), *parts[at + 1 :], b""])
+        return None

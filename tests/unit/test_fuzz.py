@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -146,10 +147,50 @@ def test_a_file_of_a_run_that_is_ten_thousand_brackets_is_damaged(tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("name", "where", "value"),
+    [
+        ("summary.json", ["stages", "train"], "3.11"),
+        ("provenance.json", ["attempts"], None),
+        ("provenance.json", ["attempts", 0], 5),
+        ("provenance.json", ["attempts", 0, "versions"], [5]),
+        ("provenance.json", ["attempts", 0, "code"], "x"),
+        ("provenance.json", ["attempts", 0, "code", "commit"], 5),
+        ("provenance.json", ["changes"], "x"),
+    ],
+)
+def test_a_branch_of_another_kind_is_passed_over(tmp_path: Path, name: str, where: list[Any], value: Any) -> None:
+    from tests.fuzz.run_files import a_run, go_on_with
+
+    _, directory, contents = a_run(tmp_path)
+    tree = branch = json.loads(contents[directory.path / name])
+    for key in where[:-1]:
+        branch = branch[key]
+    branch[where[-1]] = value
+    assert go_on_with(tmp_path, directory.path / name, json.dumps(tree).encode()) == ""
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "rows_lost", "text": "lost"},
+        {"event": "rows_lost", "text": "lost", "first_step": -(10**30), "last_step": 10**30},
+        {"event": "checkpoint_set_aside"},
+        {"event": [], "text": "x"},
+    ],
+)
+def test_an_event_that_is_none_is_passed_over(tmp_path: Path, event: dict[str, Any]) -> None:
+    from tests.fuzz.run_files import a_run, go_on_with
+
+    _, directory, contents = a_run(tmp_path)
+    row = json.dumps({"stage": "train", "step": 3} | event).encode()
+    assert go_on_with(tmp_path, directory.metrics, contents[directory.metrics] + row + b"\n") == ""
+
+
+@pytest.mark.parametrize(
     ("target", "data"),
     [
-        ("run_files", b"\x00\x03\x1d"),
-        ("run_files", b"\xbd\x03\x1d"),
+        ("run_files", b"\x00\x03\x00\t"),
+        ("run_files", b"\xbd\x03\x00\t"),
         ("run_files", b"\x18\x16#"),
         ("run_files", b"\x01\x02\xaep"),
         ("run_files", b"\x01\x02\xae/"),

@@ -131,6 +131,14 @@ def test_summary_adds_attempts_up_and_keeps_before_values(tmp_path):
     assert before_and_after(summary) == [("generator: greedy accuracy", 0.125, 0.75)]
 
 
+@pytest.mark.parametrize("stages", [{"train": "3.11"}, {"train": [1]}, {}, [], "train", None])
+def test_stages_that_are_none_are_passed_over(tmp_path, stages):
+    run = RunDirectory(tmp_path)
+    run.summary.write_text(json.dumps({"status": "running", "stages": stages}))
+    assert not read_summary(run).get("stages")
+    assert update_summary(run, "train", "running", begins=True)["stages"]["train"]["attempts"] == 1
+
+
 def test_provenance_keeps_every_attempt_and_no_secret(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
