@@ -22,6 +22,7 @@ from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_provenance, update_summary
 from tests.slurm.jobs import counting_config
 
+NOTHING_YET = {"attempts": [], "changes": []}
 RELATIVE = (
     "run.dir=runs/x",
     "data.train=questions.parquet",
@@ -87,7 +88,7 @@ def test_a_run_that_was_written_with_relative_paths(
     config = load_config(directory.config)
     assert paths(config) == paths(same)
     prepare_run(["train"], same, resume=True)  # no setting has changed
-    assert load_config(directory.config) == same and not read_provenance(directory)["attempts"]
+    assert load_config(directory.config) == same and read_provenance(directory) == NOTHING_YET
 
 
 def test_a_run_that_was_moved_takes_its_files_along(project: Path, tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_a_run_that_was_moved_takes_its_files_along(project: Path, tmp_path: Pat
         "benchmarks": None,
     }  # fmt: skip
     assert prepare_run(["train"], config, resume=True).path == directory.path
-    assert str(project / "runs") not in directory.config.read_text() and not read_provenance(directory)["attempts"]
+    assert str(project / "runs") not in directory.config.read_text() and read_provenance(directory) == NOTHING_YET
     # As the command of the first start would have it now, with settings of its own.
     moved = [f"run.dir={directory.path}", *RELATIVE[1:], "train.generator_steps=300"]
     prepare_run(["train"], load_config(project / "base.yaml", moved), resume=True)
@@ -125,7 +126,7 @@ def test_another_name_of_a_file_is_no_change_of_settings(project: Path, tmp_path
         word.replace("=runs", f"={tmp_path}/link/runs").replace("=model", "=../project/model") for word in RELATIVE
     ]
     directory = prepare_run(["train"], load_config(project / "base.yaml", names), resume=True)
-    assert not read_provenance(directory)["attempts"]
+    assert read_provenance(directory) == NOTHING_YET
 
 
 def test_resume_without_a_run_names_those_that_lie_near(project: Path) -> None:
