@@ -23,7 +23,16 @@ def install_beside(folder: Path, *names: str) -> Path:
 
 
 def _pip(*arguments: str) -> str:
-    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-cache-dir",
+        "--no-input",
+        *arguments,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     if done.returncode != 0:
         pytest.skip(f"pip cannot install {' '.join(arguments)}: {(done.stderr.strip().splitlines() or ['?'])[-1]}")

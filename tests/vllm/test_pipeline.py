@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import read_metrics
 from tango_hpc.run.summary import read_summary
+from tests.helpers.extra_packages import install_beside
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,12 +32,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m tango_hpc.cli "$@"\n')
     command.chmod(0o755)
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": path}
-    script = ["bash", str(ROOT / "tools/pipeline.sh"), str(folder / "out")]
-    done = subprocess.run(script, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert done.returncode == 0, done.stdout[-6000:]
+    run_script(folder, "bash", str(ROOT / "tools/pipeline.sh"), str(folder / "out"))
     return folder / "out"
+
+
+def run_script(bin_in: Path, *words: str, cwd: Path | None = None, beside: Path | None = None) -> None:
+    """Run a script with the commands of `bin_in` and of packages `beside` on the PATH; it must succeed."""
+    places = [str(folder / "bin") for folder in (bin_in, beside) if folder is not None]
+    python_path = [str(ROOT), str(beside or ""), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {
+        "HF_HOME": str(bin_in / "huggingface"),  # where `datasets` keeps what it reads
+        "PATH": os.pathsep.join([*places, os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
+    }
+    done = subprocess.run(words, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout[-6000:]
 
 
 @pytest.mark.timeout(900)
@@ -75,3 +87,23 @@ def test_the_last_checkpoint_is_evaluated_with_votes_and_the_verifiers_choice(fo
 def test_the_exported_generator_loads_in_transformers(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder / "models/trained")
     assert model.config.hidden_size == 128
+
+
+@pytest.mark.timeout(600)
+def test_lm_evaluation_harness_finds_the_same_accuracy_by_the_commands_of_the_page(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Another program's questions, generation (transformers) and grading, at the exported folder."""
+    beside = install_beside(tmp_path / "packages", "lm-eval[hf]")
+    section = (ROOT / "docs/your_models_elsewhere.md").read_text().partition("## A tiny model")[2]
+    (task,) = re.findall(r"^```yaml\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    (commands,) = re.findall(r"^```bash\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    here = tmp_path / "here"
+    shutil.copytree(folder / "tango", here / "runs/quickstart")
+    shutil.copytree(folder / "data", here / "runs/quickstart/data")
+    (here / "letters.yaml").write_text(task)
+    run_script(folder.parent, "bash", "-euo", "pipefail", "-c", commands, cwd=here, beside=beside)
+    (found,) = here.glob("letters/**/results_*.json")
+    scores = json.loads(found.read_text())["results"]["letters"]
+    [sets] = json.loads((folder / "eval/eval/results.json").read_text()).values()
+    assert scores["exact_match,box"] == pytest.approx(sets["task"]["estimates"]["pass@1"]["value"], abs=1e-9)
