@@ -21,6 +21,7 @@ TINY = TinyModelConfig(
 ARMS = {
     "figure4": ["Tango, GRPO", "GRPO alone", "generator frozen, GRPO", "verifier frozen, GRPO"],
     "figure4_1_5b": ["Tango, GRPO", "GRPO alone", "generator frozen, GRPO", "verifier frozen, GRPO"],
+    "quickstart": ["Tango, GRPO", "GRPO alone"],
     "algorithms": ["Tango, RLOO", "RLOO alone", "Tango, REINFORCE++", "REINFORCE++ alone"],
     "four_and_five_words": [
         "GRPO alone",
