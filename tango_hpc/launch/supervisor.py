@@ -25,6 +25,8 @@ from tango_hpc.control.heartbeat import RANKS_AT_FULL_PACE, is_loading
 from tango_hpc.control.outcome import STOPPED, Outcome, clear_last_attempt, find_cause, read_outcomes
 from tango_hpc.control.stop import StopRequest, read_stop_request, request_stop
 from tango_hpc.control.watchdog import Watchdog
+from tango_hpc.errors import CheckFailed
+from tango_hpc.files import explain_disk, is_of_disk
 from tango_hpc.launch.deadline import AwakeClock, Deadline
 from tango_hpc.launch.starters import Starter
 from tango_hpc.report.progress import ProgressView
@@ -73,6 +75,7 @@ class Supervisor:
     was_suspended: bool = False
     _ended_while_loading: bool = False
     _signals: list[int] = field(default_factory=list)
+    _unsaid: OSError | None = None  # why the ranks do not know of the first signal yet
 
     def run(self) -> int:
         """Run the attempt to its end and return its exit code; nothing of it is left running."""
@@ -179,10 +182,12 @@ class Supervisor:
                 if now > gone_by:
                     self._tell(f"all ranks are done, but did not exit within {TEARDOWN_SECONDS:.0f} s: ended")
                     return
+            if self._unsaid is not None:
+                self._pass_on()
             if stop_by is None:
                 if self.deadline is not None and self.deadline.is_near(launch.grace_seconds):
                     self._receive(CLOCK)
-                self.request = read_stop_request(self.directory)
+                self.request = read_stop_request(self.directory) or self._received
                 if self.request is not None and is_loading(self.directory):
                     self._ended_while_loading = True
                     self._tell(self.reason)
@@ -195,8 +200,7 @@ class Supervisor:
                 self.failures = [Outcome(None, error="second Ctrl-C: ended without saving")]
                 return
             if stop_by is not None and now > stop_by:
-                limit = f"launch.grace_seconds={launch.grace_seconds:.0f}"
-                self.failures = [Outcome(None, error=f"no safe point within {limit}: ended without saving")]
+                self.failures = [self._too_late(launch.grace_seconds)]
                 return
 
     def _await_cause(self) -> None:
@@ -221,7 +225,29 @@ class Supervisor:
         """The first signal becomes a request to the ranks, in its handler."""
         self._signals.append(number)
         if len(self._signals) == 1:
-            request_stop(self.directory, REQUESTS[number])
+            self._pass_on()
+
+    @property
+    def _received(self) -> StopRequest | None:
+        return REQUESTS[self._signals[0]] if self._signals else None
+
+    def _pass_on(self) -> None:
+        """Leave word of the first signal for the ranks; on a disk that takes nothing more it is tried again."""
+        assert self._received is not None
+        try:
+            request_stop(self.directory, self._received)
+            self._unsaid = None
+        except OSError as error:
+            self._unsaid = error
+
+    def _too_late(self, grace_seconds: float) -> Outcome:
+        ended = f"no safe point within launch.grace_seconds={grace_seconds:.0f}: ended without saving"
+        if self._unsaid is None:
+            return Outcome(None, error=ended)
+        if not is_of_disk(self._unsaid):
+            return Outcome(None, error=f"{ended}; the ranks could not be told: {self._unsaid}")
+        told = f"{ended}; the ranks could not be told: {explain_disk(self._unsaid)}"
+        return Outcome(None, error=told, code=CheckFailed.exit_code)
 
     @contextmanager
     def _catching_signals(self) -> Iterator[None]:

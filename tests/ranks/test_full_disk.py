@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from tango_hpc.control.heartbeat import is_loading
 from tango_hpc.errors import CheckFailed
 from tango_hpc.launch.attempts import AttemptLog
-from tango_hpc.launch.enter import prepared_run
+from tango_hpc.launch.enter import prepare_run, prepared_run
 from tango_hpc.launch.job import run_attempt
+from tango_hpc.launch.starters import LocalStarter
+from tango_hpc.launch.supervisor import Supervisor
 from tango_hpc.run.directory import RunDirectory
-from tests.helpers.counter_rank import RANK_COMMAND, counted
+from tests.helpers.counter_rank import RANK_COMMAND, counted, fill
 from tests.helpers.ranks import run_ranks
 from tests.slurm.jobs import counting_config
 
@@ -57,6 +64,38 @@ def test_a_rank_that_meets_a_full_disk_is_told_of_with_the_path(disk: Path, monk
     with prepared_run(["train"], config, resume=True) as (directory, lock):
         assert run_attempt(directory, "train", config, Console(file=shown), lock) == 0
     assert counted(directory) == 5 and AttemptLog(directory).read()[-1].code == 0
+
+
+@pytest.mark.parametrize("is_freed", [True, False])
+def test_a_signal_on_a_full_disk_ends_no_run_and_is_passed_on_when_there_is_room(disk: Path, is_freed: bool) -> None:
+    launch = {"nodes": 1, "tasks_per_node": 1, "grace_seconds": 60 if is_freed else 3}
+    config = counting_config(disk, "run", launch, steps=100_000, step_seconds=0.05)
+    directory = prepare_run(["train"], config, resume=False)
+    shown = io.StringIO()
+    starter = LocalStarter(directory, "train", config, RANK_COMMAND)
+    supervisor = Supervisor(directory, config, ["generator"], starter, Console(file=shown, width=300))
+
+    def fill_and_signal() -> None:
+        while is_loading(directory) or not any("rollout" in f.read_text() for f in directory.heartbeats.glob("rank_*")):
+            time.sleep(0.1)
+        fill(directory.path)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(2)
+        assert not directory.stop_file.exists() and starter.running(), "it could not be left, and ended nothing"
+        if is_freed:
+            for file in directory.path.glob("filling_*"):
+                file.unlink()
+
+    with ThreadPoolExecutor() as beside:
+        told = beside.submit(fill_and_signal)
+        code = supervisor.run()
+        told.result()
+    assert "SIGTERM (preempted or cancelled): saving at the next safe point" in shown.getvalue()
+    if is_freed:
+        assert code == 85 and counted(directory) >= 1
+    else:
+        assert code == 78 and "the ranks could not be told: No space left on device:" in shown.getvalue()
+        assert f"{directory.stop_file}" in shown.getvalue() and "continue with --resume" in shown.getvalue()
 
 
 def save_two(path: Path, background: bool) -> list[str]:
