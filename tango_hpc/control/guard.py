@@ -25,17 +25,18 @@ def run_guarded(stop: StopSignal, body: Callable[[StopSignal], None]) -> None:
     """
     crash_file = stop.directory.crash_file(stop.worker)
     ended_by: BaseException | None = None
-    with crash_file.open("w") as crash:
-        faulthandler.enable(crash)  # a segmentation fault leaves its Python stacks there
-        try:
-            reserve_outcome(stop.directory, stop.worker)
-            stop.start()
-            body(stop)
-        except BaseException as error:
-            ended_by = error
-        finally:
-            stop.close()
-            faulthandler.enable()
+    try:
+        with crash_file.open("w") as crash:
+            faulthandler.enable(crash)  # a segmentation fault leaves its Python stacks there
+            try:
+                reserve_outcome(stop.directory, stop.worker)
+                stop.start()
+                body(stop)
+            finally:
+                stop.close()
+                faulthandler.enable()
+    except BaseException as error:
+        ended_by = error
     with contextlib.suppress(OSError):  # on a disk that has become read-only it stays
         crash_file.unlink()
     outcome = outcome_of(stop.worker, stop.phase, ended_by)

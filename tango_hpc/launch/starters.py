@@ -24,10 +24,13 @@ from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import RANKS_OF_TASK, Worker
 
+LOOPBACK = "lo"
 # Words of a task before the run directory and the stage. To run in a container, TANGO_RANK_COMMAND replaces it, and
 # TANGO_SRUN_OPTIONS are further options of the step.
 RANK_COMMAND = (sys.executable, "-P", "-m", "tango_hpc.rank")
 CODE_ROOT = Path(__file__).resolve().parents[2]
+# Within which models are to be on the nodes' own disks; less than a lock's holder may be silent (lock.ABANDONED_SECONDS).
+STAGING_SECONDS = 1500.0
 # How long Slurm is asked to end a step; it takes a second or two, if its controller answers.
 KILL_SECONDS = 60.0
 KILL_AGAIN_SECONDS = 10.0
@@ -62,7 +65,10 @@ def rank_command() -> tuple[str, ...]:
 def rank_environment(config: Config) -> dict[str, str]:
     """What every task gets beside its place: this very code, thread counts, no reaching out to a model hub."""
     threads = str(threads_of_rank(config.launch))
+    one_machine = {"GLOO_SOCKET_IFNAME": LOOPBACK} if config.launch.nodes == 1 else {}
     return {
+        # Without it Gloo listens at the address of the machine's name.
+        **{name: os.environ.get(name, value) for name, value in one_machine.items()},
         "PYTHONPATH": python_path(CODE_ROOT),
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
@@ -236,16 +242,24 @@ class SrunStarter:
         nodes = self._config.launch.nodes
         words = ["srun", "--export=ALL", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
         program = [sys.executable, "-P", "-m", "tango_hpc.launch.staging", str(self._directory.path)]
-        done = subprocess.run(
-            [*words, *program],
-            env=os.environ | rank_environment(self._config),
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        target = os.environ[STAGE_WEIGHTS_TO]
+        try:
+            done = subprocess.run(
+                [*words, *program],
+                env=os.environ | rank_environment(self._config),
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                check=False,
+                timeout=STAGING_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                f"copying the models to {target} was not done within {STAGING_SECONDS:.0f} s: look at that disk on the "
+                "job's nodes, or leave stage_weights_to out of the profile"
+            ) from None
         if done.returncode != 0:
-            raise UserError(f"could not copy the models to {os.environ[STAGE_WEIGHTS_TO]}: {done.stderr.strip()}")
+            raise UserError(f"could not copy the models to {target}: {done.stderr.strip()}")
 
     def running(self) -> bool:
         assert self._process is not None

@@ -178,8 +178,11 @@ def what_to_do(
     for trouble in troubles:
         asked[getattr(settings, trouble.kind)].append(trouble)
     if asked["stop"]:
-        as_it_is = " ".join(f"train.on_trouble.{trouble.kind}=warn" for trouble in asked["stop"])
-        return "stop", f"{_texts(asked['stop'])}. The state is saved; to go on with it: --resume {as_it_is}"
+        never = " ".join(f"train.on_trouble.{trouble.kind}=warn" for trouble in asked["stop"])
+        return "stop", (
+            f"{_texts(asked['stop'])}. The state is saved; --resume goes on with it until this begins anew, --resume {never} "
+            "never stops for it again"
+        )
     if asked["rollback"] and num_rollbacks >= max_rollbacks:
         return "give up", (
             f"{_texts(asked['rollback'])}; the run went back {num_rollbacks} times already (train.max_rollbacks). It needs "

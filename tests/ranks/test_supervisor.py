@@ -6,10 +6,12 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +185,40 @@ def test_a_deadline_needs_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert supervisor.run() == 85
     assert "the time limit is near: saving at the next safe point" in output(supervisor)
     assert counted(supervisor.directory) >= 1
+
+
+def test_processes_of_one_machine_listen_where_no_other_machine_reaches_them(tmp_path: Path) -> None:
+    supervisor = make_run(tmp_path / "run", steps=100_000, step_seconds=0.05, gloo=True)
+    found: set[str] = set()
+
+    def look() -> None:
+        wait_for(lambda: ranks_are_in_rollout(supervisor.directory))
+        for pid in rank_pids(supervisor.directory.path):
+            found.update(listens_at(pid))
+            # Whatever address this machine's name has.
+            assert b"GLOO_SOCKET_IFNAME=lo" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        request_stop(supervisor.directory, StopRequest("user", "seen enough"))
+
+    with ThreadPoolExecutor() as beside:
+        looked = beside.submit(look)
+        assert supervisor.run() == 85
+        looked.result()
+    assert found == {"127.0.0.1"}
+
+
+def listens_at(pid: int) -> set[str]:
+    """The addresses at which a process listens."""
+    links = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()]
+    inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in inodes:
+                raw = bytes.fromhex(words[1].partition(":")[0])
+                in_order = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
+                found.add(socket.inet_ntop(family, in_order))
+    return found
 
 
 def test_a_time_limit_that_ends_loading_says_so(tmp_path: Path) -> None:

@@ -247,7 +247,10 @@ def test_a_run_that_is_to_stop_evaluates_where_it_was_due_and_saves(
     stop = ("train.on_trouble.equal_rewards=stop", "train.eval_every=5", "checkpoint.every_steps=0")
     run = Run(tmp_path, monkeypatch, *NO_STEPS, *stop, "train.generator_steps=6")
     events, errors = run.rehearse("train")
-    assert errors and all("The state is saved; to go on with it: --resume" in error for error in errors), errors
+    assert errors and all(
+        "The state is saved; --resume goes on with it until this begins anew, --resume train" in error
+        for error in errors
+    ), errors
     assert work_of(events, "generator")[-4:] == ["update", "sync", "generate", "save"]
     assert [row["step"] for row in read_evaluations(run.directory)] == [0, 5]
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from tango_hpc.control import outcome as outcomes
+from tango_hpc.control.guard import run_guarded
 from tango_hpc.control.heartbeat import PhaseBoard
 from tango_hpc.control.outcome import LAST_WORDS, Outcome, outcome_of, read_outcomes, said_last, write_outcome
+from tango_hpc.control.stop import STOP_SIGNALS, StopSignal
 from tango_hpc.files import explain_disk, is_of_disk, write_atomically
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
@@ -54,6 +57,26 @@ def test_failures_go_through_the_pipe_once_and_the_cause_comes_first(
         "continue with --resume"
     )
     assert read_outcomes(directory) == {}
+
+
+def test_a_process_that_cannot_even_open_its_crash_file_leaves_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = RunDirectory(tmp_path)  # without the folder in which that file and outcomes lie
+    monkeypatch.setattr(outcomes, "TRY_SECONDS", 0.0)
+    monkeypatch.setattr(outcomes, "write_atomically", refuse)
+    reads, writes = os.pipe()
+    monkeypatch.setenv(LAST_WORDS, str(writes))
+    previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        run_guarded(StopSignal(directory, Worker(1, "generator"), reads_file=False), lambda _: None)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    os.close(writes)
+    with os.fdopen(reads, "rb") as pipe:
+        [said] = said_last(pipe.read())
+    assert said.worker == Worker(1, "generator") and "No such file or directory" in said.error
 
 
 def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:

@@ -155,7 +155,8 @@ def test_what_is_done() -> None:
     assert action == "give up" and "the run went back 3 times already" in text
     action, text = what_to_do([gap, verifier], TroubleConfig(gap="rollback", verifier="stop"), 0, 3)
     assert action == "stop" and text == (
-        "at step 3 the same. The state is saved; to go on with it: --resume train.on_trouble.verifier=warn"
+        "at step 3 the same. The state is saved; --resume goes on with it until this begins anew, "
+        "--resume train.on_trouble.verifier=warn never stops for it again"
     )
 
 
