@@ -58,6 +58,7 @@ class RunDirectory:
         self.attempts_file = self.control / "attempts.jsonl"
         self.jobs_file = self.control / "jobs.json"
         self.stop_file = self.control / "stop"
+        self.rollbacks_file = self.control / "rollbacks"
         self.heartbeats = self.path / "heartbeat"
         self.outcomes = self.path / "outcomes"
         self.snapshot = self.path / "snapshot"

@@ -34,7 +34,7 @@ from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
 from tango_hpc.stages.schedule import WarmUp
 from tango_hpc.stages.step_metrics import verdict_counts
 from tango_hpc.stages.steps import GeneratorBatch, VerifierBatch
-from tango_hpc.stages.trouble import Action, Trouble, TroubleWatch, what_to_do
+from tango_hpc.stages.trouble import Action, Trouble, TroubleWatch, read_rollbacks, what_to_do, write_rollbacks
 from tango_hpc.stages.update import update_metrics
 from tango_hpc.stages.usage import Tracer, own_turns, usage_metrics
 from tango_hpc.successors.steady_verifier import agreed_and_wrong, balanced, gated_alpha, is_balanced
@@ -76,7 +76,7 @@ class Tango:
         self.failures = FailureWatch()
         self.checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep, exchange)
         self.step = 0  # optimizer steps done, over both roles
-        self.rollbacks = 0
+        self.rollbacks = read_rollbacks(directory)
         self.pending: dict[str, Any] = {}  # what the step under way has computed so far
         # The weight syncs since the last row of metrics, and who owes one to the next row.
         self.synced, self.owing = SyncStats(), set(self.trained)
@@ -351,15 +351,12 @@ class Tango:
 
     def _go_back(self, text: str) -> None:
         """Be at the last checkpoint again, and sample anew from there."""
-        rollbacks, left, known = self.rollbacks + 1, self.step, len(self.checkpoints.set_aside)
+        self.rollbacks, left, known = self.rollbacks + 1, self.step, len(self.checkpoints.set_aside)
+        if self.exchange.is_first:
+            write_rollbacks(self.directory, self.rollbacks)
         self._restore()
-        self.rollbacks = rollbacks
-        # A checkpoint in the middle of a step holds what was sampled for it, which is what led here; its questions stay.
-        self.pending = {name: drawn for name, drawn in self.pending.items() if name.startswith("questions")}
-        self.clock = Clock()
-        self.journal.went_back(
-            self.step, f"{text}: back from step {left} to step {self.step}, on with other sampling seeds ({rollbacks})"
-        )
+        told = f"back from step {left} to step {self.step}, on with other sampling seeds ({self.rollbacks})"
+        self.journal.went_back(self.step, f"{text}: {told}")
         self.journal.checkpoints_set_aside(self.checkpoints.set_aside[known:])
 
     def save(self, phase: str = "", *, background: bool = False) -> None:
@@ -388,11 +385,14 @@ class Tango:
             return
         self.stop.enter("loading the checkpoint")
         state = self.checkpoints.load(path, self.trained)
-        self.step, self.pending = state["step"], state["pending"]
+        self.step, self.pending, self.warm_up.after = state["step"], state["pending"], state["warmup_after"]
         self.sampler.load_state_dict(state["sampler"])
         self.class_weights.load_state_dict(state["class_weights"])
         self.watch.load_state_dict(state["watch"])
-        self.warm_up.after, self.rollbacks = state["warmup_after"], state["rollbacks"]
+        if self.rollbacks > state["rollbacks"]:
+            # What was sampled for a step that this was saved in is what led to going back; the step's questions stay.
+            self.pending = {name: drawn for name, drawn in self.pending.items() if name.startswith("questions")}
+        self.rollbacks = max(self.rollbacks, state["rollbacks"])
         self.schedule = self.warm_up.schedule
         self.held_out.load_state_dict(state["evaluation"])
         self.synced, self.owing = SyncStats(**state["synced"]), set(state["owing"])

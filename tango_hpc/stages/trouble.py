@@ -24,6 +24,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tango_hpc.config.trouble import TroubleConfig
+from tango_hpc.errors import UserError
+from tango_hpc.files import write_atomically
+from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import MetricsRow
 from tango_hpc.stages.verifier_scores import JudgementCounts, RecentVerdicts
 
@@ -191,6 +194,24 @@ def what_to_do(
     if asked["rollback"]:
         return "rollback", _texts(asked["rollback"])
     return "warn", ""
+
+
+def read_rollbacks(directory: RunDirectory) -> int:
+    """How often the run has gone back; checkpoints from before do not know. Raises UserError for a file that is damaged."""
+    try:
+        return int(directory.rollbacks_file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return 0
+    except ValueError:
+        raise UserError(
+            f"{directory.rollbacks_file} is damaged: it holds how often the run has gone back (train.on_trouble), which its "
+            "seeds depend on; write that number into it, or remove it to take the number of the newest checkpoint"
+        ) from None
+
+
+def write_rollbacks(directory: RunDirectory, count: int) -> None:
+    """Keep how often the run has gone back, before it goes on: it may be killed before its next checkpoint."""
+    write_atomically(directory.rollbacks_file, f"{count}\n")
 
 
 def _texts(troubles: Sequence[Trouble]) -> str:

@@ -241,6 +241,20 @@ def test_the_rules_hold_where_a_run_goes_back(tmp_path: Path, monkeypatch: pytes
         assert rule(events) == []
 
 
+def test_how_often_a_run_went_back_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after it went back, before it saved again: it goes on with the seeds that it had, and not back once more."""
+    back = ("train.on_trouble.equal_rewards=rollback", "train.max_rollbacks=1", "checkpoint.every_steps=4")
+    run = Run(tmp_path, monkeypatch, *NO_STEPS, *back, "train.generator_steps=6", "train.eval_every=0")
+    first, _ = run.rehearse("train")
+    events, errors = run.rehearse("train")
+    assert work_of(first, "generator").count("load") == 1 and run.directory.rollbacks_file.read_text() == "1\n"
+    assert work_of(events, "generator").count("load") == 1, "when it was started"
+    assert errors and all("the run went back 1 times already" in error for error in errors), errors
+    run.directory.rollbacks_file.write_text("one\n")
+    _, errors = run.rehearse("train")
+    assert errors and all("control/rollbacks is damaged" in error and "remove it" in error for error in errors), errors
+
+
 def test_a_run_that_is_to_stop_evaluates_where_it_was_due_and_saves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
