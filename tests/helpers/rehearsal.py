@@ -107,8 +107,7 @@ class Rehearsal:
     ) -> list[str]:
         """Run a stage in all processes. What they raised, each kind of error once, the stages' own ends included.
 
-        A process that has raised breaks its peers' barrier. What they raise of that is left out where the cause is
-        there: a thread may still be on its way out of a barrier that all had reached.
+        A process that has raised breaks its peers' barrier. What they raise of that is left out where the cause is there.
         """
         peers = {role: Peers() for role in roles}
         store, errors = HashStore(), list[Exception]()
@@ -149,11 +148,37 @@ class Rehearsal:
         return checked
 
 
+class Barrier:
+    """`threading.Barrier` that breaks for those alone who wait: who is on the way out of it has passed."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._here, self._times, self._broken = 0, 0, False
+
+    def wait(self) -> bool:
+        """Until all ranks are here; whether this was the last."""
+        with self._changed:
+            times, self._here = self._times, self._here + 1
+            if self._here == RANKS:
+                self._here, self._times = 0, times + 1
+                self._changed.notify_all()
+                return True
+            self._changed.wait_for(lambda: self._times > times or self._broken, PATIENCE_SECONDS)
+            if self._times == times:
+                raise threading.BrokenBarrierError
+            return False
+
+    def abort(self) -> None:
+        with self._changed:
+            self._broken = True
+            self._changed.notify_all()
+
+
 class Peers:
     """The ranks of a role."""
 
     def __init__(self) -> None:
-        self.barrier = threading.Barrier(RANKS, timeout=PATIENCE_SECONDS)
+        self.barrier = Barrier()
         self.values: list[Any] = [None] * RANKS
 
 
@@ -203,7 +228,7 @@ class Process:
     def gather(self, value: Any, name: str = "", *parts: str) -> list[Any]:
         """The values of all ranks of the role."""
         self.peers.values[self.rank] = value
-        if self.peers.barrier.wait() == 0 and name:
+        if self.peers.barrier.wait() and name:
             self.rehearsal.note(Event("together", self.role, name=name, parts=frozenset(parts)))
         values = list(self.peers.values)
         self.peers.barrier.wait()
