@@ -89,6 +89,12 @@ def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) 
             os.fsync(file.fileno())
 
 
+def write_for_owner(path: Path, text: str) -> None:
+    """Write a new file that its owner alone can read, from its first byte on."""
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_text(text, encoding="utf-8", errors="replace")
+
+
 def open_to_readers(path: Path) -> None:
     """Give a file that a library has made for its owner alone the mode of any other new file there: the umask decides."""
     probe = path.with_name(f".{path.name}.mode")

@@ -37,7 +37,7 @@ def run_foreground(stage: str, config_file: Path, overrides: Sequence[str], *, r
         _become_rank(stage, config, resume=resume)
     with prepared_run([stage], config, resume=resume) as (directory, lock):
         if "SLURM_JOB_ID" in os.environ and not sys.stdin.isatty():
-            take_snapshot(directory.snapshot)
+            take_snapshot(directory.snapshot, record_diff=config.run.record_diff)
             _become_job(directory, stage)
         return run_attempt(directory, stage, config, Console(), lock)
 

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.files import is_damaged, set_aside, write_atomically
+from tango_hpc.files import is_damaged, set_aside, write_atomically, write_for_owner
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import code_that_ran, package_versions, read_provenance
 
@@ -37,6 +37,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # What the package is made of, as pyproject.toml declares it beside Python files; whatever else lies in its folder is not.
 PACKAGE_DATA = ("report/templates/*", "protocol/shipped_prompts/*", "py.typed")
 CODE_STATE_FILE = "code_state.json"
+COPIED_DIFF_FILE = "uncommitted.diff"  # beside it, for the owner alone and only where it was asked for
 MAX_DIFF_CHARS = 500_000
 _SECRET = r"token|secret|password|passwd|(?:api|access|private)[_-]?key"
 SECRET_ARGUMENT = re.compile(rf"(?i)({_SECRET})([=:]).+")
@@ -72,7 +73,10 @@ def code_state(folder: Path) -> dict[str, Any]:
     state: dict[str, Any] = {"path": str(folder)}
     recorded = folder / CODE_STATE_FILE
     if recorded.is_file():
-        return state | {"copied_from": json.loads(recorded.read_text(encoding="utf-8"))}
+        copied, diff_file = json.loads(recorded.read_text(encoding="utf-8")), folder / COPIED_DIFF_FILE
+        if diff_file.is_file():
+            copied["diff"] = diff_file.read_text(encoding="utf-8")
+        return state | {"copied_from": copied}
     top = _git(folder, "rev-parse", "--show-toplevel")
     commit = _git(folder, "rev-parse", "HEAD")
     if top is None or commit is None or Path(top.strip()) != folder.resolve():
@@ -154,8 +158,7 @@ def _keep_diff(directory: RunDirectory, diff: str) -> str:
     """Write uncommitted changes where only the user can read them; the file's name, one for equal changes."""
     file = directory.path / f"uncommitted_{zlib.crc32(diff.encode('utf-8', 'replace')):08x}.diff"
     if not file.exists():
-        file.touch(mode=0o600)
-        file.write_text(diff, encoding="utf-8", errors="replace")
+        write_for_owner(file, diff)
     return file.name
 
 

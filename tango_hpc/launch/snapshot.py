@@ -8,16 +8,25 @@ import shutil
 from pathlib import Path
 
 from tango_hpc.errors import CheckFailed
-from tango_hpc.launch.provenance import CODE_STATE_FILE, PACKAGE, code_checksum, code_state, package_files
+from tango_hpc.files import write_for_owner
+from tango_hpc.launch.provenance import (
+    CODE_STATE_FILE,
+    COPIED_DIFF_FILE,
+    PACKAGE,
+    code_checksum,
+    code_state,
+    package_files,
+)
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_provenance
 
 
-def take_snapshot(snapshot: Path) -> Path:
+def take_snapshot(snapshot: Path, *, record_diff: bool = False) -> Path:
     """Copy the package into the folder `snapshot` and return that, to be put on PYTHONPATH.
 
     The copy appears under its name only when it is whole. It holds what the package declares as its own, no data that
-    lie in its folder, and beside them which code this is and its checksum.
+    lie in its folder, and beside them which code this is and its checksum; with `record_diff` also its uncommitted
+    changes, masked, in a file that only the user can read.
     """
     if PACKAGE.parent == snapshot:
         return snapshot  # this is the copy
@@ -27,7 +36,10 @@ def take_snapshot(snapshot: Path) -> Path:
         (partial / PACKAGE.name / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(PACKAGE / file, partial / PACKAGE.name / file)
     state = code_state(PACKAGE.parent) | {"checksum": code_checksum(partial / PACKAGE.name)}
+    diff = state.pop("diff", "")
     (partial / CODE_STATE_FILE).write_text(json.dumps(state))
+    if diff and record_diff:
+        write_for_owner(partial / COPIED_DIFF_FILE, diff)
     if snapshot.exists():
         old = snapshot.with_name(f".snapshot.old.{os.getpid()}")
         snapshot.rename(old)

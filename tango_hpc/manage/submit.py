@@ -7,13 +7,14 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, Literal
 
 from tango_hpc.config import Config, load_config
 from tango_hpc.errors import StoppedEarly, UserError
+from tango_hpc.files import write_for_owner
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import AttemptLog, remember_job
 from tango_hpc.launch.chain import VARIABLE as CHAIN
@@ -70,7 +71,7 @@ def submit(
     folder = directory.submitit_logs
     before = Before(directory)
     prepare_run(stage_names, settings, resume=resume)
-    take_job_files(chosen, directory.snapshot)
+    take_job_files(chosen, directory.snapshot, [settings])
     try:
         with job_environment(chosen, directory.snapshot, cluster), refused_by_slurm(asked):
             made = executor(settings, chosen, memory, folder, job_name(stages, directory), cluster, directory.snapshot)
@@ -230,14 +231,16 @@ def _set_environment(env: Mapping[str, str]) -> None:
     os.environ.update(env)
 
 
-def take_job_files(profile: Profile, snapshot: Path) -> Path:
-    """Put what a job takes along into the folder `snapshot`: the code, and the variables of the profile's `env`."""
-    take_snapshot(snapshot)
+def take_job_files(profile: Profile, snapshot: Path, configs: Sequence[Config] = ()) -> Path:
+    """Put what a job takes along into the folder `snapshot`: the code, and the variables of the profile's `env`.
+
+    The code comes with its uncommitted changes where all the runs that share it, those of `configs`, record them.
+    """
+    take_snapshot(snapshot, record_diff=bool(configs) and all(config.run.record_diff for config in configs))
     file = snapshot / PRIVATE_VARIABLES
     file.unlink(missing_ok=True)
     if profile.env:
-        file.touch(mode=0o600)
-        file.write_text("".join(f"{line}\n" for line in export_lines(profile.env)))
+        write_for_owner(file, "".join(f"{line}\n" for line in export_lines(profile.env)))
     return snapshot
 
 

@@ -60,7 +60,8 @@ def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster
     home = sweep.settings.dir
     memory = node_memory([cell.config for cell in cells], sweep.settings.stages, chosen)
     # Cells of an earlier submission may still wait or run: they keep the code that they were submitted with.
-    snapshot = take_job_files(chosen, home / f"snapshot_{len(list(home.glob('snapshot_*'))) + 1}")
+    snapshot = home / f"snapshot_{len(list(home.glob('snapshot_*'))) + 1}"
+    take_job_files(chosen, snapshot, [cell.config for cell in cells])
     say(console, describe_snapshot(snapshot))
     for number, (array, at_once) in enumerate(zip(arrays, shared(sweep.settings.throttle, len(arrays)), strict=True)):
         before = [Before(cell.directory) for cell in array]

@@ -9,18 +9,22 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from tango_hpc.errors import CheckFailed
+from tango_hpc.launch import provenance
 from tango_hpc.launch import snapshot as snapshots
 from tango_hpc.launch.attempts import AttemptLog
 from tango_hpc.launch.enter import prepare_run
 from tango_hpc.launch.job import run_stages
 from tango_hpc.launch.provenance import PACKAGE, PACKAGE_DATA, code_checksum, package_files, record_attempt
 from tango_hpc.launch.snapshot import check_runs_code_of_attempt, describe_snapshot, take_snapshot
+from tango_hpc.manage.profiles import Profile
 from tango_hpc.manage.status import run_state
+from tango_hpc.manage.submit import take_job_files
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_provenance
 from tests.slurm.jobs import counting_config
@@ -52,6 +56,62 @@ def test_data_in_the_folder_of_the_package_are_not_copied(tmp_path: Path, monkey
     assert json.loads((copy / "code_state.json").read_text())["checksum"] == code_checksum(package)
     (package / "deep/b.py").write_text("y")
     assert code_checksum(package) != code_checksum(copy / "tango_hpc")
+
+
+@pytest.fixture
+def changed_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git checkout of a package with an uncommitted change, from which the code is copied."""
+    checkout = tmp_path / "checkout"
+    source = checkout / "tango_hpc" / "a.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("x = 1\n")
+    who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", "-C", str(checkout), *words], check=True, capture_output=True)
+    source.write_text("x = 'client Meier'\npassword = 'let me in'\n")
+    monkeypatch.setattr(snapshots, "PACKAGE", source.parent)
+    return checkout
+
+
+def hold(folder: Path, text: str) -> list[str]:
+    """The names of the files below `folder` that hold `text`."""
+    return [file.name for file in folder.rglob("*") if file.is_file() and text in file.read_text()]
+
+
+def test_uncommitted_changes_are_copied_only_where_asked_for_and_for_the_owner_alone(
+    tmp_path: Path, changed_checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attempt_in(copy: Path, record_diff: bool) -> tuple[RunDirectory, dict[str, Any]]:
+        directory = RunDirectory(tmp_path / f"run_of_{copy.name}_{record_diff}")
+        directory.path.mkdir()
+        monkeypatch.setattr(provenance, "PACKAGE", copy / "tango_hpc")
+        record_attempt(directory, stage="train", record_diff=record_diff)
+        return directory, read_provenance(directory)["attempts"][-1]["code"]["copied_from"]
+
+    silent = take_snapshot(tmp_path / "silent")
+    assert hold(silent, "client Meier") == ["a.py"], "the code that the job runs, which is what was changed"
+    telling = take_snapshot(tmp_path / "telling", record_diff=True)
+    assert sorted(hold(telling, "client Meier")) == ["a.py", "uncommitted.diff"]
+    kept = telling / "uncommitted.diff"
+    assert kept.stat().st_mode & 0o777 == 0o600 and "let me in" not in kept.read_text()
+    for copy, record_diff in ((silent, True), (telling, False), (telling, True)):
+        directory, code = attempt_in(copy, record_diff)
+        assert len(code["commit"]) == 40 and code["changed"] == [" M tango_hpc/a.py"] and "diff" not in code
+        recorded = hold(directory.path, "client Meier")
+        assert recorded == ([code["diff_file"]] if copy == telling and record_diff else [])
+    take_snapshot(telling)
+    assert not kept.exists(), "the next submission has it off"
+
+
+def test_a_sweep_shares_uncommitted_changes_only_where_all_its_runs_record_them(
+    tmp_path: Path, changed_checkout: Path
+) -> None:
+    configs = [counting_config(tmp_path, f"run{number}", {"nodes": 1}) for number in range(2)]
+    assert all(config.run.record_diff for config in configs)
+    silent = configs[1].model_copy(update={"run": configs[1].run.model_copy(update={"record_diff": False})})
+    for submitted, is_kept in ((configs, True), (configs[:1], True), ([configs[0], silent], False), ([silent], False)):
+        copy = take_job_files(Profile(), tmp_path / "snapshot", submitted)
+        assert (copy / "uncommitted.diff").exists() == is_kept
 
 
 def test_the_copy_runs_by_itself_and_says_so(tmp_path: Path) -> None:
