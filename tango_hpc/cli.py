@@ -20,6 +20,7 @@ from tango_hpc.files import explain_disk, is_of_disk
 from tango_hpc.manage import commands as manage_commands
 from tango_hpc.plan import commands as plan_commands
 from tango_hpc.report import commands as report_commands
+from tango_hpc.report.formats import visible
 
 app = typer.Typer(
     name="tango",
@@ -238,12 +239,12 @@ def main() -> None:
     try:
         app()
     except (UserError, StoppedEarly) as error:
-        print(f"tango: {error}", file=sys.stderr)
+        print(f"tango: {visible(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
         mistake = explain_mistake(error)
         if mistake is not None:
-            print(f"tango: {mistake}", file=sys.stderr)
+            print(f"tango: {visible(mistake)}", file=sys.stderr)
             sys.exit(UserError.exit_code)
         if not is_of_disk(error):
             raise

@@ -39,6 +39,7 @@ from tango_hpc.launch.requeue import requeue, resume_command
 from tango_hpc.launch.snapshot import check_runs_snapshot
 from tango_hpc.launch.starters import LocalStarter, SrunStarter, Starter
 from tango_hpc.launch.supervisor import ENDED_WHILE_LOADING, Supervisor
+from tango_hpc.report.formats import say, visible
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_summary, update_summary
 from tango_hpc.stages.preflight import check_inputs
@@ -279,11 +280,6 @@ def _leave(lock: RunLock, code: int) -> NoReturn:
     os._exit(code)
 
 
-def say(console: Console, message: str) -> None:
-    """Print `message` as it is: no markup, no colours, no line breaks that would spoil copying."""
-    console.print(message, markup=False, highlight=False, soft_wrap=True)
-
-
 def main() -> int:
     """`python -m tango_hpc.launch.job RUN_DIR STAGES`: what a batch script executes."""
     path, stages = sys.argv[1:]
@@ -292,7 +288,7 @@ def main() -> int:
         code = run_stages(directory, stages, Console(soft_wrap=True), directory.snapshot)
         return _exit_code(directory, code)
     except UserError as error:
-        print(f"tango: {error}", file=sys.stderr)
+        print(f"tango: {visible(str(error))}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
         if not is_of_disk(error):

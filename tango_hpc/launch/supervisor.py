@@ -29,6 +29,7 @@ from tango_hpc.errors import CheckFailed
 from tango_hpc.files import explain_disk, is_of_disk
 from tango_hpc.launch.deadline import AwakeClock, Deadline
 from tango_hpc.launch.starters import Starter
+from tango_hpc.report.formats import say
 from tango_hpc.report.progress import ProgressView
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
@@ -219,7 +220,7 @@ class Supervisor:
         self.failures = find_cause(self.directory, self.starter.deaths())
 
     def _tell(self, message: str) -> None:
-        self.console.print(message, markup=False, highlight=False, soft_wrap=True)
+        say(self.console, message)
 
     def _receive(self, number: int, frame: FrameType | None = None) -> None:
         """The first signal becomes a request to the ranks, in its handler."""

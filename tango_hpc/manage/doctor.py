@@ -25,6 +25,7 @@ from tango_hpc.launch.gpu_driver import ASK_FOR_GPUS, gpu_software, why_no_gpu, 
 from tango_hpc.launch.starters import CODE_ROOT
 from tango_hpc.manage.profiles import Profile, job_variables, load_profile
 from tango_hpc.manage.submit import script
+from tango_hpc.report.formats import say
 from tango_hpc.run.summary import package_versions
 from tango_hpc.stages.preflight import check_inputs, is_node_local
 
@@ -80,9 +81,9 @@ def examine(config_file: Path | None, overrides: Sequence[str], profile: str | N
 def _show(finding: Finding, console: Console) -> None:
     mark = {"ok": "[green]ok  [/]", "warn": "[yellow]note[/]", "fail": "[red]FAIL[/]"}[finding.level]
     console.print(f"  {mark} ", end="")
-    console.print(finding.text, markup=False, highlight=False, soft_wrap=True)
+    say(console, finding.text)
     if finding.remedy:
-        console.print(f"       → {finding.remedy}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"       → {finding.remedy}")
 
 
 def _software() -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import AttemptLog, known_jobs, submitted_jobs, submitted_process
 from tango_hpc.launch.lock import holder_of, is_held, signal_holder
 from tango_hpc.manage.status import find_runs, states
+from tango_hpc.report.formats import say
 from tango_hpc.run.directory import RunDirectory, is_run
 
 
@@ -57,7 +58,7 @@ def cancel(path: Path, console: Console) -> None:
             message = f"{holder} runs it, out of reach from here: `tango stop` ends the run"
         else:
             message = "nothing runs or waits"
-        console.print(f"{directory.path}: {message}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{directory.path}: {message}")
     if silent:
         raise UserError("\n".join(["not cancelled; try again:", *silent]))
 
@@ -71,7 +72,7 @@ def _without_copies(directories: list[RunDirectory], console: Console) -> list[R
             found.append(directory)
             continue
         message = f"a copy of {original}, whose job or process it names: left alone"
-        console.print(f"{directory.path}: {message}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{directory.path}: {message}")
     return found
 
 
@@ -121,6 +122,6 @@ def stop(path: Path, console: Console) -> None:
                 message = f"if it runs, it {message}; whether it waits is not known"
         else:
             message = f"nothing to stop: {state.state}"
-        console.print(f"{directory.path}: {message}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{directory.path}: {message}")
     if silent:
         raise UserError("\n".join(["not all could be told to stop; try again:", *silent]))

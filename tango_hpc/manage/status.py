@@ -21,6 +21,7 @@ from tango_hpc.launch.attempts import Attempt, AttemptLog, known_jobs, submitted
 from tango_hpc.launch.enter import is_done
 from tango_hpc.launch.lock import is_held
 from tango_hpc.manage.asking import Asking
+from tango_hpc.report.formats import say, with_colours
 from tango_hpc.run.directory import RunDirectory, runs_below
 from tango_hpc.run.progress import read_progress
 from tango_hpc.run.steps import damaged_in
@@ -268,8 +269,8 @@ class _Tail:
         self._places: dict[Path, int] = {}
 
     def say(self, text: str) -> None:
-        """Print `text` as it is."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        """Print `text`, with the colours that logs have."""
+        say(self._console, text, with_colours)
 
     def show(self, lines: int) -> None:
         """The cause of a failure, the attempts, and the last `lines` of each log."""
@@ -297,7 +298,7 @@ class _Tail:
                 new = stream.read()
                 self._places[file] = stream.tell()
             if new:
-                found.append(new.decode(errors="replace").rstrip("\n"))
+                found.append("\n".join(new.decode(errors="replace").rstrip("\n").splitlines()))
         return found
 
 

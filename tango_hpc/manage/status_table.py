@@ -17,6 +17,7 @@ from rich.text import Text
 
 from tango_hpc.launch import slurm
 from tango_hpc.manage.status import RunState, find_runs, states
+from tango_hpc.report.formats import visible
 
 REFRESH_SECONDS = 10.0  # a controller serves everybody
 CAUSE_LINES = (
@@ -69,7 +70,8 @@ def _page(path: Path, console: Console, found: Sequence[RunState] | None = None)
 
 def _cause(state: RunState, width: int) -> list[str]:
     """Why a run is where it is, in at most `CAUSE_LINES` lines of `width` characters."""
-    lines = [part for line in state.detail.splitlines() for part in textwrap.wrap(line, max(width, 20))]
+    told = visible(state.detail).splitlines()
+    lines = [part for line in told for part in textwrap.wrap(line, max(width, 20))]
     if len(lines) > CAUSE_LINES:
         lines = [*lines[: CAUSE_LINES - 1], f"… the rest: tango logs {shlex.quote(state.run)}"]
     return lines
@@ -104,7 +106,7 @@ def _cells(path: Path, state: RunState) -> tuple[str, ...]:
     )
     shown = in_queue or SLURMS_NAMES.get(state.state, state.state.upper())
     steps = "" if state.step is None else f"{state.step}/{state.total_steps}"
-    detail = " ".join(state.detail.split())
+    detail = visible(" ".join(state.detail.split()))
     if len(detail) > LONGEST_DETAIL:
         detail = f"{detail[:LONGEST_DETAIL]}… (`tango logs` shows all of it)"
     return name, state.stage, shown, steps, str(state.attempts), state.job or "", detail

@@ -12,9 +12,8 @@ from rich.text import Text
 
 from tango_hpc.errors import UserError
 from tango_hpc.files import write_parquet
-from tango_hpc.launch.job import say
 from tango_hpc.manage.sweep import Sweep, known_states
-from tango_hpc.report.formats import number
+from tango_hpc.report.formats import number, say
 from tango_hpc.report.sweep import CellResult, group, write_sweep_page
 from tango_hpc.run.summary import read_summary
 

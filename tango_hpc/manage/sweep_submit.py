@@ -17,7 +17,7 @@ from tango_hpc.errors import StoppedEarly, UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import remember_job
 from tango_hpc.launch.enter import Before, check_run, prepare_run
-from tango_hpc.launch.job import run_job, run_stages, say
+from tango_hpc.launch.job import run_job, run_stages
 from tango_hpc.launch.snapshot import describe_snapshot
 from tango_hpc.manage.dry_run import check_with_slurm
 from tango_hpc.manage.profiles import Profile, load_profile
@@ -36,6 +36,7 @@ from tango_hpc.manage.submit import (
     take_job_files,
 )
 from tango_hpc.manage.sweep import Cell, Sweep, check_unchanged, known_states
+from tango_hpc.report.formats import say
 
 MAX_PROBLEMS = 10  # that are shown, of as many as there are cells
 SLURMS_ARRAY_SIZE = 1001  # MaxArraySize, unless the cluster has its own

@@ -1,18 +1,23 @@
-"""Numbers and settings as people read them."""
+"""Numbers, settings and messages as people read them."""
 
 from __future__ import annotations
 
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SPARKS = "▁▂▃▄▅▆▇█"
 
 # Characters that command a terminal (C0 but for line end and tab, DEL, C1), that turn the direction of what follows
 # them, and halves of characters that cannot be printed at all.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
+_NO_COLOUR = "\x1b[0m"
 
 
 def clock(seconds: float) -> str:
@@ -26,6 +31,17 @@ def clock(seconds: float) -> str:
 def visible(text: str) -> str:
     """`text` for a terminal: what would command it, or turn its direction, as a visible character (ESC as ␛)."""
     return _COMMANDS.sub(lambda match: _picture(ord(match[0])), text)
+
+
+def with_colours(text: str) -> str:
+    """`visible`, but for codes that only set colours, as logs have them; at the end the terminal's own are back."""
+    parts = [part if at % 2 else visible(part) for at, part in enumerate(_COLOURS.split(text))]  # odd ones are codes
+    return "".join([*parts, _NO_COLOUR] if len(parts) > 1 and parts[-2] != _NO_COLOUR else parts)
+
+
+def say(console: Console, message: str, form: Callable[[str], str] = visible) -> None:
+    """Print `message` in its own words: no markup, no line breaks that would spoil copying, nothing else that commands."""
+    console.print(form(message), markup=False, highlight=False, soft_wrap=True)
 
 
 def _picture(code: int) -> str:

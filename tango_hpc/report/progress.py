@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tango_hpc.files import is_of_disk
-from tango_hpc.report.formats import clock, sparkline
+from tango_hpc.report.formats import clock, say, sparkline
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import PHASES, MetricsRow, RowTail
 from tango_hpc.run.progress import read_progress
@@ -115,7 +115,7 @@ class ProgressView:
             self._console.print(f"Report: {self._directory.report}", soft_wrap=True, highlight=False)
 
     def _print(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+        say(self._console, line)
 
     def _collect(self) -> tuple[list[MetricsRow], list[MetricsRow]]:
         """Take in the new rows; returns those that are news (a rewritten file after a resume is none)."""

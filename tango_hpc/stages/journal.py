@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from tango_hpc.control.stop import StopSignal
+from tango_hpc.report.formats import visible
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import MetricsRow, MetricsWriter
 from tango_hpc.run.progress import ProgressReporter
@@ -49,6 +50,7 @@ class Journal:
     def note(self, text: str) -> None:
         """Say once what whoever starts the run should know, in the log and on the display."""
         if self._writes:
+            text = visible(text)  # an own task's error may repeat what a model said
             print(text, flush=True)
             self._progress.note(text)
 
