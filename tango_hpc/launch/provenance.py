@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import socket
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tango_hpc.files import is_damaged, set_aside, write_atomically, write_for_owner
+from tango_hpc.launch.masks import mask_secrets, masked_command
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import code_that_ran, package_versions, read_provenance
 
@@ -39,14 +39,6 @@ PACKAGE_DATA = ("report/templates/*", "protocol/shipped_prompts/*", "py.typed")
 CODE_STATE_FILE = "code_state.json"
 COPIED_DIFF_FILE = "uncommitted.diff"  # beside it, for the owner alone and only where it was asked for
 MAX_DIFF_CHARS = 500_000
-_SECRET = r"token|secret|password|passwd|(?:api|access|private)[_-]?key"
-SECRET_ARGUMENT = re.compile(rf"(?i)({_SECRET})([=:]).+")
-SECRET_OPTION = re.compile(rf"(?i)--?[\w-]*({_SECRET})")  # whose value is the next word
-# In code: a literal that is given to such a name, and keys that their issuers mark by their beginning.
-SECRET_LITERAL = re.compile(
-    rf"""(?i)(\w*(?:{_SECRET})\w*["']?\s*[=:]\s*)("[^"\n]+"|'[^'\n]+'|[\w+/.-]*\d[\w+/.-]{{7,}})"""
-)
-ISSUED_KEY = re.compile(r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA)[\w-]{12,}")
 
 
 def package_files(package: Path = PACKAGE) -> list[Path]:
@@ -99,19 +91,6 @@ def note_changes(directory: RunDirectory, changes: Iterable[str]) -> None:
     """Keep changes of the configuration for the entry of the next attempt, which may start much later and elsewhere."""
     provenance = read_provenance(directory)
     _write(directory, provenance | {"changes": [*provenance["changes"], *changes]})
-
-
-def mask_secrets(code: str) -> str:
-    """`code` without what looks like a secret."""
-    return ISSUED_KEY.sub("***", SECRET_LITERAL.sub(r"\1***", code))
-
-
-def masked_command(words: Sequence[str]) -> list[str]:
-    """A command line without secrets: neither `--token=abc` nor `--token abc`."""
-    return [
-        "***" if i and SECRET_OPTION.fullmatch(words[i - 1]) else SECRET_ARGUMENT.sub(r"\1\2***", word)
-        for i, word in enumerate(words)
-    ]
 
 
 def record_attempt(

@@ -21,7 +21,8 @@ from tango_hpc.launch.continuity import compare_with_last, fingerprint
 from tango_hpc.launch.enter import check_run, prepare_run, prepared_run
 from tango_hpc.launch.job import run_attempt
 from tango_hpc.launch.lock import RunLock
-from tango_hpc.launch.provenance import mask_secrets, masked_command, record_attempt
+from tango_hpc.launch.masks import mask_secrets, masked_command
+from tango_hpc.launch.provenance import record_attempt
 from tango_hpc.manage.status import run_state
 from tango_hpc.report.run_page import write_report
 from tango_hpc.run.directory import RunDirectory
