@@ -185,12 +185,10 @@ def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
     """
     try:
         entries = json.loads(read_replaced(directory.jobs_file))
-        words = ("job", "stages", "cluster", "log")
-        return [
-            entry
-            for entry in entries
-            if all(isinstance(entry.get(key), str) for key in words) and _fits_number(entry.get("submitted"))
-        ]
+        jobs = [{"profile": None} | entry for entry in entries if _is_job(entry)]
+        if len(jobs) < len(entries):
+            warn_once(f"{directory.jobs_file} is damaged: {len(entries) - len(jobs)} of its jobs passed over")
+        return jobs
     except (FileNotFoundError, NotADirectoryError):
         return []
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -198,9 +196,17 @@ def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
         return []
 
 
+def _is_job(entry: dict[str, Any]) -> bool:
+    return (
+        all(isinstance(entry.get(key), str) for key in ("job", "stages", "cluster", "log"))
+        and all(isinstance(entry.get(key), str | None) for key in ("profile", "after", "unwanted"))
+        and _fits_number(entry.get("submitted"))
+    )
+
+
 def submitted_process(entry: dict[str, Any]) -> Process:
     """What was started in the background of this machine; of what was submitted elsewhere a process that never was."""
-    return Process(**(entry.get("process") or {}))
+    return Process.noted(entry.get("process"))
 
 
 def known_jobs(directory: RunDirectory) -> list[str]:

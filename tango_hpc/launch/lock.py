@@ -70,6 +70,11 @@ class Process:
         start = _start_of(pid)
         return None if start is None else cls(socket.gethostname(), _boot(), _namespace(), pid, start)
 
+    @classmethod
+    def noted(cls, values: object) -> Process:
+        """The process of which a file has `values`; those of another kind are missing."""
+        return cls(**_fitting(cls, values if isinstance(values, dict) else {}))
+
     @property
     def is_visible(self) -> bool:
         """Whether its id means the same here as there."""
@@ -87,7 +92,7 @@ class Process:
         """
         try:
             descriptor = os.pidfd_open(self.pid)
-        except (OSError, AttributeError) as error:
+        except (OSError, AttributeError, OverflowError) as error:
             if getattr(error, "errno", errno.ENOSYS) in NO_PIDFD and self.is_alive:
                 os.kill(self.pid, number)
                 return True
@@ -125,14 +130,19 @@ class Holder(Process):
         except (FileNotFoundError, NotADirectoryError):
             return None
         values = read_json(file) if content.strip() else {}
-        fitting = [field.name for field in fields(cls) if type(values.get(field.name)) is type(field.default)]
-        known: dict[str, Any] = {name: values.get(name) for name in fitting}
+        known = _fitting(cls, values)
         known["job"] = values.get("job") if isinstance(values.get("job"), str) else None
         return cls(**({"id": f"{zlib.crc32(content):08x}"} | known))
 
     def __str__(self) -> str:
         who = f"Slurm job {self.job}" if self.job else f"process {self.pid}" if self.pid else "somebody"
         return f"{who} on {self.host}" if self.host else who
+
+
+def _fitting(cls: type[Process], values: dict[str, Any]) -> dict[str, Any]:
+    """Those of `values` that are of the kinds of their fields."""
+    names = [field.name for field in fields(cls) if type(values.get(field.name)) is type(field.default)]
+    return {name: values.get(name) for name in names}
 
 
 def holder_of(directory: RunDirectory) -> Holder | None:

@@ -17,11 +17,13 @@ from tango_hpc.control.heartbeat import Beat, write_beat
 from tango_hpc.control.outcome import Outcome, write_outcome
 from tango_hpc.errors import UserError
 from tango_hpc.launch import lock as locking
+from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import AttemptLog
 from tango_hpc.launch.continuity import compare_with_last
 from tango_hpc.launch.enter import prepare_run
-from tango_hpc.launch.lock import Holder
+from tango_hpc.launch.lock import Holder, Process
 from tango_hpc.launch.provenance import record_attempt
+from tango_hpc.manage.ending import cancel
 from tango_hpc.manage.status import show_logs
 from tango_hpc.manage.status_table import show_status
 from tango_hpc.report import run_page
@@ -51,7 +53,8 @@ def a_run(folder: Path) -> tuple[Config, RunDirectory, dict[Path, bytes]]:
     write_beat(directory, Worker(0, "generator"), Beat(host="a", pid=1))
     write_outcome(directory, Outcome(0, "generator", "ValueError", host="a"))
     job = {"job": "5", "stages": "train", "cluster": "slurm", "profile": None, "submitted": 1.0, "log": "none"}
-    directory.jobs_file.write_text(json.dumps([job]))
+    local = job | {"job": "4", "cluster": "local", "process": asdict(Process("a", "b", pid=4, start=5))}
+    directory.jobs_file.write_text(json.dumps([job, local]))
     directory.lock_file.write_text(json.dumps(asdict(Holder(host="a", pid=4, start=5, boot="b", id="i"))))
     named = [directory.summary, directory.provenance, directory.progress, directory.metrics, directory.evaluations]
     named += [directory.attempts_file, directory.jobs_file, directory.lock_file, directory.config]
@@ -107,6 +110,8 @@ def _go_on_with(folder: Path, file: Path, damaged: bytes) -> str:
     os.utime(directory.lock_file, (1, 1))
     try:
         look(directory)
+        with patch.object(slurm, "is_available", lambda: False):
+            cancel(directory.path, Console(file=io.StringIO()))  # no process of this boot stands in any file
         prepare_run(["train"], config, resume=True)
         with MetricsWriter(directory, "train", resumed_step=4):
             attempt(config, directory)

@@ -24,8 +24,9 @@ from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.files import read_json
 from tango_hpc.launch import lock as locking
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import AttemptLog, remember_job, submitted_jobs, submitted_process
+from tango_hpc.launch.attempts import AttemptLog, chain_before, remember_job, submitted_jobs, submitted_process
 from tango_hpc.launch.lock import Holder, Process, RunLock, check_lock, is_held
+from tango_hpc.launch.requeue import resume_command
 from tango_hpc.manage.ending import cancel, stop
 from tango_hpc.manage.status import run_state
 from tango_hpc.manage.status_table import show_status
@@ -348,3 +349,31 @@ def test_submitted_processes_are_known_for_good(directory: RunDirectory, capsys:
     assert not submitted_process(entry).is_alive
     directory.jobs_file.write_text("[{")
     assert submitted_jobs(directory) == [] and "jobs.json is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("process", [{"pid": 5, "strat": 3}, {"pid": "5"}, {"pid": 10**30}, {"boot": 3}, "x", [1], 5])
+def test_a_submitted_process_that_is_none_is_passed_over(directory: RunDirectory, process: object) -> None:
+    entry = {"job": "5", "stages": "train", "cluster": "local", "log": "none", "submitted": 1.0, "process": process}
+    directory.jobs_file.write_text(json.dumps([entry]))
+    assert "its process ended before the run started" in status_of(directory, width=200, terminal=False)
+    told = io.StringIO()
+    cancel(directory.path, Console(file=told, width=200))
+    assert "nothing runs or waits" in told.getvalue()
+
+
+@pytest.mark.parametrize("damage", [{"after": [1]}, {"profile": 5}, {"unwanted": {}}, {"log": None}])
+def test_a_submitted_job_that_is_none_is_passed_over_and_counted(
+    directory: RunDirectory, damage: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = {"job": "5", "stages": "train", "cluster": "slurm", "log": "none", "submitted": 1.0}
+    directory.jobs_file.write_text(json.dumps([entry, entry | {"job": "6"} | damage]))
+    assert [job["job"] for job in submitted_jobs(directory)] == ["5"]
+    env = {"SLURM_JOB_ID": "5", slurm.BATCH_MARK: f"5:{os.getpid()}"}
+    command = resume_command(directory, "train", env)
+    assert command == f"tango submit train {directory.config} --resume" and chain_before(directory, "6") == []
+    assert f"Warning: {directory.jobs_file} is damaged: 1 of its jobs passed over\n" in capsys.readouterr().err
+
+
+def test_of_a_damaged_process_the_values_that_fit_are_kept(directory: RunDirectory) -> None:
+    entry = {"process": asdict(Process.this()) | {"namespace": 3, "strat": 3}}
+    assert submitted_process(entry) == replace(Process.this(), namespace="")
