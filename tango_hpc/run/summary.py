@@ -1,7 +1,7 @@
 """summary.json: the results of a run, for scripts and for the table at its end.
 
 Keys: `status` ("running", "done", "stopped", "failed"), `stages` (by name: status, steps, wall_seconds, attempts),
-`wall_seconds` (of all attempts), `generator.accuracy_before` and `_after`, `verifier.outcome_f1_before` and `_after`,
+`wall_seconds` (of all attempts; where that was lost, of the steps), `generator.accuracy_before` and `_after`, `verifier.outcome_f1_before` and `_after`,
 `verifier.step_f1_before` and `_after` where gold step labels exist, `tokens_per_second` (generated, over the whole of
 the last stage), `versions`. A dot stands for nesting: {"generator": {"accuracy_before": ...}}.
 """
@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any, Literal
 
 from tango_hpc.files import fitting, is_damaged, is_number, read_json, set_aside, write_atomically
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.metrics import read_evaluations
+from tango_hpc.run.metrics import MetricsRow, read_evaluations, read_metrics
 
 Status = Literal["running", "done", "stopped", "failed"]
 
@@ -101,27 +101,30 @@ def update_summary(
 
     Call it with status "running" and `begins` when an attempt begins, and with the final status when it ends, with the
     seconds of that attempt, which are added to those of earlier ones. `results` has dotted names such as
-    "generator.accuracy_before"; those that are not given keep their values.
+    "generator.accuracy_before"; those that are not given keep their values. What the file has lost of results, time and
+    throughput is put back as far as the rows of the run tell.
     """
     summary = read_summary(directory)
     if is_damaged(directory.summary):
         set_aside(directory.summary)
-        summary = _results_before(directory)
     stages = summary.setdefault("stages", {})
     entry = stages.setdefault(stage, {"status": status, "steps": 0, "wall_seconds": 0.0, "attempts": 0})
     entry["status"] = status
     entry["steps"] = max(entry["steps"], steps)
     entry["wall_seconds"] = round(entry["wall_seconds"] + attempt_seconds, 3)
     entry["attempts"] += begins
+    rows = read_metrics(directory, stage) if begins or status != "running" else []
+    entry["wall_seconds"] = max(entry["wall_seconds"], round(_sum_of(rows, "seconds/total"), 3))
     summary["status"] = status
     summary["wall_seconds"] = round(sum(done["wall_seconds"] for done in stages.values()), 3)
-    summary.setdefault("tokens_per_second", None)
-    if tokens_per_second is not None:
-        summary["tokens_per_second"] = tokens_per_second
+    if tokens_per_second is None:
+        tokens_per_second = summary.get("tokens_per_second") or _tokens_per_second(rows)
+    summary["tokens_per_second"] = tokens_per_second
     for name, value in (results or {}).items():
         section, _, key = name.partition(".")
         finite = value is not None and math.isfinite(value)
         summary.setdefault(section, {})[key] = value if finite else None
+    _put_back_results(directory, summary)
     summary["versions"] = package_versions()
     first = ("status", "stages", "wall_seconds", "generator", "verifier", "tokens_per_second", "versions")
     ordered = {key: summary[key] for key in first if key in summary}
@@ -130,15 +133,24 @@ def update_summary(
     return ordered
 
 
-def _results_before(directory: RunDirectory) -> dict[str, Any]:
-    """What cannot be measured again: the results before training, from evaluations.jsonl."""
-    found: dict[str, Any] = {}
-    for row in read_evaluations(directory, "train"):
+def _sum_of(rows: Sequence[MetricsRow], key: str) -> float:
+    total = sum(float(row[key]) for row in rows if is_number(row.get(key)) and row[key] > 0)
+    return total if math.isfinite(total) else 0.0
+
+
+def _tokens_per_second(rows: Sequence[MetricsRow]) -> float | None:
+    timed = [row for row in rows if is_number(row.get("seconds/total")) and is_number(row.get("tokens/generated"))]
+    tokens, seconds = _sum_of(timed, "tokens/generated"), _sum_of(timed, "seconds/total")
+    return tokens / seconds if tokens and seconds else None
+
+
+def _put_back_results(directory: RunDirectory, summary: dict[str, Any]) -> None:
+    """Results that are missing: those before training of the evaluation at step 0, the others of the last one."""
+    for row in reversed(read_evaluations(directory, "train")):
         for name, _ in BEFORE_AFTER:
             section, _, key = name.partition(".")
-            if row["step"] == 0 and row.get(f"{section}/{key}") is not None:
-                found.setdefault(section, {})[f"{key}_before"] = row[f"{section}/{key}"]
-    return found
+            if is_number(value := row.get(f"{section}/{key}")):
+                summary.setdefault(section, {}).setdefault(f"{key}_{'after' if row['step'] else 'before'}", value)
 
 
 def before_and_after(summary: Mapping[str, Any]) -> list[tuple[str, float | None, float | None]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tango_hpc.files import parquet_writer, write_parquet
 from tango_hpc.launch.enter import CHANGEABLE_ON_RESUME, config_changes, enter_run
 from tango_hpc.launch.provenance import code_state, environment, note_changes, record_attempt
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.metrics import MetricsWriter
 from tango_hpc.run.steps import steps_in
 from tango_hpc.run.summary import before_and_after, read_provenance, read_summary, update_summary
 from tests.helpers.runs import small_config
@@ -129,6 +131,50 @@ def test_summary_adds_attempts_up_and_keeps_before_values(tmp_path):
     assert summary["verifier"] == {"outcome_f1_after": None}
     assert summary["versions"]["python"]
     assert before_and_after(summary) == [("generator: greedy accuracy", 0.125, 0.75)]
+
+
+@pytest.mark.parametrize("lost", ["emptied", "deleted", "results", "other kinds"])
+def test_what_a_summary_has_lost_comes_back_from_the_rows(tmp_path, lost):
+    directory, _ = enter_run(tmp_path / "run", CONFIG, resume=False)
+    update_summary(directory, "train", "running", begins=True)
+    with MetricsWriter(directory, "train", trackers=()) as metrics:
+        for step, accuracy in ((0, 0.125), (2, 0.5), (4, 0.75)):
+            metrics.write_evaluation(step, {"generator/accuracy": accuracy, "verifier/outcome_f1": accuracy / 2})
+            when = "after" if step else "before"
+            update_summary(directory, "train", "running", results={f"generator.accuracy_{when}": accuracy, f"verifier.outcome_f1_{when}": accuracy / 2})  # fmt: skip
+        for step in range(1, 5):
+            metrics.write({"step": step, "role": "generator", "seconds/total": 2.5, "tokens/generated": 200})
+        metrics.write({"step": 5, "role": "verifier", "seconds/total": math.nan})
+    whole = update_summary(directory, "train", "done", steps=5, attempt_seconds=12.0, tokens_per_second=80.0)
+    assert whole["generator"] == {"accuracy_before": 0.125, "accuracy_after": 0.75} and whole["wall_seconds"] == 12.0
+    if lost == "emptied":
+        directory.summary.write_text("")
+    elif lost == "deleted":
+        directory.summary.unlink()
+    elif lost == "results":
+        directory.summary.write_text(json.dumps({"status": "done", "stages": whole["stages"]}))
+    else:
+        wrong = {"generator": {"accuracy_after": "x"}, "verifier": 5, "tokens_per_second": [], "wall_seconds": {}}
+        directory.summary.write_text(json.dumps(whole | wrong))
+    again = update_summary(directory, "train", "running", begins=True, steps=5)
+    assert {name: again[name] for name in ("generator", "verifier", "tokens_per_second")} == {
+        name: whole[name] for name in ("generator", "verifier", "tokens_per_second")
+    }
+    steps_alone = lost in ("emptied", "deleted")
+    assert again["wall_seconds"] == again["stages"]["train"]["wall_seconds"] == (10.0 if steps_alone else 12.0)
+    assert update_summary(directory, "train", "done", steps=5, attempt_seconds=1.0)["wall_seconds"] == (
+        11.0 if steps_alone else 13.0
+    )
+
+
+def test_time_that_is_not_lost_counts_once(tmp_path):
+    directory, _ = enter_run(tmp_path / "run", CONFIG, resume=False)
+    with MetricsWriter(directory, "train", trackers=()) as metrics:
+        update_summary(directory, "train", "running", begins=True)
+        metrics.write({"step": 1, "role": "generator", "seconds/total": 2.5})
+        directory.summary.unlink()
+        update_summary(directory, "train", "running", steps=1)
+        assert update_summary(directory, "train", "stopped", steps=1, attempt_seconds=3.0)["wall_seconds"] == 3.0
 
 
 @pytest.mark.parametrize("stages", [{"train": "3.11"}, {"train": [1]}, {}, [], "train", None])
