@@ -146,7 +146,7 @@ def parse_json_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
     """The objects of the complete lines in `content`, which is of `path`."""
     found = []
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
-        value = _json_object(line)
+        value = json_object(line)
         if value is not None:
             found.append(value)
         elif line.strip():
@@ -157,7 +157,7 @@ def parse_json_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file that only shows things; empty where there is none, and with a warning where it is damaged."""
     try:
-        value = _json_object(read_replaced(path))
+        value = json_object(read_replaced(path))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     if value is None:
@@ -188,7 +188,7 @@ def is_number(value: Any) -> bool:
 
 def is_damaged(path: Path) -> bool:
     """Whether `path` should hold a JSON object and does not."""
-    return path.is_file() and _json_object(path.read_bytes()) is None
+    return path.is_file() and json_object(path.read_bytes()) is None
 
 
 def set_aside(path: Path) -> Path:
@@ -201,7 +201,8 @@ def set_aside(path: Path) -> Path:
     return target
 
 
-def _json_object(content: bytes) -> dict[str, Any] | None:
+def json_object(content: bytes) -> dict[str, Any] | None:
+    """The JSON object that `content` is; None where it is none."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):  # UnicodeDecodeError too

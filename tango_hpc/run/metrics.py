@@ -14,12 +14,21 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from tango_hpc.files import naming, parse_json_lines, read_json_lines, write_atomically
+from tango_hpc.files import (
+    json_object,
+    naming,
+    parse_json_lines,
+    read_json_lines,
+    read_replaced,
+    warn_once,
+    write_atomically,
+)
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.steps import steps_in
 from tango_hpc.run.trackers import Trackers
 from tango_hpc.types import TrackerName
 
@@ -31,7 +40,10 @@ EVENTS = {
     "trouble": "something went wrong in training, of a kind of `train.on_trouble`, and is said once",
     "rollback": "the run went back to the checkpoint of `step` and goes on with other sampling seeds",
     "rows_lost": "the rows of the steps `first_step` to `last_step` are missing, the steps themselves are not",
+    "lines_lost": "so many `lines` of this file, besides `rows_lost`, or of evaluations.jsonl were no rows and are put aside",
 }
+# Those that a resume from an older checkpoint does not repeat.
+_LASTING = ("checkpoint_set_aside", "lines_lost")
 # Stages that write a row for every step, so that a missing one is a loss.
 STEPPED_STAGES = ("sft", "train")
 
@@ -55,8 +67,9 @@ class MetricsWriter:
 
     Rows of this stage after `resumed_step` are dropped when it opens, and TensorBoard is told the same, so that a
     resumed run's files read like those of one that was never interrupted. Every row is on its way to the disk when
-    its call returns. `gaps`: rows that had been lost when it opened, in words; an event marks each in the file. Scalars
-    also go to `trackers`; `tell` gets a line for one that fails.
+    its call returns. `gaps`: rows of any stage that had been lost when it opened, and lines that were no rows, in words;
+    an event marks each in the file. Scalars also go to `trackers`; `tell` gets a line for one that fails, and for lines
+    that are lost later.
     """
 
     def __init__(
@@ -69,16 +82,19 @@ class MetricsWriter:
         tell: Callable[[str], None] = print,
     ) -> None:
         self.stage = stage
-        for path in (directory.metrics, directory.evaluations):
-            _keep_rows(path, lambda row: _outlives(row, stage, resumed_step))
+        files = (directory.metrics, directory.evaluations)
+        lost = {path: _keep_rows(path, lambda row: _outlives(row, stage, resumed_step)) for path in files}
         self._evaluated = {(row["step"], *sorted(row)) for row in read_evaluations(directory, stage)}
         self._directory = directory
         self._metrics: IO[str] = directory.metrics.open("a", encoding="utf-8", buffering=1)
         self._evaluations: IO[str] = directory.evaluations.open("a", encoding="utf-8", buffering=1)
         self._trackers = Trackers(trackers, directory, stage, resumed_step, tell)
+        self._tell = tell
         self.gaps: list[str] = []
-        if stage in STEPPED_STAGES:
-            self._mark_gaps(resumed_step)
+        for stepped in STEPPED_STAGES:
+            steps_done = resumed_step if stepped == stage else _steps_done(directory, stepped)
+            lost[directory.metrics] -= self._mark_gaps(stepped, steps_done)
+        self.gaps += [self._mark_lost(path, count, resumed_step) for path, count in lost.items() if count > 0]
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add the row of one optimizer step; contract keys it does not have are written as null."""
@@ -92,27 +108,37 @@ class MetricsWriter:
 
         An attempt that repeats what an interrupted one did adds nothing.
         """
-        assert event in EVENTS, event
         row = {"stage": self.stage, "step": step, "event": event, "text": text, **more}
         if not any(row.items() <= known.items() for known in read_events(self._directory, self.stage)):
-            self._add_metrics({**row, "time": time.time()})
+            self._add_event(self.stage, event, step, text, **more)
+
+    def _add_event(self, stage: str, event: str, step: int, text: str, **more: int) -> None:
+        assert event in EVENTS, event
+        self._add_metrics({"stage": stage, "step": step, "event": event, "text": text, **more, "time": time.time()})
 
     def _add_metrics(self, row: Mapping[str, Any]) -> None:
         with naming(self._directory.metrics):
             self._metrics.write(_as_json(row))
 
-    def _mark_gaps(self, resumed_step: int) -> None:
-        there = {row["step"] for row in read_metrics(self._directory, self.stage)}
-        for event in read_events(self._directory, self.stage):
-            if event["event"] == "rows_lost":  # marked before
-                there.update(range(max(event["first_step"], 1), min(event["last_step"], resumed_step) + 1))
-        lost = [step for step in range(1, resumed_step + 1) if step not in there]
-        for first in (step for step in lost if step - 1 not in lost):
-            last = next(step for step in lost if step >= first and step + 1 not in lost)
+    def _mark_gaps(self, stage: str, steps_done: int) -> int:
+        """How many rows are missing up to `steps_done`: as many of the lines that are no rows say nothing more."""
+        there = [(row["step"], row["step"]) for row in read_metrics(self._directory, stage)]
+        marked = [event for event in read_events(self._directory, stage) if event["event"] == "rows_lost"]
+        there += [(event["first_step"], event["last_step"]) for event in marked]
+        of_stage = "" if stage == self.stage else f" of {stage}"
+        gaps = list(_gaps(there, steps_done))
+        for first, last in gaps:
             steps = f"step {first}" if first == last else f"steps {first} to {last}"
-            text = f"metrics.jsonl has no row of {steps}: lost, while the weights have them"
-            self.write_event("rows_lost", last, text, first_step=first, last_step=last)
+            text = f"metrics.jsonl has no row of {steps}{of_stage}: lost, while the weights have them"
+            self._add_event(stage, "rows_lost", last, text, first_step=first, last_step=last)
             self.gaps.append(text)
+        return sum(last + 1 - first for first, last in gaps)
+
+    def _mark_lost(self, path: Path, count: int, step: int) -> str:
+        lines = "1 line that is no row" if count == 1 else f"{count} lines that are no rows"
+        text = f"{path.name} had {lines}: damaged, kept in {_aside(path).name}"
+        self._add_event(self.stage, "lines_lost", step, text, lines=count)
+        return text
 
     def write_evaluation(self, step: int, values: Mapping[str, float | int | None]) -> None:
         """Add one evaluation on held-out data after optimizer step `step`; keys as in metrics.jsonl.
@@ -123,8 +149,10 @@ class MetricsWriter:
         if (step, *sorted(row)) in self._evaluated:
             self._evaluations.close()
             path, known = self._directory.evaluations, (self.stage, step, row.keys())
-            _keep_rows(path, lambda old: (old["stage"], old["step"], old.keys()) != known)
+            lost = _keep_rows(path, lambda old: (old["stage"], old["step"], old.keys()) != known)
             self._evaluations = path.open("a", encoding="utf-8", buffering=1)
+            if lost:
+                self._tell(self._mark_lost(path, lost, step))
         with naming(self._directory.evaluations):
             self._evaluations.write(_as_json(row))
         self._track(row, prefix="eval/")
@@ -184,7 +212,7 @@ class RowTail:
             block = file.read()
         end = block.rfind(b"\n") + 1
         self._offset += end
-        return [row for row in parse_json_lines(block[:end], self._path) if _is_row(row)], rewritten
+        return _rows_of(parse_json_lines(block[:end], self._path), self._path), rewritten
 
 
 def _as_json(row: Mapping[str, Any]) -> str:
@@ -195,8 +223,15 @@ def _as_json(row: Mapping[str, Any]) -> str:
 
 
 def _read_rows(path: Path, stage: str | None = None) -> list[MetricsRow]:
-    rows = [row for row in read_json_lines(path) if _is_row(row)]
+    rows = _rows_of(read_json_lines(path), path)
     return [row for row in rows if stage is None or row["stage"] == stage]
+
+
+def _rows_of(objects: Sequence[MetricsRow], path: Path) -> list[MetricsRow]:
+    rows = [row for row in objects if _is_row(row)]
+    if len(rows) < len(objects):
+        warn_once(f"{path}: lines that are no rows, passed over: {len(objects) - len(rows)}")
+    return rows
 
 
 def _is_row(row: MetricsRow) -> bool:
@@ -217,11 +252,42 @@ def _is_event(row: MetricsRow) -> bool:
 
 def _outlives(row: MetricsRow, stage: str, resumed_step: int) -> bool:
     """Whether a row stays when `stage` goes on after `resumed_step`: not what comes again."""
-    if row.get("event") == "checkpoint_set_aside" or row["stage"] != stage:
+    if row.get("event") in _LASTING or row["stage"] != stage:
         return True
     return row["step"] <= resumed_step
 
 
-def _keep_rows(path: Path, keep: Callable[[MetricsRow], bool]) -> None:
-    if path.exists():
-        write_atomically(path, "".join(json.dumps(row) + "\n" for row in _read_rows(path) if keep(row)))
+def _keep_rows(path: Path, keep: Callable[[MetricsRow], bool]) -> int:
+    """Rewrite a file with those of its rows; how many of its lines were no rows, which a file beside it has then."""
+    if not path.exists():
+        return 0
+    content = read_replaced(path) + b"\n"  # the last line may lack its end
+    rows = _rows_of(parse_json_lines(content, path), path)
+    lines = [line for line in content.split(b"\n") if line.strip()]
+    lost = [] if len(rows) == len(lines) else [line for line in lines if not _is_row(json_object(line) or {})]
+    if lost:
+        with naming(_aside(path)), _aside(path).open("ab") as file:
+            file.writelines(line + b"\n" for line in lost)
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows if keep(row)))
+    return len(lost)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.damaged")
+
+
+def _steps_done(directory: RunDirectory, stage: str) -> int:
+    """How many steps of a stage the run has: of its newest checkpoint, or where there is none of its last row."""
+    saved = steps_in(directory.checkpoints / stage)
+    return saved[-1][0].step if saved else max((row["step"] for row in read_metrics(directory, stage)), default=0)
+
+
+def _gaps(there: Sequence[tuple[int, int]], last: int) -> Iterator[tuple[int, int]]:
+    """First and last of the steps from 1 to `last` that none of the spans `there` has."""
+    before = 0
+    for first, final in sorted([*there, (last + 1, last + 1)]):
+        if first > last + 1:
+            break
+        if first > before + 1:
+            yield before + 1, first - 1
+        before = max(before, final)

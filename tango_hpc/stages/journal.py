@@ -38,8 +38,6 @@ class Journal:
             self._progress = ProgressReporter(directory, stage, total_steps, resumed_step)
             self._metrics = self._open_metrics(resumed_step)
             update_summary(directory, stage, "running", begins=True, steps=resumed_step)
-            for gap in self._metrics.gaps:
-                self.note(gap)
 
     def phase(self, name: str, *, role: str | None = None) -> None:
         """Say what happens from now on, to the watchdog (every process) and to whoever looks at the run."""
@@ -110,9 +108,12 @@ class Journal:
             )
 
     def _open_metrics(self, resumed_step: int) -> MetricsWriter:
-        return MetricsWriter(
+        opened = MetricsWriter(
             self._directory, self._stage, resumed_step=resumed_step, trackers=self._trackers, tell=self.note
         )
+        for gap in opened.gaps:
+            self.note(gap)
+        return opened
 
 
 class Clock:

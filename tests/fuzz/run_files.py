@@ -39,11 +39,15 @@ from tests.slurm.jobs import counting_config
 
 @cache
 def a_run(folder: Path) -> tuple[Config, RunDirectory, dict[Path, bytes]]:
-    """A run that has done four steps and lost the last one's row, and the contents of its files that only show or count things."""
+    """A run that has done two steps of another stage, then four and lost the last one's row, and the contents of its files that only show or count things."""
     config = counting_config(folder, "run", {"nodes": 1})
     directory = prepare_run(["train"], config, resume=False)
     attempt(config, directory)
     ProgressReporter(directory, "train", 10)
+    with MetricsWriter(directory, "sft", trackers=()) as metrics:
+        for step in (1, 2):
+            metrics.write({"step": step, "role": "generator", "loss": 0.5})
+    (directory.checkpoints / "sft" / "step_000002").mkdir(parents=True)
     with MetricsWriter(directory, "train") as metrics:
         metrics.write_evaluation(0, {"generator/accuracy": 0.1})
         for step in (1, 2, 3):
@@ -122,12 +126,13 @@ def _go_on_with(folder: Path, file: Path, damaged: bytes) -> str:
         return file.name
     except Exception as error:
         raise AssertionError(f"{file.name}: {file.read_bytes()[:500]!r}") from error
-    steps = [row["step"] for row in read_metrics(directory, "train")]
-    marked = [
-        step
-        for event in read_events(directory, "train")
-        if event["event"] == "rows_lost"
-        for step in range(max(event["first_step"], 1), min(event["last_step"], 4) + 1)
-    ]
-    assert {1, 2, 3, 4} <= {*steps, *marked}, f"rows were dropped without a word: {steps} {marked}"
+    for stage, done in (("sft", 2), ("train", 4)):
+        steps = [row["step"] for row in read_metrics(directory, stage)]
+        marked = [
+            step
+            for event in read_events(directory, stage)
+            if event["event"] == "rows_lost"
+            for step in range(max(event["first_step"], 1), min(event["last_step"], done) + 1)
+        ]
+        assert {*range(1, done + 1)} <= {*steps, *marked}, f"rows were dropped without a word: {steps} {marked}"
     return ""

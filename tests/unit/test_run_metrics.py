@@ -104,6 +104,65 @@ def test_rows_that_were_lost_leave_a_marked_gap(directory, capsys):
         assert metrics.gaps == []
 
 
+def test_rows_that_another_stage_has_lost_leave_a_marked_gap(directory, capsys):
+    write_steps(directory, [1, 2, 3], stage="sft")
+    (directory.checkpoints / "sft" / "step_000004").mkdir(parents=True)
+    lines = directory.metrics.read_text().splitlines(keepends=True)
+    directory.metrics.write_text(lines[0] + lines[1][:30] + "\n" + '{"step": 9}\n[1]\n' + lines[2])
+    told = [
+        "metrics.jsonl has no row of step 2 of sft: lost, while the weights have them",
+        "metrics.jsonl has no row of step 4 of sft: lost, while the weights have them",
+        "metrics.jsonl had 1 line that is no row: damaged, kept in metrics.jsonl.damaged",
+    ]
+    with MetricsWriter(directory, "train", trackers=()) as metrics:
+        assert metrics.gaps == told
+    assert f"{directory.metrics}: lines that are no rows, passed over: 1" in capsys.readouterr().err
+    assert [row["step"] for row in read_metrics(directory, "sft")] == [1, 3]
+    assert [(row["stage"], row["event"], row["step"]) for row in read_events(directory)] == [
+        ("sft", "rows_lost", 2), ("sft", "rows_lost", 4), ("train", "lines_lost", 0),
+    ]  # fmt: skip
+    assert directory.metrics.with_name("metrics.jsonl.damaged").read_text() == lines[1][:30] + '\n{"step": 9}\n[1]\n'
+    for stage in ("train", "eval"):
+        with MetricsWriter(directory, stage, trackers=()) as metrics:
+            assert metrics.gaps == []  # told before
+    assert len(read_events(directory)) == 3
+    write_steps(directory, [4], resumed_step=3, stage="sft")  # from an older checkpoint: some come again
+    assert [(row["stage"], row["event"], row["step"]) for row in read_events(directory)] == [
+        ("sft", "rows_lost", 2), ("train", "lines_lost", 0),
+    ]  # fmt: skip
+
+
+def test_a_gap_of_any_length_is_marked_at_once(directory):
+    write_steps(directory, [1, 10**6], stage="sft")
+    with MetricsWriter(directory, "train", resumed_step=10**6, trackers=()) as metrics:
+        assert len(metrics.gaps) == 2
+    lost = {row["stage"]: (row["first_step"], row["last_step"]) for row in read_events(directory)}
+    assert lost == {"sft": (2, 10**6 - 1), "train": (1, 10**6)}
+
+
+def test_evaluations_that_were_lost_are_counted_and_kept_aside(directory):
+    write_steps(directory, [1, 2, 3])
+    lines = directory.evaluations.read_text().splitlines(keepends=True)
+    directory.evaluations.write_text(lines[0] + lines[1][:20] + "\n" + lines[2].rstrip("\n"))
+    said = []
+    with MetricsWriter(directory, "train", resumed_step=3, trackers=(), tell=said.append) as metrics:
+        assert metrics.gaps == [
+            "evaluations.jsonl had 1 line that is no row: damaged, kept in evaluations.jsonl.damaged"
+        ]
+        with directory.evaluations.open("a") as file:
+            file.write('{"step": 3}\n[1]\n')  # while the stage runs
+        metrics.write_evaluation(3, {"generator/accuracy": 0.75})
+    assert said == ["evaluations.jsonl had 2 lines that are no rows: damaged, kept in evaluations.jsonl.damaged"]
+    assert [row["generator/accuracy"] for row in read_evaluations(directory)] == [0.01, 0.75]
+    assert [(row["event"], row["step"], row["lines"]) for row in read_events(directory)] == [
+        ("lines_lost", 3, 1), ("lines_lost", 3, 2),
+    ]  # fmt: skip
+    kept = directory.evaluations.with_name("evaluations.jsonl.damaged").read_text()
+    assert kept == lines[1][:20] + '\n{"step": 3}\n[1]\n'
+    write_steps(directory, [2, 3], resumed_step=1)
+    assert [row["lines"] for row in read_events(directory)] == [1, 2]  # these do not come again
+
+
 def test_an_event_is_no_step_and_outlives_a_resume(directory):
     write_steps(directory, [1, 2, 3])
     with MetricsWriter(directory, "train", resumed_step=3) as metrics:
