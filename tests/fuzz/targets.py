@@ -9,9 +9,10 @@ import shutil
 import tempfile
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,8 +24,9 @@ from tango_hpc.config.load import read_yaml
 from tango_hpc.data.prepare.pipeline import prepare
 from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows, write_rows
 from tango_hpc.errors import UserError
-from tango_hpc.grading import GradeItem
-from tango_hpc.grading.rules import RULES, shortcut
+from tango_hpc.grading import GradeItem, GradingPool
+from tango_hpc.grading import pool as grading
+from tango_hpc.grading.rules import MAX_ANSWER_CHARACTERS, RULES, shortcut
 from tango_hpc.plan.report import make_plan
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.report.reading import facts, show_rollouts, step_views
@@ -39,6 +41,7 @@ from tests.fuzz.run_files import damage_one
 COUNTS: Counter[str] = Counter()
 ROOT = Path(__file__).parents[2]
 QUICK_RULES = sorted(set(RULES) - {"math", "own", "own_steps"})
+OPTIONS: dict[str, dict[str, object]] = {"label": {"labels": ["yes", "te"]}}
 
 
 @cache
@@ -47,6 +50,12 @@ def folder() -> Path:
     path = Path(tempfile.mkdtemp(prefix="fuzz-"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path
+
+
+@cache
+def workers() -> GradingPool:
+    """One, with less time than in training: a hostile answer of a few pieces is over at once, or never."""
+    return GradingPool(1, time_limit_seconds=1.0)
 
 
 @cache
@@ -65,7 +74,10 @@ def last_letter() -> Config:
 
 
 def outputs(data: bytes) -> None:
-    """Up to eight answers of models: parsed, graded by every quick rule, scored as a dump, shown."""
+    """Up to eight answers of models: parsed, graded by every quick rule, scored as a dump, shown.
+
+    In half of the calls the last one is graded by a worker too, by `math` as well.
+    """
     choices = Choices(data)
     rows = []
     for index in range(1 + choices.number(8)):
@@ -78,10 +90,8 @@ def outputs(data: bytes) -> None:
         answer = task.answer(solution)
         question = {"question": " ".join(words), "answer": letters}
         (verdict,) = task.grade_all([(question, answer)])
-        for rule in QUICK_RULES:
-            options = {"labels": ["yes", "te"]} if rule == "label" else {}
-            GradeItem(rule, letters, answer)
-            shortcut(rule, choices.text(3), answer or "", options)
+        items = [GradeItem(rule, choices.text(3), answer or "", OPTIONS.get(rule, {})) for rule in QUICK_RULES]
+        graded_here(items)
         num_steps = len(parse_solution(solution).steps)
         of_generator = choices.number(2) == 0
         row = RolloutRow(
@@ -105,6 +115,10 @@ def outputs(data: bytes) -> None:
             alpha=0.5 if of_generator else None,
         )
         rows.append(row)
+    if choices.number(2) == 0:
+        graded_by_a_worker(
+            [*items, GradeItem("math", choices.pick((choices.text(3), letters, answer or "")), answer or "")]
+        )
     dump, out = folder() / "dump.parquet", folder() / "scored.parquet"
     write_rollouts(dump, rows)
     report = score_dump(dump, last_letter(), out)
@@ -117,6 +131,29 @@ def outputs(data: bytes) -> None:
         facts(row)
     COUNTS["answers of models"] += len(rows)
     COUNTS["verifications without a verdict"] += sum(row.final_judgement == -1 for row in scored)
+
+
+def graded_here(items: Sequence[GradeItem]) -> None:
+    """By quick rules: none raises, so that none needs a worker."""
+    for item in items:
+        known = shortcut(item.rule, item.gold, item.answer, item.options)
+        if len(item.answer) <= MAX_ANSWER_CHARACTERS:
+            expected = RULES[item.rule](item.gold, item.answer, **item.options)
+            assert known is expected, f"{item}: {known}, not {expected}"
+
+
+def graded_by_a_worker(items: Sequence[GradeItem]) -> None:
+    """Without shortcuts. Each has a verdict: of the quick rules the one that they give here, of `math` any that is counted."""
+    given, items = items, [item for item in items if len(item.answer) <= MAX_ANSWER_CHARACTERS]
+    COUNTS["answers too long to be graded"] += len(given) - len(items)
+    with patch.object(grading, "shortcut", lambda *_: None):
+        verdicts = workers().grade(items)
+    for item, verdict in zip(items, verdicts, strict=True):
+        if item.rule in QUICK_RULES:
+            known = shortcut(item.rule, item.gold, item.answer, item.options)
+            assert (verdict.outcome, verdict.correct) == ("graded", known), f"{item}: {verdict}"
+        COUNTS[f"verdicts of workers by {item.rule}: {verdict.outcome}"] += 1
+    COUNTS["answers graded by workers"] += len(items)
 
 
 def shown(data: bytes) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -20,9 +21,12 @@ from tango_hpc.control.stop import read_stop_request
 from tango_hpc.data.prepare.pipeline import prepare
 from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows, write_rows
 from tango_hpc.errors import UserError
+from tango_hpc.grading import GradeItem, Verdict
+from tango_hpc.grading.rules import RULES
 from tango_hpc.launch.enter import prepare_run
+from tests.fuzz import targets
 from tests.fuzz.choices import Choices
-from tests.fuzz.targets import COUNTS, ROOT, TARGETS
+from tests.fuzz.targets import COUNTS, QUICK_RULES, ROOT, TARGETS
 
 RUNS = {"outputs": 120, "shown": 60, "config": 40, "records": 80, "tables": 80, "run_files": 25}
 FED = {
@@ -44,7 +48,55 @@ def test_nothing_gives_way(name: str) -> None:
     quiet(given(st.binary(max_size=200))(TARGETS[name]))()
     what, at_least = FED[name]
     assert COUNTS[what] >= at_least
+    if name == "outputs":
+        assert COUNTS["answers graded by workers"] >= 100
+        assert sum(count for what, count in COUNTS.items() if what.startswith("verdicts of workers by math")) >= 20
     print(dict(COUNTS))
+
+
+@pytest.mark.parametrize("rule", QUICK_RULES)
+def test_answers_of_models_find_a_rule_that_raises(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(gold: str, answer: str, **_: object) -> bool:
+        raise OverflowError("int too large to convert to float")
+
+    monkeypatch.setitem(RULES, rule, broken)
+    with pytest.raises(OverflowError, match="int too large"):
+        TARGETS["outputs"](b"\x01\x02")
+
+
+def test_answers_of_models_find_a_rule_that_a_shortcut_does_not_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "shortcut", lambda *_: None)  # as of a rule that raised there
+    with pytest.raises(AssertionError, match="None, not"):
+        TARGETS["outputs"](b"\x01\x02")
+
+
+@pytest.mark.parametrize("outcome", ["error", "crash", "time", "memory"])
+def test_answers_of_models_find_a_rule_that_gives_way_in_a_worker(
+    outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[GradeItem] = []
+
+    def grade(items: list[GradeItem]) -> list[Verdict]:
+        asked.extend(items)
+        return [Verdict(False, outcome) for _ in items]
+
+    monkeypatch.setattr(targets, "workers", lambda: SimpleNamespace(grade=grade))
+    with pytest.raises(AssertionError, match=f"outcome='{outcome}'"):
+        for number in range(40):
+            TARGETS["outputs"](bytes([number]))
+    assert [item.rule for item in asked] == [*QUICK_RULES, "math"]
+    COUNTS.clear()
+    targets.graded_by_a_worker([GradeItem("math", "1", "2")])
+    assert dict(+COUNTS) == {f"verdicts of workers by math: {outcome}": 1, "answers graded by workers": 1}
+
+
+def test_workers_grade_what_the_fuzzer_gives_them() -> None:
+    COUNTS.clear()
+    items = [GradeItem(rule, "te", "te", targets.OPTIONS.get(rule, {})) for rule in QUICK_RULES]
+    targets.graded_by_a_worker([*items, GradeItem("math", "1/2", "\\frac{1}{2}"), GradeItem("math", "1", "9" * 5000)])
+    assert COUNTS["answers graded by workers"] == len(QUICK_RULES) + 1
+    assert COUNTS["answers too long to be graded"] == 1
+    assert {name.rpartition(": ")[2] for name in COUNTS if name.startswith("verdicts of workers")} == {"graded"}
 
 
 def test_choices_depend_on_the_bytes_alone() -> None:
