@@ -6,8 +6,10 @@ that decide what is computed must be those of before, also where somebody has ed
 
 from __future__ import annotations
 
+import fnmatch
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,56 @@ from tango_hpc.config import Config
 from tango_hpc.config.paths import flatten, moved, same_value
 from tango_hpc.errors import UserError
 from tango_hpc.launch.attempts import newest_checkpoint
-from tango_hpc.launch.enter import ConfigChange
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_provenance
+
+# Settings that a resumed run may change: they decide where, how fast and how long it runs, not what it computes.
+# A longer run also stretches the schedules of alpha and of the learning rate from the resumed step on.
+CHANGEABLE_ON_RESUME = (
+    "run.*",
+    "launch.nodes",
+    "launch.tasks_per_node",
+    "launch.device",
+    "launch.threads_per_rank",
+    "launch.*_seconds",
+    "launch.max_attempts_without_progress",
+    "launch.stopped_exit_code",
+    "train.generator_steps",
+    "train.eval_every",
+    "train.dump_every",
+    "train.max_logprob_gap",
+    "train.on_trouble.*",
+    "train.max_rollbacks",
+    "sft.*.steps",
+    "sft.*.eval_every",
+    "checkpoint.*",
+    "reshard.*",
+    "*.rollout.*",
+    "*.parallel.*",
+    "*.micro_batch_tokens",
+    "*.recompute",
+)
 
 # Of larger files only blocks are read, evenly spaced from the first to the last.
 WHOLE_BYTES = 64 * 2**20
 BLOCK_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class ConfigChange:
+    """One setting that differs between two configurations; a missing one is None."""
+
+    key: str
+    before: Any
+    after: Any
+
+    @property
+    def allowed(self) -> bool:
+        """Whether a resumed run may make this change."""
+        return any(fnmatch.fnmatchcase(self.key, pattern) for pattern in CHANGEABLE_ON_RESUME)
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before!r} -> {self.after!r}"
 
 
 def compare_with_last(directory: RunDirectory, stage: str, config: Config) -> tuple[dict[str, Any], list[str]]:

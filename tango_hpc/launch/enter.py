@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import fnmatch
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,9 @@ from tango_hpc.config.load import NOT_YAML, read_tree
 from tango_hpc.config.paths import flatten, same_value
 from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
-from tango_hpc.launch.attempts import AttemptLog, submitted_jobs
+from tango_hpc.launch.attempts import AttemptLog, newest_checkpoint, submitted_jobs
+from tango_hpc.launch.continuity import ConfigChange, compare_with_last, refuse
+from tango_hpc.launch.environment import Place, check_nodes
 from tango_hpc.launch.lock import RunLock, take_lock
 from tango_hpc.launch.provenance import note_changes
 from tango_hpc.launch.queued import check_no_job_waits, never_started
@@ -29,33 +29,6 @@ from tango_hpc.run.directory import RunDirectory, runs_below
 from tango_hpc.run.summary import read_summary, update_summary
 from tango_hpc.stages.preflight import check_inputs
 from tango_hpc.tasks.made_files import make_missing_files
-
-# Settings that a resumed run may change: they decide where, how fast and how long it runs, not what it computes.
-# A longer run also stretches the schedules of alpha and of the learning rate from the resumed step on.
-CHANGEABLE_ON_RESUME = (
-    "run.*",
-    "launch.nodes",
-    "launch.tasks_per_node",
-    "launch.device",
-    "launch.threads_per_rank",
-    "launch.*_seconds",
-    "launch.max_attempts_without_progress",
-    "launch.stopped_exit_code",
-    "train.generator_steps",
-    "train.eval_every",
-    "train.dump_every",
-    "train.max_logprob_gap",
-    "train.on_trouble.*",
-    "train.max_rollbacks",
-    "sft.*.steps",
-    "sft.*.eval_every",
-    "checkpoint.*",
-    "reshard.*",
-    "*.rollout.*",
-    "*.parallel.*",
-    "*.micro_batch_tokens",
-    "*.recompute",
-)
 
 # Mode of a new run directory: its files may show prompts, answers and paths.
 PRIVATE = 0o750
@@ -74,31 +47,46 @@ def prepare_run(stages: Sequence[str], config: Config, *, resume: bool) -> RunDi
 
 
 @contextmanager
-def prepared_run(stages: Sequence[str], config: Config, *, resume: bool) -> Iterator[tuple[RunDirectory, RunLock]]:
-    """`prepare_run` for whoever goes on to run it: with the lock, which is held from before anything is written."""
+def prepared_run(
+    stages: Sequence[str], config: Config, *, resume: bool, where: Place | None = None
+) -> Iterator[tuple[RunDirectory, RunLock]]:
+    """`prepare_run` for whoever goes on to run it: with the lock, which is held from before anything is written.
+
+    `where` the ranks are to be started, if by this very process: there must be nodes enough.
+    """
     directory = _check_start(stages, config, resume=resume)
+    if where is not None:
+        check_nodes(config.launch, where)
+    was_there = directory.path.exists()
     with _explaining_place(directory):
         directory.path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         directory.control.mkdir(exist_ok=True)
         lock = take_lock(directory)
     try:
-        _, changes = enter_run(directory.path, config_to_yaml(config), resume=resume, stage=stages[0])
-        directory.stop_file.unlink(missing_ok=True)  # who starts it wants it to run; what is asked from now on counts
-        for stage in stages:
-            if changes and is_done(directory, stage):
-                update_summary(directory, stage, "stopped")  # done under the old settings, not under the new ones
-        make_missing_files(config)
+        _check_goes_on(directory, stages, config)
+        before = Before(directory, was_there=was_there)
+        try:
+            _, changes = enter_run(directory.path, config_to_yaml(config), resume=resume, stage=stages[0])
+            # Who starts it wants it to run; what is asked from now on counts.
+            directory.stop_file.unlink(missing_ok=True)
+            for stage in stages:
+                if changes and is_done(directory, stage):
+                    update_summary(directory, stage, "stopped")  # done under the old settings, not under the new ones
+            make_missing_files(config)
+        except UserError:
+            before.bring_back()
+            raise
         yield directory, lock
     finally:
         lock.release()
 
 
 class Before:
-    """What a run directory was before it was entered for a job that Slurm may refuse."""
+    """What a run directory was before it was entered for what may still be refused: a job by Slurm, say."""
 
-    def __init__(self, directory: RunDirectory) -> None:
+    def __init__(self, directory: RunDirectory, *, was_there: bool) -> None:
         self._directory = directory
-        self._was_there = directory.path.exists()
+        self._was_there = was_there
         self._jobs = submitted_jobs(directory)
         files = (directory.config, directory.provenance, directory.summary, directory.stop_file)
         self._files = {file: file.read_bytes() if file.is_file() else None for file in files}
@@ -125,6 +113,7 @@ class Before:
 def check_run(stages: Sequence[str], config: Config, *, resume: bool) -> None:
     """Raise UserError where `prepare_run` would; makes nothing."""
     directory = _check_start(stages, config, resume=resume)
+    _check_goes_on(directory, stages, config)
     nearest = next(folder for folder in (directory.path, *directory.path.parents) if folder.exists())
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
         raise UserError(f"cannot write the run directory {directory.path}: {nearest} is no folder that you may write")
@@ -142,6 +131,14 @@ def _check_start(stages: Sequence[str], config: Config, *, resume: bool) -> RunD
     for number, stage in enumerate(stages):
         check_inputs(config, stage, after=stages[:number])
     return directory
+
+
+def _check_goes_on(directory: RunDirectory, stages: Sequence[str], config: Config) -> None:
+    """Raise UserError where a stage that is to go on from its checkpoint would compute something else."""
+    changed = directory.config.is_file() and bool(changes_of_run(directory, config_to_yaml(config)))
+    for stage in stages:
+        if newest_checkpoint(directory, stage) is not None and (changed or not is_done(directory, stage)):
+            refuse(directory, compare_with_last(directory, stage, config)[1])
 
 
 def check_run_dir(path: Path) -> None:
@@ -174,23 +171,6 @@ def check_there_is_a_run(directory: RunDirectory) -> None:
 def is_done(directory: RunDirectory, stage: str) -> bool:
     """Whether `stage` has run to its end there."""
     return read_summary(directory).get("stages", {}).get(stage, {}).get("status") == "done"
-
-
-@dataclass(frozen=True)
-class ConfigChange:
-    """One setting that differs between two configurations; a missing one is None."""
-
-    key: str
-    before: Any
-    after: Any
-
-    @property
-    def allowed(self) -> bool:
-        """Whether a resumed run may make this change."""
-        return any(fnmatch.fnmatchcase(self.key, pattern) for pattern in CHANGEABLE_ON_RESUME)
-
-    def __str__(self) -> str:
-        return f"{self.key}: {self.before!r} -> {self.after!r}"
 
 
 def enter_run(

@@ -57,6 +57,21 @@ def place(env: Mapping[str, str], world_size: int) -> Place:
     return "rank"
 
 
+def check_nodes(launch: LaunchConfig, where: Place, env: Mapping[str, str] = os.environ) -> None:
+    """Raise UserError where there are fewer nodes than `launch.nodes`."""
+    if where == "alone" and launch.nodes != 1:
+        raise UserError(
+            f"launch.nodes is {launch.nodes}, but this is one machine outside a Slurm allocation; "
+            "set launch.nodes=1, or use `tango submit`"
+        )
+    nodes = int(env.get("SLURM_JOB_NUM_NODES", "1"))
+    if nodes < launch.nodes:
+        raise UserError(
+            f"launch.nodes is {launch.nodes}, but job {env.get('SLURM_JOB_ID')} has {nodes}; ask for "
+            f"--nodes={launch.nodes}"
+        )
+
+
 def own_ranks(env: Mapping[str, str] = os.environ) -> range:
     """The ranks of this task, as a launcher or srun gives them: one, unless `RANKS_OF_TASK` says how many from RANK on.
 

@@ -32,7 +32,7 @@ from tango_hpc.launch.chain import Chain
 from tango_hpc.launch.continuity import compare_with_last, refuse
 from tango_hpc.launch.deadline import Deadline
 from tango_hpc.launch.enter import is_done
-from tango_hpc.launch.environment import place
+from tango_hpc.launch.environment import check_nodes, place
 from tango_hpc.launch.lock import RunLock, take_lock
 from tango_hpc.launch.provenance import record_attempt
 from tango_hpc.launch.requeue import requeue, resume_command
@@ -202,9 +202,14 @@ def _noting(unwritten: list[str]) -> Iterator[None]:
 
 
 def _note_failure(directory: RunDirectory, log: AttemptLog, attempt: Attempt, code: int, reason: str) -> None:
-    """For `tango status` and `tango logs`: the attempt ended before any rank was started."""
+    """For `tango status` and `tango logs`: the attempt ended before any rank was started.
+
+    One that was refused (code 2) leaves a stage done or stopped, as it was.
+    """
     log.end(attempt, code, reason)
-    update_summary(directory, attempt.stage, "failed")
+    before = read_summary(directory).get("stages", {}).get(attempt.stage, {}).get("status")
+    if code != UserError.exit_code or before not in ("done", "stopped"):
+        update_summary(directory, attempt.stage, "failed")
 
 
 def run_stages(directory: RunDirectory, stages: str, console: Console, snapshot: Path | None = None) -> int:
@@ -255,14 +260,9 @@ def _exit_code(directory: RunDirectory, code: int) -> int:
 def _starter(directory: RunDirectory, stage: str, config: Config, console: Console) -> Starter:
     where = place(os.environ, config.world_size)
     assert where != "rank", "ranks do not supervise"
+    check_nodes(config.launch, where)
     if where == "alone":
         return LocalStarter(directory, stage, config)
-    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
-    if nodes < config.launch.nodes:
-        raise UserError(
-            f"launch.nodes is {config.launch.nodes}, but job {slurm.job_id()} has {nodes}; "
-            f"ask for --nodes={config.launch.nodes}"
-        )
     return SrunStarter(directory, stage, config, partial(say, console))
 
 

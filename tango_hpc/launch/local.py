@@ -33,9 +33,10 @@ def run_foreground(stage: str, config_file: Path, overrides: Sequence[str], *, r
     if directory is not None:
         _become_job(directory, stage)
     config = load_config(config_file, overrides)
-    if place(os.environ, config.world_size) == "rank":
+    where = place(os.environ, config.world_size)
+    if where == "rank":
         _become_rank(stage, config, resume=resume)
-    with prepared_run([stage], config, resume=resume) as (directory, lock):
+    with prepared_run([stage], config, resume=resume, where=where) as (directory, lock):
         if "SLURM_JOB_ID" in os.environ and not sys.stdin.isatty():
             take_snapshot(directory.snapshot, record_diff=config.run.record_diff)
             _become_job(directory, stage)

@@ -89,11 +89,6 @@ class LocalStarter:
     def __init__(
         self, directory: RunDirectory, stage: str, config: Config, command: Sequence[str] | None = None
     ) -> None:
-        if config.launch.nodes != 1:
-            raise UserError(
-                f"launch.nodes is {config.launch.nodes}, but this is one machine outside a Slurm allocation; "
-                "set launch.nodes=1, or use `tango submit`"
-            )
         self._directory = directory
         self._config = config
         self._command = [*(command or rank_command()), str(directory.path), stage]

@@ -69,10 +69,10 @@ def submit(
     asked = asked_of_a_node(settings, chosen, memory)
     directory = RunDirectory(settings.run.dir)
     folder = directory.submitit_logs
-    before = Before(directory)
+    before = Before(directory, was_there=directory.path.exists())
     prepare_run(stage_names, settings, resume=resume)
-    take_job_files(chosen, directory.snapshot, [settings])
     try:
+        take_job_files(chosen, directory.snapshot, [settings])
         with job_environment(chosen, directory.snapshot, cluster), refused_by_slurm(asked):
             made = executor(settings, chosen, memory, folder, job_name(stages, directory), cluster, directory.snapshot)
             # In this process ("debug") the code that was copied runs from where it was copied from.

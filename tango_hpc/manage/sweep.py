@@ -42,7 +42,8 @@ from tango_hpc.config.load import apply_override, explain_mistake, read_tree, re
 from tango_hpc.config.paths import same_value
 from tango_hpc.config.values import Count, FilePath, Positive, Section
 from tango_hpc.errors import UserError
-from tango_hpc.launch.enter import ConfigChange, changes_of_run, is_done
+from tango_hpc.launch.continuity import ConfigChange
+from tango_hpc.launch.enter import changes_of_run, is_done
 from tango_hpc.manage.status import RunState, states
 from tango_hpc.report.formats import label_of
 from tango_hpc.run.directory import RunDirectory

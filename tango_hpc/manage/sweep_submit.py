@@ -65,10 +65,10 @@ def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster
     take_job_files(chosen, snapshot, [cell.config for cell in cells])
     say(console, describe_snapshot(snapshot))
     for number, (array, at_once) in enumerate(zip(arrays, shared(sweep.settings.throttle, len(arrays)), strict=True)):
-        before = [Before(cell.directory) for cell in array]
-        for cell in array:
-            _enter(sweep, cell)
+        before = [Before(cell.directory, was_there=cell.directory.path.exists()) for cell in array]
         try:
+            for cell in array:
+                _enter(sweep, cell)
             jobs = _submit_array(sweep, array, at_once, chosen, memory, snapshot)
         except UserError as error:
             for cell_before in before:

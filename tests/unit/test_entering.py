@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import shutil
 import zlib
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from rich.console import Console
 
 from tango_hpc.config import Config, load_config
 from tango_hpc.config.tasks import TaskConfig
+from tango_hpc.data.tables import write_rows
 from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
-from tango_hpc.launch import provenance
+from tango_hpc.launch import enter, provenance
 from tango_hpc.launch.attempts import AttemptLog
 from tango_hpc.launch.continuity import compare_with_last, fingerprint
 from tango_hpc.launch.enter import check_run, prepare_run, prepared_run
 from tango_hpc.launch.job import run_attempt
+from tango_hpc.launch.local import run_foreground
 from tango_hpc.launch.lock import RunLock
 from tango_hpc.launch.masks import mask_secrets, masked_command
 from tango_hpc.launch.provenance import record_attempt
@@ -40,15 +44,11 @@ def test_a_refused_command_changes_nothing(tmp_path: Path) -> None:
     update_summary(directory, "train", "done")
     longer = config.model_copy(update={"train": config.train.model_copy(update={"generator_steps": 50})})
 
-    def content() -> dict[str, bytes]:
-        files = (file for file in directory.path.rglob("*") if file.is_file())
-        return {str(file): file.read_bytes() for file in files}
-
     with RunLock(directory):
-        before = content()
+        before = contents(directory.path)
         with pytest.raises(UserError, match=f"process {os.getpid()} on .* is running in"):
             prepare_run(["train"], longer, resume=True)
-        assert content() == before
+        assert contents(directory.path) == before
     with prepared_run(["train"], longer, resume=True) as (_, lock):
         assert "generator_steps: 50" in directory.config.read_text()
         assert read_summary(directory)["status"] == "stopped"
@@ -56,6 +56,93 @@ def test_a_refused_command_changes_nothing(tmp_path: Path) -> None:
             prepare_run(["train"], config, resume=True)
         lock.touch()
     assert not directory.lock_file.exists()
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Checksums of all files below a folder, by their path."""
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def enter_and_run(config: Config) -> int:
+    """What `tango train --resume` does."""
+    with prepared_run(["train"], config, resume=True) as (directory, lock):
+        return run_attempt(directory, "train", config, Console(file=io.StringIO()), lock)
+
+
+@pytest.mark.parametrize("status", ["done", "stopped"])
+def test_a_resume_with_other_data_changes_no_byte_of_the_run(
+    tmp_path: Path, status: Literal["done", "stopped"]
+) -> None:
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    directory = prepare_run(["train"], config, resume=False)
+    log = AttemptLog(directory)
+    attempt = log.start("train")
+    assert attempt_with(directory, config) == ([], [])
+    (directory.checkpoints / "train" / "step_000003").mkdir(parents=True)
+    log.end(attempt, 0 if status == "done" else 85, "")
+    update_summary(directory, "train", status, steps=200)
+    write_rows(config.data.train, [{"id": "1", "question": "b?", "answer": "b", "source": "test"}])
+    longer = config.model_copy(update={"train": config.train.model_copy(update={"generator_steps": 50})})
+    before = contents(directory.path)
+    refused = r"(?s)would compute something else:\n  data.train .* -> .*run\.dir=PATH"
+    with pytest.raises(UserError, match=refused) as caught:
+        enter_and_run(longer)
+    assert caught.value.exit_code == 2
+    with pytest.raises(UserError, match=refused):
+        check_run(["train"], longer, resume=True)
+    assert contents(directory.path) == before
+    with pytest.raises(UserError, match=refused):  # a job, which was submitted before the data were changed
+        update_summary(directory, "train", "stopped")
+        run_attempt(directory, "train", config, Console(file=io.StringIO()))
+    assert read_summary(directory)["status"] == "stopped" and run_state(directory, {}).state == "failed"
+
+
+def test_a_finished_run_with_other_data_is_done_already(tmp_path: Path) -> None:
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    directory = prepare_run(["train"], config, resume=False)
+    assert attempt_with(directory, config) == ([], [])
+    (directory.checkpoints / "train" / "step_000003").mkdir(parents=True)
+    update_summary(directory, "train", "done", steps=200)
+    write_rows(config.data.train, [{"id": "1", "question": "b?", "answer": "b", "source": "test"}])
+    assert enter_and_run(config) == 0
+
+
+def test_a_task_that_makes_no_rows_leaves_the_run_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+
+    def make(_: Config) -> None:
+        raise UserError("questions gave no rows")
+
+    monkeypatch.setattr(enter, "make_missing_files", make)
+    with pytest.raises(UserError, match="gave no rows"):
+        prepare_run(["train"], config, resume=False)
+    assert not config.run.dir.exists()
+    monkeypatch.undo()
+    directory = prepare_run(["train"], config, resume=False)
+    update_summary(directory, "train", "done", steps=200)
+    longer = config.model_copy(update={"train": config.train.model_copy(update={"generator_steps": 50})})
+    before = contents(directory.path)
+    monkeypatch.setattr(enter, "make_missing_files", make)
+    with pytest.raises(UserError, match="gave no rows"):
+        prepare_run(["train"], longer, resume=True)
+    assert contents(directory.path) == before
+
+
+def test_more_nodes_than_there_are_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    directory = prepare_run(["train"], config, resume=False)
+    before = contents(directory.path)
+    with pytest.raises(UserError, match="launch.nodes is 2, but this is one machine"):
+        run_foreground("train", directory.config, ["launch.nodes=2"], resume=True)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr("tango_hpc.launch.local._become_job", lambda *_: pytest.fail("the run was entered"))
+    monkeypatch.setattr("tango_hpc.launch.environment.shutil.which", lambda *_, **__: "srun")
+    with pytest.raises(UserError, match="launch.nodes is 2, but job 7 has 1"):
+        run_foreground("train", directory.config, ["launch.nodes=2"], resume=True)
+    assert contents(directory.path) == before
 
 
 def test_a_setting_that_came_later_has_its_default_in_a_run_from_before(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from tango_hpc.errors import UserError
 from tango_hpc.files import parquet_writer, write_parquet
-from tango_hpc.launch.enter import CHANGEABLE_ON_RESUME, config_changes, enter_run
+from tango_hpc.launch.continuity import CHANGEABLE_ON_RESUME
+from tango_hpc.launch.enter import config_changes, enter_run
 from tango_hpc.launch.provenance import code_state, environment, note_changes, record_attempt
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import MetricsWriter
