@@ -1,6 +1,6 @@
 """What an attempt computes with, and how that differs from the attempt before it: settings, data, models, code, ranks.
 
-A run that goes on from a checkpoint must have the data and the models that it began with, by their contents. Settings
+A run that goes on from a checkpoint must have the data, models and prompts that it began with, by their contents. Settings
 that decide what is computed must be those of before, also where somebody has edited the run's own config.yaml.
 """
 
@@ -9,16 +9,19 @@ from __future__ import annotations
 import fnmatch
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tango_hpc.config import Config
-from tango_hpc.config.paths import flatten, moved, same_value
+from tango_hpc.config.paths import NO_TEMPLATE_FILE, flatten, moved, same_value
+from tango_hpc.config.roles import RoleConfig
 from tango_hpc.errors import UserError
 from tango_hpc.launch.attempts import newest_checkpoint
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_provenance
+from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_file, evaluated_roles
 
 # Settings that a resumed run may change: they decide where, how fast and how long it runs, not what it computes.
 # A longer run also stretches the schedules of alpha and of the learning rate from the resumed step on.
@@ -118,7 +121,7 @@ def refuse(directory: RunDirectory, refused: list[str]) -> None:
 
 
 def inputs_of(config: Config, stage: str) -> Iterator[tuple[str, Path]]:
-    """The data, models and code of the user's that `stage` computes from, by the key that names them."""
+    """The data, models, prompts and code of the user's that `stage` computes from, by the key that names them."""
     if config.task.is_own:
         yield "task.name", Path(config.task.name)
     if stage == "train":
@@ -127,6 +130,7 @@ def inputs_of(config: Config, stage: str) -> Iterator[tuple[str, Path]]:
             yield f"{name}.model.path", role.model.path
             if role.model.reference_path is not None:
                 yield f"{name}.model.reference_path", role.model.reference_path
+            yield from _asked_with(name, role)
     elif stage == "sft":
         made: set[Path] = set()
         for name, settings in (("generator", config.sft.generator), ("verifier", config.sft.verifier)):
@@ -136,6 +140,29 @@ def inputs_of(config: Config, stage: str) -> Iterator[tuple[str, Path]]:
             if settings.init.build is None and settings.init.path not in made:
                 yield f"sft.{name}.init.path", settings.init.path
             made.add(settings.output)
+            yield from _asked_with(name, config.roles[name])
+    elif stage == "eval":
+        for benchmark in config.eval.benchmarks:
+            yield "data.eval" if benchmark == "task" else f"eval.data.{benchmark}", evaluated_file(config, benchmark)
+        with suppress(UserError):  # there are none, which the check of inputs says
+            for checkpoint in evaluated_checkpoints(config):
+                yield f"eval.checkpoints.{checkpoint.name}", checkpoint  # its manifest knows all of its files
+        for name in evaluated_roles(config):
+            yield f"{name}.model.path", config.roles[name].model.path
+            yield from _asked_with(name, config.roles[name])
+    elif stage == "teacher":
+        if config.teacher is not None:
+            yield "teacher.questions", config.teacher.questions
+        yield "generator.model.path", config.generator.model.path
+        yield from _asked_with("generator", config.generator)
+
+
+def _asked_with(name: str, role: RoleConfig) -> Iterator[tuple[str, Path]]:
+    """The files of the user's that a role's prompts are made of."""
+    if role.prompt is not None:
+        yield f"{name}.prompt", role.prompt
+    if role.chat_template not in NO_TEMPLATE_FILE:
+        yield f"{name}.chat_template", Path(role.chat_template)
 
 
 def fingerprint(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

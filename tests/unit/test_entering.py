@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from tango_hpc.config import Config, load_config
+from tango_hpc.config.schema import SftRoleConfig, TeacherConfig
 from tango_hpc.config.tasks import TaskConfig
 from tango_hpc.data.tables import write_rows
 from tango_hpc.errors import UserError
@@ -211,10 +212,10 @@ def test_damaged_settings_end_it_and_are_named(tmp_path: Path, content: bytes) -
     assert directory.config.read_bytes() == content
 
 
-def attempt_with(directory: RunDirectory, config: Config) -> tuple[list[str], list[str]]:
+def attempt_with(directory: RunDirectory, config: Config, stage: str = "train") -> tuple[list[str], list[str]]:
     """What is refused, and what is noted, of an attempt with `config`."""
-    entry, refused = compare_with_last(directory, "train", config)
-    record_attempt(directory, stage="train", computes_with=entry)
+    entry, refused = compare_with_last(directory, stage, config)
+    record_attempt(directory, stage=stage, computes_with=entry)
     return refused, read_provenance(directory)["attempts"][-1]["changes"]
 
 
@@ -256,6 +257,68 @@ def test_what_changed_between_attempts_is_refused_or_told(tmp_path: Path) -> Non
     write_report(directory)
     page = directory.report.read_text()
     assert "from step_000003 on: launch.tasks_per_node: 1 -&gt; 2" in page and "refused: algorithm.kl_coef" in page
+
+
+@pytest.mark.parametrize("key", ["prompt", "chat_template"])
+@pytest.mark.parametrize("stage", ["train", "sft"])
+def test_another_prompt_in_the_same_file_is_refused_like_the_setting(tmp_path: Path, key: str, stage: str) -> None:
+    file = tmp_path / "text"
+    file.write_text("Solve {question}")
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    value = file if key == "prompt" else str(file)
+    solutions = tmp_path / "solutions.parquet"
+    write_rows(solutions, [{"question": "a?", "solution_text": "a"}])
+    tuned = SftRoleConfig(data=solutions, output=tmp_path / "tuned", init=config.generator.model)
+    config = config.model_copy(
+        update={
+            "generator": config.generator.model_copy(update={key: value}),
+            "sft": config.sft.model_copy(update={"generator": tuned}),
+        }
+    )
+    directory = prepare_run(["train"], config, resume=False)
+    assert attempt_with(directory, config, stage) == ([], [])
+    file.write_text("Solve this: {question}")  # before the first checkpoint anything may change
+    refused, changes = attempt_with(directory, config, stage)
+    assert refused == [] and [line.partition(" ")[0] for line in changes] == [f"generator.{key}"]
+    (directory.checkpoints / stage / "step_000003").mkdir(parents=True)
+    file.write_text("Write nonsense about {question}")
+    refused, changes = attempt_with(directory, config, stage)
+    assert refused == changes and [line.partition(" ")[0] for line in refused] == [f"generator.{key}"]
+    with pytest.raises(UserError, match=rf"would compute something else:\n  generator\.{key} .* -> "):
+        check_run([stage], config, resume=True)
+
+
+def test_what_an_evaluation_and_a_teacher_read_stands_in_provenance(tmp_path: Path) -> None:
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    prompt, questions, model = tmp_path / "prompt.txt", config.data.eval, config.generator.model.path
+    prompt.write_text("Solve {question}")
+    config = config.model_copy(
+        update={
+            "generator": config.generator.model_copy(update={"prompt": prompt}),
+            "eval": config.eval.model_copy(update={"benchmarks": ("task", "gsm8k"), "data": tmp_path}),
+            "teacher": TeacherConfig(questions=questions, output=tmp_path / "out"),
+        }
+    )
+    shutil.copy(questions, tmp_path / "gsm8k.parquet")
+    directory = prepare_run(["train"], config, resume=False)
+    asked = {"generator.model.path": str(model), "generator.prompt": str(prompt)}
+    read = {"eval": {"data.eval": str(questions), "eval.data.gsm8k": f"{tmp_path}/gsm8k.parquet", **asked}}
+    read["teacher"] = {"teacher.questions": str(questions), **asked}
+    for stage, expected in read.items():
+        assert attempt_with(directory, config, stage) == ([], [])
+        inputs = read_provenance(directory)["attempts"][-1]["inputs"]
+        assert {key: found["path"] for key, found in inputs.items()} == expected
+    (directory.checkpoints / "train" / "step_000003").mkdir(parents=True)
+    manifest = directory.checkpoints / "train" / "step_000003" / "manifest.json"
+    manifest.write_text("{}")
+    assert attempt_with(directory, config, "eval") == ([], [])
+    assert (
+        str(manifest) in read_provenance(directory)["attempts"][-1]["inputs"]["eval.checkpoints.step_000003"]["files"]
+    )
+    prompt.write_text("Write nonsense about {question}")
+    for stage in read:  # neither goes on from a checkpoint: it is told
+        refused, changes = attempt_with(directory, config, stage)
+        assert refused == [] and [line.partition(" ")[0] for line in changes] == ["generator.prompt"]
 
 
 def test_another_version_of_ones_own_task_is_another_run(tmp_path: Path) -> None:
