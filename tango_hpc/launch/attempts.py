@@ -18,7 +18,7 @@ from tango_hpc.files import append_line, is_number, read_json_lines, read_replac
 from tango_hpc.launch import slurm
 from tango_hpc.launch.lock import Process
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.steps import steps_in
+from tango_hpc.run.steps import is_newer, steps_in
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Attempt:
     host: str
     job: str | None  # Slurm's job id
     started: float  # Unix seconds
-    saved_before: str | None  # the newest checkpoint when it started
+    saved_before: str | None  # the newest checkpoint when it started; once it has ended, the one that it went on from
     log: str | None = None  # the file that the supervisor's output goes to
     ended: float | None = None
     code: int | None = None
@@ -41,7 +41,12 @@ class Attempt:
     @property
     def made_progress(self) -> bool:
         """Whether it left a newer checkpoint."""
-        return self.ended is not None and self.saved_after != self.saved_before
+        return self.ended is not None and is_newer(self.saved_after, self.saved_before)
+
+    def went_on_from(self, taken: str | None) -> None:
+        """Note that its ranks took an older checkpoint than the newest, which was damaged."""
+        if taken is not None and is_newer(self.saved_before, taken):
+            self.saved_before = taken
 
 
 def newest_checkpoint(directory: RunDirectory, stage: str) -> str | None:
@@ -108,7 +113,8 @@ class AttemptLog:
         """Note how it ended."""
         attempt.ended, attempt.code, attempt.reason = time.time(), code, reason
         attempt.saved_after = newest_checkpoint(self._directory, attempt.stage)
-        names = ("number", "ended", "code", "reason", "saved_after")
+        attempt.went_on_from(attempt.saved_after)  # that it was set aside may be all that is known
+        names = ("number", "ended", "code", "reason", "saved_before", "saved_after")
         self._append({name: getattr(attempt, name) for name in names})
 
     def without_progress(self, stage: str, jobs: Collection[str]) -> int:

@@ -41,7 +41,8 @@ from tango_hpc.launch.starters import LocalStarter, SrunStarter, Starter
 from tango_hpc.launch.supervisor import ENDED_WHILE_LOADING, Supervisor
 from tango_hpc.report.formats import say, visible
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.summary import read_summary, update_summary
+from tango_hpc.run.steps import is_newer
+from tango_hpc.run.summary import read_summary, resumed_from, update_summary
 from tango_hpc.stages.preflight import check_inputs
 from tango_hpc.stages.processes import process_roles
 
@@ -114,6 +115,7 @@ def run_attempt(
             _note_failure(directory, log, attempt, error.exit_code, str(error))
             raise
         unwritten: list[str] = []
+        attempt.went_on_from(resumed_from(directory, stage))
         with _noting(unwritten):
             log.end(attempt, code, _told(supervisor.reason, saved=_has_saved(directory, attempt)))
         # Also one that came when no rank was left to see it, while a failure was being cleared away, say.
@@ -183,8 +185,8 @@ def _given_up(log: AttemptLog, attempt: Attempt, jobs: Sequence[str], limit: int
 
 
 def _has_saved(directory: RunDirectory, attempt: Attempt) -> bool:
-    """Whether there is a checkpoint that was not there when the attempt started."""
-    return newest_checkpoint(directory, attempt.stage) not in (None, attempt.saved_before)
+    """Whether there is a newer checkpoint than the one that the attempt went on from."""
+    return is_newer(newest_checkpoint(directory, attempt.stage), attempt.saved_before)
 
 
 def _told(reason: str, *, saved: bool) -> str:

@@ -20,10 +20,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.files import is_damaged, set_aside, write_atomically, write_for_owner
+from tango_hpc.files import write_for_owner
 from tango_hpc.launch.masks import mask_secrets, masked_command
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.summary import code_that_ran, package_versions, read_provenance
+from tango_hpc.run.summary import code_that_ran, package_versions, read_provenance, write_provenance
 
 ENVIRONMENT_ALLOWED = (
     "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_ACCOUNT", "SLURM_JOB_NODELIST",
@@ -90,7 +90,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 def note_changes(directory: RunDirectory, changes: Iterable[str]) -> None:
     """Keep changes of the configuration for the entry of the next attempt, which may start much later and elsewhere."""
     provenance = read_provenance(directory)
-    _write(directory, provenance | {"changes": [*provenance["changes"], *changes]})
+    write_provenance(directory, provenance | {"changes": [*provenance["changes"], *changes]})
 
 
 def record_attempt(
@@ -130,7 +130,7 @@ def record_attempt(
     }
     if attempts:
         attempt["changes"] = [*attempt.get("changes", []), *_code_changes(attempts[-1], attempt)]
-    _write(directory, {"attempts": [*attempts, attempt]})
+    write_provenance(directory, {"attempts": [*attempts, attempt]})
 
 
 def _keep_diff(directory: RunDirectory, diff: str) -> str:
@@ -151,12 +151,6 @@ def _code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
 
     old, new = software(before), software(now)
     return [f"{name}: {old[name]} -> {new[name]}" for name in old if name in new and old[name] != new[name]]
-
-
-def _write(directory: RunDirectory, provenance: dict[str, Any]) -> None:
-    if is_damaged(directory.provenance):
-        set_aside(directory.provenance)  # what is left of it may still be read by people
-    write_atomically(directory.provenance, json.dumps(provenance, indent=2) + "\n")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -40,6 +40,7 @@ from tango_hpc.run.manifest import (
     wrong_sizes,
 )
 from tango_hpc.run.steps import StepName, steps_in
+from tango_hpc.run.summary import note_resumed_from
 
 # NFS shows what another node has written up to a minute late.
 VISIBLE_SECONDS = 60.0
@@ -69,6 +70,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: RunDirectory, stage: str, keep: int, exchange: Exchange) -> None:
+        self._directory, self._stage = directory, stage
         self._folder = directory.checkpoints / stage
         self._keep, self._exchange = keep, exchange
         self.set_aside: list[str] = []
@@ -108,6 +110,8 @@ class Checkpoints:
             self.set_aside.append(
                 f"checkpoint {path.name} is damaged ({problem}): set aside as {aside}; the run goes on from {newest.name}"
             )
+        if damaged and newest is not None and self._exchange.is_first:
+            note_resumed_from(self._directory, self._stage, newest.name)
         return newest
 
     def save(

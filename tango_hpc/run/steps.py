@@ -45,7 +45,17 @@ def steps_in(folder: Path) -> list[tuple[StepName, Path]]:
     """The checkpoints or dumps in `folder`, the oldest first; empty where there is no folder."""
     names = ((StepName.read(path.name), path) for path in (folder.iterdir() if folder.is_dir() else []))
     found = [(name, path) for name, path in names if name is not None]
-    return sorted(found, key=lambda entry: (entry[0].step, *_place(entry[0].phase), entry[1].name))
+    return sorted(found, key=lambda entry: (*_order(entry[0]), entry[1].name))
+
+
+def is_newer(name: str | None, other: str | None) -> bool:
+    """Whether the checkpoint `name` was written later in a run than `other`; None comes before the first."""
+    first, second = (StepName.read(text) if text is not None else None for text in (name, other))
+    return first is not None and (second is None or _order(first) > _order(second))
+
+
+def _order(name: StepName) -> tuple[int, int, int]:
+    return (name.step, *_place(name.phase))
 
 
 def _place(phase: str) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from tango_hpc.files import fitting, is_damaged, is_number, read_json, set_aside, write_atomically
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import MetricsRow, read_evaluations, read_metrics
+from tango_hpc.run.steps import is_newer
 
 Status = Literal["running", "done", "stopped", "failed"]
 
@@ -66,6 +67,28 @@ def read_provenance(directory: RunDirectory) -> dict[str, Any]:
     provenance = fitting(read_json(directory.provenance), {"attempts": [], "changes": []})
     attempts = [entry | fitting(entry, _ATTEMPT) for entry in provenance["attempts"] if isinstance(entry, dict)]
     return provenance | {"attempts": attempts}
+
+
+def write_provenance(directory: RunDirectory, provenance: Mapping[str, Any]) -> None:
+    """Write provenance.json; a damaged one is set aside, as what is left of it may still be read by people."""
+    if is_damaged(directory.provenance):
+        set_aside(directory.provenance)
+    write_atomically(directory.provenance, json.dumps(provenance, indent=2) + "\n")
+
+
+def resumed_from(directory: RunDirectory, stage: str) -> str | None:
+    """The checkpoint that the last attempt went on from, by provenance.json; None where that was no attempt at `stage`."""
+    last = (read_provenance(directory)["attempts"] or [{}])[-1]
+    name = last.get("resumed_from")
+    return name if last.get("stage") == stage and isinstance(name, str) else None
+
+
+def note_resumed_from(directory: RunDirectory, stage: str, name: str) -> None:
+    """Have provenance.json say that the present attempt goes on from `name`, where it says a newer one: that was damaged."""
+    if is_newer(resumed_from(directory, stage), name):
+        provenance = read_provenance(directory)
+        provenance["attempts"][-1]["resumed_from"] = name
+        write_provenance(directory, provenance)
 
 
 def code_that_ran(attempt: Mapping[str, Any]) -> dict[str, Any]:

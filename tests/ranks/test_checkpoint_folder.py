@@ -11,6 +11,7 @@ import pytest
 
 from tango_hpc.errors import CheckFailed
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.summary import read_provenance
 from tests.helpers.ranks import run_ranks
 
 BYTES = 70_000
@@ -170,6 +171,8 @@ def damage_and_go_on(path: Path) -> dict[str, tuple[str, int, list[str], list[st
         if dist.get_rank() == 0:
             shutil.copytree(path, directory.path)
             damage(directory.checkpoints / "train" / "step_000002")
+            entry = {"stage": "train", "resumed_from": "step_000002"}
+            directory.provenance.write_text(json.dumps({"attempts": [entry]}) if name != "emptied" else "")
         dist.barrier()
         again, part = Checkpoints(directory, "train", keep=1, exchange=exchange), Part(0)
         latest = again.latest()
@@ -178,6 +181,8 @@ def damage_and_go_on(path: Path) -> dict[str, tuple[str, int, list[str], list[st
         again.save(2, "", {"generator": Part(2)}, {"step": 2})
         there = sorted(entry.name for entry in (directory.checkpoints / "train").iterdir())
         found[name] = (latest.name, part.value, again.set_aside, there)
+        resumed_from = [entry["resumed_from"] for entry in read_provenance(directory)["attempts"]]
+        assert resumed_from == ([latest.name] if name != "emptied" else [])
         assert Checkpoints(directory, "train", keep=1, exchange=exchange).latest() == latest.with_name("step_000002")
     # All of them: nothing is begun anew in their place, and nothing is touched.
     if dist.get_rank() == 0:

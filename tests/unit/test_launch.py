@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shlex
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from tango_hpc.cli import app
 from tango_hpc.config import config_to_yaml, load_config
+from tango_hpc.control.stop import StopRequest
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import AttemptLog, remember_job
@@ -28,6 +30,7 @@ from tango_hpc.launch.lock import RunLock
 from tango_hpc.launch.requeue import resume_command
 from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.launch.staging import stage_weights, staged_overrides
+from tango_hpc.launch.supervisor import ENDED_WHILE_LOADING, Supervisor
 from tango_hpc.manage import profiles
 from tango_hpc.manage.profiles import Profile, load_profile, setup_lines, time_limit_minutes
 from tango_hpc.manage.resources import node_memory
@@ -37,6 +40,7 @@ from tango_hpc.manage.submit import PRIVATE_VARIABLES, check_time, executor, scr
 from tango_hpc.manage.sweep import load_sweep
 from tango_hpc.manage.sweep_results import CellResult, group
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.summary import note_resumed_from, read_provenance
 from tests.helpers.fake_slurm import FakeSlurm, described
 from tests.slurm.jobs import counting_config
 
@@ -308,6 +312,79 @@ def test_attempts_without_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     log.end(attempt, 1, "boom")
     assert not attempt.made_progress
     assert [attempt.code for attempt in log.read()] == [85, None, 1]
+
+
+def test_a_damaged_checkpoint_that_was_set_aside_is_no_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    directory = RunDirectory(tmp_path)
+    directory.control.mkdir()
+    folder, log = directory.checkpoints / "train", AttemptLog(directory)
+    for step in (10, 20):
+        (folder / f"step_{step:06d}").mkdir(parents=True)
+    attempt = log.start("train")
+    (folder / "step_000020").rename(folder / "step_000020.damaged")
+    log.end(attempt, 1, "killed before any save")
+    assert not attempt.made_progress and not log.read()[-1].made_progress
+    assert log.without_progress("train", ["7"]) == 1  # it went on from what is the newest now
+    for name, is_progress in {"step_000010+rollout": True, "step_000011": True}.items():
+        attempt = log.start("train")
+        (folder / name).mkdir()
+        log.end(attempt, 1, "boom")
+        assert attempt.made_progress is is_progress
+
+
+@pytest.mark.parametrize("provenance", ["whole", "damaged"])
+@pytest.mark.parametrize("saves", [False, True])
+def test_an_attempt_went_on_from_the_checkpoint_that_its_ranks_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: bool, provenance: str
+) -> None:
+    """The newest was damaged: what they save may be older than it, and is progress."""
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    directory = prepare_run(["train"], config, resume=False)
+    folder = directory.checkpoints / "train"
+    for step in (10, 20):
+        (folder / f"step_{step:06d}").mkdir(parents=True)
+
+    def run(supervisor: Supervisor) -> int:
+        assert read_provenance(directory)["attempts"][-1]["resumed_from"] == "step_000020"
+        (folder / "step_000020").rename(folder / "step_000020.damaged")
+        note_resumed_from(directory, "train", "step_000010")
+        if provenance == "damaged":
+            directory.provenance.write_text('{"attempts": [{"resumed_from": 3}, ')
+            note_resumed_from(directory, "train", "step_000010")
+        if saves:
+            (folder / "step_000015").mkdir()
+        supervisor.request, supervisor._ended_while_loading = StopRequest("supervisor", "time"), True
+        return 85
+
+    monkeypatch.setattr(Supervisor, "run", run)
+    assert run_attempt(directory, "train", config, Console(file=io.StringIO())) == 85
+    (attempt,) = AttemptLog(directory).read()
+    if provenance == "whole":
+        assert read_provenance(directory)["attempts"][-1]["resumed_from"] == "step_000010"
+        assert attempt.saved_before == "step_000010" and attempt.made_progress is saves
+        assert attempt.reason.endswith(ENDED_WHILE_LOADING) is not saves
+    else:  # which is for display: then what is not known is no progress
+        assert not attempt.made_progress and attempt.reason.endswith(ENDED_WHILE_LOADING)
+
+
+def test_only_the_attempt_that_runs_is_said_to_go_on_from_an_older_checkpoint(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    entries = [{"stage": stage, "resumed_from": "step_000020"} for stage in ("train", "sft")]
+    directory.provenance.write_text(json.dumps({"attempts": entries}))
+    note_resumed_from(directory, "train", "step_000010")
+    note_resumed_from(directory, "sft", "step_000030")
+    note_resumed_from(directory, "sft", "step_000020")
+    told = [entry["resumed_from"] for entry in read_provenance(directory)["attempts"]]
+    assert told == ["step_000020", "step_000020"]
+    note_resumed_from(directory, "sft", "step_000019+verify")
+    assert read_provenance(directory)["attempts"][-1]["resumed_from"] == "step_000019+verify"
+    for wrong in (None, 3, "rubbish", ["step_000020"]):
+        directory.provenance.write_text(json.dumps({"attempts": [{"stage": "sft", "resumed_from": wrong}]}))
+        note_resumed_from(directory, "sft", "step_000010")
+        assert json.loads(directory.provenance.read_text())["attempts"][0]["resumed_from"] == wrong
 
 
 def test_a_torn_line_of_one_run_does_not_end_the_commands_of_a_folder(tmp_path: Path) -> None:
