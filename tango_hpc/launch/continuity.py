@@ -166,7 +166,10 @@ def _asked_with(name: str, role: RoleConfig) -> Iterator[tuple[str, Path]]:
 
 
 def fingerprint(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Path, size and checksum of a file or of all files in a folder; `known` files of that size and time are not read."""
+    """Path, size and checksum of a file or of all files in a folder; `known` files of that size and time are not read.
+
+    Raises UserError where one cannot be read.
+    """
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     found: dict[str, dict[str, Any]] = {}
     for file in files:
@@ -177,7 +180,10 @@ def fingerprint(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str,
         if before is not None and (before["size"], before["mtime_ns"]) == (status.st_size, status.st_mtime_ns):
             found[str(file)] = dict(before)
         else:
-            checksum = _checksum(file, status.st_size)
+            try:
+                checksum = _checksum(file, status.st_size)
+            except OSError as error:
+                raise UserError(f"{file} cannot be read: {error.strerror}; make it readable for you") from None
             found[str(file)] = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "crc32": checksum}
     return {"path": str(path), "files": found}
 

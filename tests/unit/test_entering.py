@@ -19,7 +19,7 @@ from tango_hpc.config.tasks import TaskConfig
 from tango_hpc.data.tables import write_rows
 from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
-from tango_hpc.launch import enter, provenance
+from tango_hpc.launch import continuity, enter, provenance
 from tango_hpc.launch.attempts import AttemptLog
 from tango_hpc.launch.continuity import compare_with_last, fingerprint
 from tango_hpc.launch.enter import check_run, prepare_run, prepared_run
@@ -403,3 +403,15 @@ def test_secrets_are_in_no_file_that_others_read(tmp_path: Path, monkeypatch: py
     write_report(directory)
     for shown in (directory.provenance, directory.report):
         assert "eos_token" not in shown.read_text() and file.name in shown.read_text()
+
+
+def test_an_input_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages }}")
+
+    def forbidden(*_: object) -> int:  # the system does not forbid root
+        raise PermissionError(13, "Permission denied", str(template))
+
+    monkeypatch.setattr(continuity, "_checksum", forbidden)
+    with pytest.raises(UserError, match=f"{template} cannot be read: Permission denied; make it readable for you"):
+        fingerprint(template, {})
