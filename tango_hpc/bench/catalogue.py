@@ -35,6 +35,7 @@ COMPARISONS = {
     "rollout": Comparison("a rollout", "bare vLLM on the same prompts", "rollout:measure"),
     "reshard": Comparison("the weight sync", "gather and reload", "reshard:measure"),
     "tango": Comparison("a Tango step", "a GRPO step, and what lies outside the phases", "grpo:measure_tango"),
+    "save": Comparison("saving a checkpoint", "the same without checksums", "save:measure"),
     "start": Comparison("from the command to the first tokens", "bare vLLM", "start:measure"),
     "grpo": Comparison("a GRPO step", "TRL's GRPOTrainer (tools/bench_trl.sh)", "grpo:measure_trl"),
     "growth": Comparison("seconds as work grows", "the work itself", "growth:measure"),

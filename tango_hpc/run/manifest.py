@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from isal import isal_zlib  # zlib's CRC-32, several times as fast
+from isal.isal_zlib import crc32  # zlib's values, several times as fast
 
 from tango_hpc.files import write_atomically
 
@@ -108,7 +108,7 @@ def sum_of(path: Path) -> FileSum:
     block = bytearray(BLOCK_BYTES)
     with path.open("rb", buffering=0) as file:
         while length := file.readinto(block):
-            size, crc = size + length, isal_zlib.crc32(memoryview(block)[:length], crc)
+            size, crc = size + length, crc32(memoryview(block)[:length], crc)
     return FileSum(size, crc)
 
 
@@ -125,10 +125,10 @@ class SummedFile:
     def write(self, data: bytes | memoryview) -> int:
         """Write all of `data`."""
         if len(data) < BESIDE_BYTES:
-            self._crc = isal_zlib.crc32(data, self._crc)
+            self._crc = crc32(data, self._crc)
             self._write(data)
         else:
-            crc = self._beside.submit(isal_zlib.crc32, data, self._crc)
+            crc = self._beside.submit(crc32, data, self._crc)
             try:
                 self._write(data)
             finally:
