@@ -204,7 +204,7 @@ def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
 
 def _is_job(entry: dict[str, Any]) -> bool:
     return (
-        all(isinstance(entry.get(key), str) for key in ("job", "stages", "cluster", "log"))
+        all(isinstance(entry.get(key), str) and "\0" not in entry[key] for key in ("job", "stages", "cluster", "log"))
         and all(isinstance(entry.get(key), str | None) for key in ("profile", "after", "unwanted"))
         and _fits_number(entry.get("submitted"))
     )

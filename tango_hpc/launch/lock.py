@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -42,6 +43,8 @@ POLL_SECONDS = 0.5
 # So long, and so often, a batch job asks a Slurm that does not say whether the holder's job still runs.
 PATIENCE_SECONDS = 1800.0
 RETRY_SECONDS = 15.0
+# Of jobs, and of locks, by which files are named.
+NAME = re.compile(r"[\w.+-]{1,64}", re.ASCII)
 # What kernels before 5.3, and containers that allow no such call, say to pidfd_open.
 NO_PIDFD = (errno.EPERM, errno.ENOSYS)
 # What file systems without hard links say.
@@ -131,7 +134,10 @@ class Holder(Process):
             return None
         values = read_json(file) if content.strip() else {}
         known = _fitting(cls, values)
-        known["job"] = values.get("job") if isinstance(values.get("job"), str) else None
+        job = values.get("job")
+        known["job"] = job if isinstance(job, str) and NAME.fullmatch(job) else None
+        if not NAME.fullmatch(known.get("id", "")):
+            known.pop("id", None)
         return cls(**({"id": f"{zlib.crc32(content):08x}"} | known))
 
     def __str__(self) -> str:

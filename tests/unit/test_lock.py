@@ -361,7 +361,9 @@ def test_a_submitted_process_that_is_none_is_passed_over(directory: RunDirectory
     assert "nothing runs or waits" in told.getvalue()
 
 
-@pytest.mark.parametrize("damage", [{"after": [1]}, {"profile": 5}, {"unwanted": {}}, {"log": None}])
+@pytest.mark.parametrize(
+    "damage", [{"after": [1]}, {"job": "6\0"}, {"log": "a\0b"}, {"profile": 5}, {"unwanted": {}}, {"log": None}]
+)
 def test_a_submitted_job_that_is_none_is_passed_over_and_counted(
     directory: RunDirectory, damage: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -372,6 +374,17 @@ def test_a_submitted_job_that_is_none_is_passed_over_and_counted(
     command = resume_command(directory, "train", env)
     assert command == f"tango submit train {directory.config} --resume" and chain_before(directory, "6") == []
     assert f"Warning: {directory.jobs_file} is damaged: 1 of its jobs passed over\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a/../../b", "", "a\0b", "x" * 300, "ü"])
+def test_a_lock_that_is_called_what_no_file_can_be_is_taken_over(directory: RunDirectory, name: str) -> None:
+    damaged = asdict(Holder(host="elsewhere", boot="b", pid=4, start=5, job=name, id=name))
+    directory.lock_file.write_text(json.dumps(damaged))
+    os.utime(directory.lock_file, (1, 1))
+    check_lock(directory)
+    assert not is_held(directory)
+    with RunLock(directory):
+        assert [file.name for file in directory.control.glob("lock*")] == ["lock"]
 
 
 def test_of_a_damaged_process_the_values_that_fit_are_kept(directory: RunDirectory) -> None:
