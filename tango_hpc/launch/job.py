@@ -95,10 +95,10 @@ def run_attempt(
             _note_failure(directory, log, attempt, 1, reason)
             say(console, f"{reason}. Continue with: {command}")
             return 1
-        computes_with, refused = compare_with_last(directory, stage, config)
-        record_attempt(directory, stage=stage, record_diff=config.run.record_diff, computes_with=computes_with)
         deadline = job_deadline(job)
         try:
+            computes_with, refused = compare_with_last(directory, stage, config)
+            record_attempt(directory, stage=stage, record_diff=config.run.record_diff, computes_with=computes_with)
             check_inputs(config, stage)  # as this machine sees them, and what the stage before has written
             refuse(directory, refused)
             supervisor = Supervisor(

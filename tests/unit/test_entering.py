@@ -415,3 +415,17 @@ def test_an_input_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(continuity, "_checksum", forbidden)
     with pytest.raises(UserError, match=f"{template} cannot be read: Permission denied; make it readable for you"):
         fingerprint(template, {})
+
+
+def test_an_attempt_at_what_cannot_be_read_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    directory = prepare_run(["train"], config, resume=False)
+
+    def forbidden(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(continuity, "_checksum", forbidden)
+    with pytest.raises(UserError, match="cannot be read: Permission denied"):
+        run_attempt(directory, "train", config, Console(file=io.StringIO()))
+    [attempt] = AttemptLog(directory).read()
+    assert attempt.code == 2 and "cannot be read: Permission denied" in attempt.reason
