@@ -65,10 +65,7 @@ def rank_command() -> tuple[str, ...]:
 def rank_environment(config: Config) -> dict[str, str]:
     """What every task gets beside its place: this very code, thread counts, no reaching out to a model hub."""
     threads = str(threads_of_rank(config.launch))
-    one_machine = {"GLOO_SOCKET_IFNAME": LOOPBACK} if config.launch.nodes == 1 else {}
-    return {
-        # Without it Gloo listens at the address of the machine's name.
-        **{name: os.environ.get(name, value) for name, value in one_machine.items()},
+    variables = {
         "PYTHONPATH": python_path(CODE_ROOT),
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
@@ -78,6 +75,9 @@ def rank_environment(config: Config) -> dict[str, str]:
         # Asking the driver whether there is a GPU must not touch it: the processes of a task are forked afterwards.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
+    if config.launch.nodes == 1:  # without it Gloo listens at the address of the machine's name
+        variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK)
+    return variables
 
 
 class LocalStarter:
