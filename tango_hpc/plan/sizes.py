@@ -149,16 +149,15 @@ class Trainer:
         if not backward:
             return forward
         product = weight * size if self.on_cpu else 0  # a GPU adds a chunk's product to the sum in place
-        in_chunk = max(8 * chunk, (4 + (2 if size == 2 else 0)) * chunk + product)
-        at_end = weight * size if size == 2 else 0
-        return max(forward, weight * 4 + max(in_chunk, at_end) + hidden)
+        # The gradient of the weight is added to the sum that the trainer keeps anyway.
+        return max(forward, max(8 * chunk, (4 + (2 if size == 2 else 0)) * chunk + product) + hidden)
 
     def embedding_gradients(self) -> int:
-        """Gradients of a tied embedding meet before they are added up: that of the output layer and that of the lookup."""
+        """Of a tied embedding, the gradient of the lookup; that of the output layer is added to the sum at once."""
         if not self.shape.tied or self.pipeline > 1:
             return 0
         rows = padded_vocab_size(self.shape.vocab_size, self.tensor) // self.tensor
-        return 2 * rows * self.shape.hidden_size * self.element_bytes
+        return rows * self.shape.hidden_size * self.element_bytes
 
     def update_workspace(self, num_tokens: int, num_in_flight: int) -> int:
         """What forward, backward and the optimizer step need on top of what stays."""

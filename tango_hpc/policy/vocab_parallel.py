@@ -30,14 +30,22 @@ def vocab_parallel_logprobs(
 
     `weight_VK` holds this rank's equal share of the padded vocabulary; rows past `vocab_size` take no part.
     Both are those of the logits divided by `temperature`. Gradients flow through either into hidden states and
-    weight; those of the entropy are computed only where it is part of a loss.
+    weight; those of the entropy are computed only where it is part of a loss. A weight that has a `main_grad`, the sum
+    that Megatron-core's data parallelism keeps, gets its gradient added there and no `grad`: no second one is made.
     """
     rows = weight_VK.shape[0]
     start = group.rank() * rows
     num_rows = min(max(vocab_size - start, 0), rows)
     chunk = chunk_tokens or max(1, LOGIT_CHUNK // max(rows, 1))
     return _VocabParallelLogprobs.apply(
-        hidden_TK, weight_VK, targets_T - start, group, num_rows, 1.0 / temperature, chunk
+        hidden_TK,
+        weight_VK,
+        targets_T - start,
+        group,
+        num_rows,
+        1.0 / temperature,
+        chunk,
+        getattr(weight_VK, "main_grad", None),
     )
 
 
@@ -45,7 +53,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):
     """See `vocab_parallel_logprobs`; targets are relative to this rank's first row."""
 
     @staticmethod
-    def forward(ctx, hidden_TK, weight_VK, targets_T, group, num_rows, scale, chunk):
+    def forward(ctx, hidden_TK, weight_VK, targets_T, group, num_rows, scale, chunk, total_VK):
         ctx.set_materialize_grads(False)  # an output that no loss uses costs nothing in the backward pass
         ctx.full_shape = weight_VK.shape
         weight_VK = weight_VK.detach()[:num_rows]
@@ -75,7 +83,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):
         normaliser_T = largest_T + sum_T.log()
         entropy_T = normaliser_T - (weighted_RT * factor_RT).sum(dim=0) / sum_T
         ctx.save_for_backward(hidden_TK, weight_VK, targets_T, normaliser_T, entropy_T)
-        ctx.group, ctx.scale, ctx.chunk = group, scale, chunk
+        ctx.group, ctx.scale, ctx.chunk, ctx.total_VK = group, scale, chunk, total_VK
         return target_RT.sum(dim=0) - normaliser_T, entropy_T
 
     @staticmethod
@@ -84,7 +92,9 @@ class _VocabParallelLogprobs(torch.autograd.Function):
         num_rows = weight_VK.shape[0]
         grad_T = torch.zeros_like(normaliser_T) if grad_T is None else grad_T
         grad_hidden = torch.zeros_like(hidden_TK)
-        grad_weight = torch.zeros(ctx.full_shape, dtype=torch.float32, device=weight_VK.device)
+        total_VK = ctx.total_VK
+        if total_VK is None:
+            total_VK = torch.zeros(ctx.full_shape, dtype=torch.float32, device=weight_VK.device)
         for first in range(0, hidden_TK.shape[0] if num_rows else 0, ctx.chunk):
             part = slice(first, first + ctx.chunk)
             by_entropy = None if grad_entropy_T is None else (ctx.scale * grad_entropy_T[part], entropy_T[part])
@@ -95,10 +105,11 @@ class _VocabParallelLogprobs(torch.autograd.Function):
                 by_entropy,
             ).to(hidden_TK.dtype)
             grad_hidden[part] = grad_logits @ weight_VK
-            _add_product_(grad_weight[:num_rows], grad_logits.t(), hidden_TK[part])
+            _add_product_(total_VK[:num_rows], grad_logits.t(), hidden_TK[part])
         if ctx.group.size() > 1:
             dist.all_reduce(grad_hidden, group=ctx.group)
-        return grad_hidden, grad_weight.to(weight_VK.dtype), None, None, None, None, None
+        grad_weight = total_VK.to(weight_VK.dtype) if ctx.total_VK is None else None
+        return grad_hidden, grad_weight, None, None, None, None, None, None
 
 
 def _logits(hidden_TK: Tensor, weight_VK: Tensor, scale: float) -> Tensor:

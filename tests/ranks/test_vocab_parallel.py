@@ -29,7 +29,7 @@ def loss_of(parts: str, weights: torch.Tensor, logprobs: torch.Tensor, entropy: 
     return {"logprobs": by_logprobs, "entropy": by_entropy, "both": by_logprobs + by_entropy}[parts]
 
 
-def on_rank() -> list[tuple[torch.Tensor, ...]]:
+def on_rank(summed: bool) -> list[tuple[torch.Tensor, ...]]:
     from torch import distributed as dist
 
     from tango_hpc.policy.vocab_parallel import vocab_parallel_logprobs
@@ -39,19 +39,24 @@ def on_rank() -> list[tuple[torch.Tensor, ...]]:
     for vocab_size, temperature, chunk, parts in CASES:
         hidden, weight, targets, weights = inputs(vocab_size)
         mine = weight.chunk(size)[rank].clone().requires_grad_()
+        if summed:
+            mine.main_grad = torch.ones_like(mine)  # type: ignore[attr-defined]
         hidden.requires_grad_()
         logprobs, entropy = vocab_parallel_logprobs(
             hidden, mine, targets, dist.group.WORLD, vocab_size=vocab_size, temperature=temperature, chunk_tokens=chunk
         )
         loss_of(parts, weights, logprobs, entropy).backward()
+        if summed:
+            assert mine.grad is None
+            mine.grad = mine.main_grad - 1  # type: ignore[attr-defined]
         results.append((logprobs.detach(), entropy.detach(), hidden.grad, mine.grad))
     return results
 
 
 @pytest.fixture(scope="module")
 def on_ranks() -> list[list[tuple[torch.Tensor, ...]]]:
-    """One and four ranks; with four ranks and 70 words, the last holds padding alone."""
-    return [run_ranks(on_rank, size) for size in (1, 4)]  # type: ignore[misc]
+    """One and four ranks; with four ranks and 70 words, the last holds padding alone. One adds to a sum of gradients."""
+    return [run_ranks(on_rank, size, summed) for size, summed in ((1, False), (4, False), (4, True))]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[f"vocab{v}-T{t}-chunk{c}-{p}" for v, t, c, p in CASES])
