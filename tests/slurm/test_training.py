@@ -1,8 +1,9 @@
-"""Real training on two Slurm nodes: three ways to start, two of them interrupted twice, one set of final weights.
+"""Real training on two Slurm nodes: four runs, three of them interrupted twice, one set of final weights.
 
 The generator is split over the nodes (TP=2), the verifier is copied (DP=2). The run that is started from Python is left
 alone. The one under plain sbatch gets USR2, then SIGTERM by `scancel --signal`. The one in a job array loses a rank by
-SIGKILL, then meets `scontrol requeue`. All three must end with the same weights and metrics.
+SIGKILL, then meets `scontrol requeue`. One is stopped, goes on on a single node, is stopped there, and ends on two. All
+four must end with the same weights and metrics.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from rich.console import Console
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tango_hpc.config import config_to_yaml
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog
+from tango_hpc.manage.ending import stop
 from tango_hpc.manage.profiles import Profile
 from tango_hpc.manage.status import run_state, states
 from tango_hpc.manage.submit import submit
@@ -181,4 +184,29 @@ def test_a_job_array_with_a_killed_rank_and_a_requeue(trained: Trained, straight
     first, _, third = AttemptLog(directory).read()
     assert first.code == 1 and first.reason.startswith("rank 1 (verifier) on ") and "SIGKILL" in first.reason
     assert (second.code, third.code) == (85, 0), explain(directory)
+    same_run(trained, straight, directory)
+
+
+def test_on_another_number_of_nodes_and_back(trained: Trained, straight: RunDirectory) -> None:
+    directory = RunDirectory(trained.folder / "moved")
+    profile = trained.folder / "profile.yaml"
+    profile.write_text("time: '10'\n")
+    nodes = []
+
+    def go_on(to_row: int, *words: str) -> str:
+        """Submits it, waits for so many optimizer steps, and asks Slurm on how many nodes it is; the job."""
+        tango("submit", "train", str(trained.file), f"run.dir={directory.path}", "--profile", str(profile), *words)
+        job = states([directory])[0].job
+        assert job is not None
+        wait_until(lambda: rows(directory) >= to_row, lambda: explain(directory), timeout=600)
+        nodes.append(slurm.run_command("squeue", "--noheader", f"--jobs={job}", "--format=%D").strip())
+        return job
+
+    for to_row, words in ((1, ()), (3, ("--resume", "launch.nodes=1", "launch.tasks_per_node=2"))):
+        job = go_on(to_row, *words)
+        stop(directory.path, Console())
+        trained.wait(directory, job)
+        assert states([directory])[0].state == "stopped" and rows(directory) < 6, explain(directory)
+    trained.wait(directory, go_on(5, "--resume"))
+    assert nodes == ["2", "1", "2"] and run_state(directory, {}).state == "done", explain(directory)
     same_run(trained, straight, directory)
