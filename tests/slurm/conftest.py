@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tools" / "slurm_test_cluster.sh"
+ASKED = "asked by a test"  # the reason for which a test drains a node
 
 
 @pytest.fixture(scope="session")
@@ -25,8 +29,38 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
         patch.setenv("OMP_NUM_THREADS", "1")
-        yield
+        with _drained_nodes_taken_back():
+            yield
     subprocess.run([SCRIPT, "stop", folder], capture_output=True, timeout=120, check=True)
+
+
+@contextmanager
+def _drained_nodes_taken_back() -> Iterator[None]:
+    """Does what an administrator would when Slurm takes a node away from all later jobs ("Kill task failed").
+
+    slurmstepd sometimes does not see that a step has ended which was cancelled while it was being launched. Each time
+    is told among the warnings.
+    """
+    over, drained = threading.Event(), []
+
+    def look() -> None:
+        while not over.wait(2):
+            words = ["sinfo", "--noheader", "--Node", "--partition=debug", "--states=drain", "--format=%N %E"]
+            found = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False).stdout.splitlines()
+            for line in found:
+                drained.append(line)
+                name = f"nodename={line.split()[0]}"
+                subprocess.run(["scontrol", "update", name, "state=resume"], timeout=60, check=False)
+
+    watch = threading.Thread(target=look, daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watch.join()
+        for line in (line for line in drained if not line.endswith(ASKED)):
+            warnings.warn(f"Slurm drained a node of the test cluster, which was taken back: {line}", stacklevel=1)
 
 
 @pytest.fixture(scope="module", autouse=True)
