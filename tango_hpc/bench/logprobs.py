@@ -59,7 +59,7 @@ def on_rank(folder: Path) -> dict[str, Any]:
     # trainer keeps it.
     hidden.grad, weight.grad = torch.zeros_like(hidden), torch.zeros_like(weight)
     weight_of_ours = weight.detach().requires_grad_()
-    weight_of_ours.main_grad = torch.zeros_like(weight)  # type: ignore[attr-defined]
+    weight_of_ours.main_grad = torch.zeros_like(weight)
     found: dict[str, Any] = {name: {"seconds": [], "bytes": []} for name in ("ours", "plain")}
     results = {}
     for turn in range(read_settings(folder)["repeats"] + 1):
