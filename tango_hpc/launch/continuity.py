@@ -76,7 +76,8 @@ def compare_with_last(directory: RunDirectory, stage: str, config: Config) -> tu
     """What this attempt's entry in provenance.json says of its settings and inputs; and what of it must not be.
 
     Keys: `settings` (by dotted key), `inputs` (by the key that names them: path, files, size and checksum),
-    `resumed_from`, `changes` since the last attempt of the stage, `refused`.
+    `resumed_from`, `changes` since the last attempt of the stage, `refused`. Raises UserError for an input that is there
+    and cannot be read.
     """
     attempts = read_provenance(directory)["attempts"]
     earlier = [entry for entry in attempts if entry["stage"] == stage and _is_whole(entry) and not entry["refused"]]
@@ -85,7 +86,15 @@ def compare_with_last(directory: RunDirectory, stage: str, config: Config) -> tu
         name: found for entry in earlier for named in entry["inputs"].values() for name, found in named["files"].items()
     }
     settings = flatten(config.model_dump(mode="json"))
-    inputs = {key: fingerprint(path, known) for key, path in inputs_of(config, stage) if path.exists()}
+    inputs = {}
+    for key, path in inputs_of(config, stage):
+        try:
+            if path.exists():
+                inputs[key] = fingerprint(path, known)
+        except OSError as error:
+            raise UserError(
+                f"{error.filename or path} cannot be read: {error.strerror}; make it readable for you"
+            ) from None
     resumed_from = newest_checkpoint(directory, stage)
     known_settings = last.get("settings", {})
     lay_in = Path(known_settings.get("run.dir", directory.path))
@@ -166,10 +175,7 @@ def _asked_with(name: str, role: RoleConfig) -> Iterator[tuple[str, Path]]:
 
 
 def fingerprint(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Path, size and checksum of a file or of all files in a folder; `known` files of that size and time are not read.
-
-    Raises UserError where one cannot be read.
-    """
+    """Path, size and checksum of a file or of all files in a folder; `known` files of that size and time are not read."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     found: dict[str, dict[str, Any]] = {}
     for file in files:
@@ -180,10 +186,7 @@ def fingerprint(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str,
         if before is not None and (before["size"], before["mtime_ns"]) == (status.st_size, status.st_mtime_ns):
             found[str(file)] = dict(before)
         else:
-            try:
-                checksum = _checksum(file, status.st_size)
-            except OSError as error:
-                raise UserError(f"{file} cannot be read: {error.strerror}; make it readable for you") from None
+            checksum = _checksum(file, status.st_size)
             found[str(file)] = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "crc32": checksum}
     return {"path": str(path), "files": found}
 
