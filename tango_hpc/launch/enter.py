@@ -73,8 +73,9 @@ def prepared_run(
                 if changes and is_done(directory, stage):
                     update_summary(directory, stage, "stopped")  # done under the old settings, not under the new ones
             make_missing_files(config)
-        except UserError:
-            before.bring_back()
+        except BaseException:
+            with suppress(OSError):  # of a full disk, which is why it is undone
+                before.bring_back()
             raise
         yield directory, lock
     finally:

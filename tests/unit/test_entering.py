@@ -8,7 +8,7 @@ import os
 import shutil
 import zlib
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from rich.console import Console
@@ -19,7 +19,7 @@ from tango_hpc.config.tasks import TaskConfig
 from tango_hpc.data.tables import write_rows
 from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
-from tango_hpc.launch import continuity, enter, provenance
+from tango_hpc.launch import enter, provenance
 from tango_hpc.launch.attempts import AttemptLog
 from tango_hpc.launch.continuity import compare_with_last, fingerprint
 from tango_hpc.launch.enter import check_run, prepare_run, prepared_run
@@ -405,27 +405,45 @@ def test_secrets_are_in_no_file_that_others_read(tmp_path: Path, monkeypatch: py
         assert "eos_token" not in shown.read_text() and file.name in shown.read_text()
 
 
-def test_an_input_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    template = tmp_path / "template.jinja"
-    template.write_text("{{ messages }}")
-
-    def forbidden(*_: object) -> int:  # the system does not forbid root
-        raise PermissionError(13, "Permission denied", str(template))
-
-    monkeypatch.setattr(continuity, "_checksum", forbidden)
-    with pytest.raises(UserError, match=f"{template} cannot be read: Permission denied; make it readable for you"):
-        fingerprint(template, {})
-
-
-def test_an_attempt_at_what_cannot_be_read_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("call", ["open", "stat", "iterdir", "is_file"])
+def test_an_attempt_at_what_cannot_be_read_has_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     config = counting_config(tmp_path, "run", {"nodes": 1})
     directory = prepare_run(["train"], config, resume=False)
+    model, plain = config.generator.model.path, getattr(Path, call)
 
-    def forbidden(*_: object) -> int:
-        raise PermissionError(13, "Permission denied")
+    def forbidden(path: Path, *args: Any, **options: Any) -> Any:  # the system does not forbid root
+        if path == model or (path.parent == model and path.suffix == ".safetensors"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return plain(path, *args, **options)
 
-    monkeypatch.setattr(continuity, "_checksum", forbidden)
-    with pytest.raises(UserError, match="cannot be read: Permission denied"):
+    monkeypatch.setattr(Path, call, forbidden)
+    with pytest.raises(UserError, match=f"{model}.* cannot be read: Permission denied; make it readable for you"):
         run_attempt(directory, "train", config, Console(file=io.StringIO()))
     [attempt] = AttemptLog(directory).read()
     assert attempt.code == 2 and "cannot be read: Permission denied" in attempt.reason
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError("of a task")]
+)
+def test_what_ends_an_entry_leaves_the_run_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fails(_: object) -> None:
+        raise error
+
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr("tango_hpc.launch.enter.make_missing_files", fails)
+        with pytest.raises(type(error)):
+            prepare_run(["train"], config, resume=False)
+    assert not Path(config.run.dir).exists()
+    directory = prepare_run(["train"], config, resume=False)
+    before = {file: file.read_bytes() for file in directory.path.rglob("*") if file.is_file()}
+    longer = counting_config(tmp_path, "run", {"nodes": 1, "tasks_per_node": 2})
+    monkeypatch.setattr("tango_hpc.launch.enter.make_missing_files", fails)
+    with pytest.raises(type(error)):
+        prepare_run(["train"], longer, resume=True)
+    assert {file: file.read_bytes() for file in directory.path.rglob("*") if file.is_file()} == before
