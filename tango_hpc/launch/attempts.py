@@ -14,9 +14,17 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.files import append_line, is_number, read_json_lines, read_replaced, warn_once, write_atomically
+from tango_hpc.files import (
+    append_line,
+    is_number,
+    read_json_lines,
+    read_replaced,
+    set_aside,
+    warn_once,
+    write_atomically,
+)
 from tango_hpc.launch import slurm
-from tango_hpc.launch.lock import Process
+from tango_hpc.launch.lock import NAME, Process
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.steps import is_newer, steps_in
 
@@ -66,7 +74,9 @@ def _fits(name: str, value: Any) -> bool:
         return isinstance(value, bool)
     if value is None:
         return name in _OPTIONAL
-    return _fits_number(value) if name in _NUMBERS else isinstance(value, str)
+    if name in _NUMBERS:
+        return _fits_number(value)
+    return isinstance(value, str) and (name != "job" or NAME.fullmatch(value) is not None)
 
 
 def _fits_number(value: Any) -> bool:
@@ -166,6 +176,9 @@ def mark_unwanted(directory: RunDirectory, job: str, why: str) -> None:
 
 
 def _write_jobs(directory: RunDirectory, entries: list[dict[str, Any]]) -> None:
+    """Write jobs.json; a damaged one is set aside: the jobs that are passed over in it may still wait."""
+    if _read_jobs(directory)[1] and directory.jobs_file.is_file():
+        set_aside(directory.jobs_file)
     write_atomically(directory.jobs_file, json.dumps(entries, indent=2) + "\n")
 
 
@@ -189,22 +202,34 @@ def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
     Keys: job, stages, cluster, profile, submitted, log; process (`lock.Process`) where it is one of this machine;
     after, the job whose end it waits for, in a chain.
     """
+    jobs, damage = _read_jobs(directory)
+    if damage:
+        warn_once(f"{directory.jobs_file} is damaged{damage}")
+    return jobs
+
+
+def _read_jobs(directory: RunDirectory) -> tuple[list[dict[str, Any]], str]:
+    """The jobs in jobs.json, and what is damaged in it: nothing, if that is empty."""
     try:
         entries = json.loads(read_replaced(directory.jobs_file))
-        jobs = [{"profile": None} | entry for entry in entries if _is_job(entry)]
-        if len(jobs) < len(entries):
-            warn_once(f"{directory.jobs_file} is damaged: {len(entries) - len(jobs)} of its jobs passed over")
-        return jobs
     except (FileNotFoundError, NotADirectoryError):
-        return []
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        warn_once(f"{directory.jobs_file} is damaged and passed over: jobs that wait are not known here")
-        return []
+        return [], ""
+    except (ValueError, RecursionError):
+        entries = None
+    if not isinstance(entries, list):
+        return [], " and passed over: jobs that wait are not known here"
+    jobs = [{"profile": None} | entry for entry in entries if _is_job(entry)]
+    num_passed = len(entries) - len(jobs)
+    return jobs, f": {num_passed} of its jobs passed over" if num_passed else ""
 
 
-def _is_job(entry: dict[str, Any]) -> bool:
+def _is_job(entry: Any) -> bool:
     return (
-        all(isinstance(entry.get(key), str) and "\0" not in entry[key] for key in ("job", "stages", "cluster", "log"))
+        isinstance(entry, dict)
+        and all(
+            isinstance(entry.get(key), str) and "\0" not in entry[key] for key in ("job", "stages", "cluster", "log")
+        )
+        and NAME.fullmatch(entry["job"]) is not None
         and all(isinstance(entry.get(key), str | None) for key in ("profile", "after", "unwanted"))
         and _fits_number(entry.get("submitted"))
     )

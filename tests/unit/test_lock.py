@@ -24,7 +24,15 @@ from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.files import read_json
 from tango_hpc.launch import lock as locking
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import AttemptLog, chain_before, remember_job, submitted_jobs, submitted_process
+from tango_hpc.launch.attempts import (
+    AttemptLog,
+    chain_before,
+    forget_job,
+    known_jobs,
+    remember_job,
+    submitted_jobs,
+    submitted_process,
+)
 from tango_hpc.launch.lock import Holder, Process, RunLock, check_lock, is_held
 from tango_hpc.launch.requeue import resume_command
 from tango_hpc.manage.ending import cancel, stop
@@ -362,18 +370,40 @@ def test_a_submitted_process_that_is_none_is_passed_over(directory: RunDirectory
 
 
 @pytest.mark.parametrize(
-    "damage", [{"after": [1]}, {"job": "6\0"}, {"log": "a\0b"}, {"profile": 5}, {"unwanted": {}}, {"log": None}]
+    "damage",
+    [
+        {"after": [1]},
+        {"job": "6\0"},
+        {"job": "6\ud800"},
+        {"log": "a\0b"},
+        {"profile": 5},
+        {"unwanted": {}},
+        {"log": None},
+        None,
+    ],
 )
 def test_a_submitted_job_that_is_none_is_passed_over_and_counted(
-    directory: RunDirectory, damage: dict[str, object], capsys: pytest.CaptureFixture[str]
+    directory: RunDirectory, damage: dict[str, object] | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entry = {"job": "5", "stages": "train", "cluster": "slurm", "log": "none", "submitted": 1.0}
-    directory.jobs_file.write_text(json.dumps([entry, entry | {"job": "6"} | damage]))
+    damaged = json.dumps([entry, damage and entry | {"job": "6"} | damage])
+    directory.jobs_file.write_text(damaged)
     assert [job["job"] for job in submitted_jobs(directory)] == ["5"]
     env = {"SLURM_JOB_ID": "5", slurm.BATCH_MARK: f"5:{os.getpid()}"}
     command = resume_command(directory, "train", env)
     assert command == f"tango submit train {directory.config} --resume" and chain_before(directory, "6") == []
     assert f"Warning: {directory.jobs_file} is damaged: 1 of its jobs passed over\n" in capsys.readouterr().err
+    forget_job(directory, "7")
+    assert [job["job"] for job in submitted_jobs(directory)] == ["5"]
+    assert directory.jobs_file.with_name("jobs.json.damaged").read_text() == damaged
+
+
+@pytest.mark.parametrize("job", ["1\0", "1\ud800", "a/../b", ""])
+def test_an_attempts_job_that_is_called_what_no_job_can_be_is_passed_over(directory: RunDirectory, job: str) -> None:
+    line = {"number": 1, "stage": "train", "host": "h", "job": job, "started": 1.0, "saved_before": None}
+    directory.attempts_file.write_text(json.dumps(line) + "\n")
+    assert run_state(directory, {}).job is None and known_jobs(directory) == []
+    cancel(directory.path, Console(file=io.StringIO(), width=200))
 
 
 @pytest.mark.parametrize("name", ["a/../../b", "", "a\0b", "x" * 300, "ü"])
