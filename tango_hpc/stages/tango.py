@@ -76,7 +76,7 @@ class Tango:
         self.failures = FailureWatch()
         self.checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep, exchange)
         self.step = 0  # optimizer steps done, over both roles
-        self.rollbacks = read_rollbacks(directory)
+        self.rollbacks = exchange.all_gather(read_rollbacks(directory))[0]
         self.pending: dict[str, Any] = {}  # what the step under way has computed so far
         # The weight syncs since the last row of metrics, and who owes one to the next row.
         self.synced, self.owing = SyncStats(), set(self.trained)

@@ -18,6 +18,7 @@ kind is set by `train.on_trouble` and done by `stages.tango`.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from typing import Any, Literal
 
 from tango_hpc.config.trouble import TroubleConfig
 from tango_hpc.errors import UserError
-from tango_hpc.files import write_atomically
+from tango_hpc.files import read_replaced, write_atomically
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import MetricsRow
 from tango_hpc.stages.verifier_scores import JudgementCounts, RecentVerdicts
@@ -199,14 +200,15 @@ def what_to_do(
 def read_rollbacks(directory: RunDirectory) -> int:
     """How often the run has gone back; checkpoints from before do not know. Raises UserError for a file that is damaged."""
     try:
-        return int(directory.rollbacks_file.read_text(encoding="utf-8"))
+        content = read_replaced(directory.rollbacks_file)
     except FileNotFoundError:
         return 0
-    except ValueError:
+    if not re.fullmatch(rb"[0-9]{1,6}\n?", content):
         raise UserError(
             f"{directory.rollbacks_file} is damaged: it holds how often the run has gone back (train.on_trouble), which its "
             "seeds depend on; write that number into it, or remove it to take the number of the newest checkpoint"
-        ) from None
+        )
+    return int(content)
 
 
 def write_rollbacks(directory: RunDirectory, count: int) -> None:

@@ -7,6 +7,7 @@ can fail is seen in rehearsals of code that breaks it.
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tango_hpc.rollout.engine import RolloutEngine
 from tango_hpc.run.metrics import read_evaluations, read_metrics
 from tango_hpc.stages import benchmark, sft, tango
 from tango_hpc.stages.processes import process_roles
-from tango_hpc.stages.role import Role
+from tango_hpc.stages.role import Role, request_seeds
 from tango_hpc.stages.role_worker import RoleWorker
 from tango_hpc.tasks.made_files import make_missing_files
 from tango_hpc.tasks.tiny import build_tokenizer
@@ -250,9 +251,29 @@ def test_how_often_a_run_went_back_outlives_it(tmp_path: Path, monkeypatch: pyte
     assert work_of(first, "generator").count("load") == 1 and run.directory.rollbacks_file.read_text() == "1\n"
     assert work_of(events, "generator").count("load") == 1, "when it was started"
     assert errors and all("the run went back 1 times already" in error for error in errors), errors
-    run.directory.rollbacks_file.write_text("one\n")
+    for damage in ("one\n", "-3\n", ""):
+        run.directory.rollbacks_file.write_text(damage)
+        _, errors = run.rehearse("train")
+        assert errors and all("control/rollbacks is damaged" in error and "remove it" in error for error in errors), (
+            errors
+        )
+
+
+def test_all_ranks_go_by_the_rollbacks_that_the_first_one_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS another node may not see the file yet that was written just before the run was killed."""
+    answers, used = itertools.cycle([1, 0]), set()
+
+    def seeds(*arguments: int) -> list[int]:
+        used.add(arguments[-1])
+        return request_seeds(*arguments)
+
+    monkeypatch.setattr(tango, "read_rollbacks", lambda _: next(answers))
+    monkeypatch.setattr(tango, "request_seeds", seeds)
+    run = Run(tmp_path, monkeypatch, *NO_STEPS, "train.generator_steps=1", "train.eval_every=0")
     _, errors = run.rehearse("train")
-    assert errors and all("control/rollbacks is damaged" in error and "remove it" in error for error in errors), errors
+    assert errors == [] and used in ({0}, {1})
 
 
 def test_a_run_that_is_to_stop_evaluates_where_it_was_due_and_saves(
