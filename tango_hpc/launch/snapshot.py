@@ -36,7 +36,7 @@ def take_snapshot(snapshot: Path, *, record_diff: bool = False) -> Path:
         (partial / PACKAGE.name / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(PACKAGE / file, partial / PACKAGE.name / file)
     state = code_state(PACKAGE.parent) | {"checksum": code_checksum(partial / PACKAGE.name)}
-    diff = state.pop("diff", "")
+    diff = state.get("copied_from", state).pop("diff", "")  # that of the snapshot whose code this is, or the checkout's
     (partial / CODE_STATE_FILE).write_text(json.dumps(state))
     if diff and record_diff:
         write_for_owner(partial / COPIED_DIFF_FILE, diff)

@@ -99,6 +99,11 @@ def test_uncommitted_changes_are_copied_only_where_asked_for_and_for_the_owner_a
         assert len(code["commit"]) == 40 and code["changed"] == [" M tango_hpc/a.py"] and "diff" not in code
         recorded = hold(directory.path, "client Meier")
         assert recorded == ([code["diff_file"]] if copy == telling and record_diff else [])
+    with monkeypatch.context() as patch:  # a job that submits another runs a copy itself
+        patch.setattr(snapshots, "PACKAGE", telling / "tango_hpc")
+        assert hold(take_snapshot(tmp_path / "second"), "client Meier") == ["a.py"]
+        again = hold(take_snapshot(tmp_path / "third", record_diff=True), "client Meier")
+        assert sorted(again) == ["a.py", "uncommitted.diff"]
     take_snapshot(telling)
     assert not kept.exists(), "the next submission has it off"
 
