@@ -93,7 +93,7 @@ class MetricsWriter:
         self.gaps: list[str] = []
         for stepped in STEPPED_STAGES:
             steps_done = resumed_step if stepped == stage else _steps_done(directory, stepped)
-            lost[directory.metrics] -= self._mark_gaps(stepped, steps_done)
+            self._mark_gaps(stepped, steps_done)
         self.gaps += [self._mark_lost(path, count, resumed_step) for path, count in lost.items() if count > 0]
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -120,19 +120,16 @@ class MetricsWriter:
         with naming(self._directory.metrics):
             self._metrics.write(_as_json(row))
 
-    def _mark_gaps(self, stage: str, steps_done: int) -> int:
-        """How many rows are missing up to `steps_done`: as many of the lines that are no rows say nothing more."""
+    def _mark_gaps(self, stage: str, steps_done: int) -> None:
         there = [(row["step"], row["step"]) for row in read_metrics(self._directory, stage)]
         marked = [event for event in read_events(self._directory, stage) if event["event"] == "rows_lost"]
         there += [(event["first_step"], event["last_step"]) for event in marked]
         of_stage = "" if stage == self.stage else f" of {stage}"
-        gaps = list(_gaps(there, steps_done))
-        for first, last in gaps:
+        for first, last in _gaps(there, steps_done):
             steps = f"step {first}" if first == last else f"steps {first} to {last}"
             text = f"metrics.jsonl has no row of {steps}{of_stage}: lost, while the weights have them"
             self._add_event(stage, "rows_lost", last, text, first_step=first, last_step=last)
             self.gaps.append(text)
-        return sum(last + 1 - first for first, last in gaps)
 
     def _mark_lost(self, path: Path, count: int, step: int) -> str:
         lines = "1 line that is no row" if count == 1 else f"{count} lines that are no rows"

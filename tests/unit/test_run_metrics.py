@@ -87,17 +87,18 @@ def test_rows_that_were_lost_leave_a_marked_gap(directory, capsys):
         told = [
             "metrics.jsonl has no row of steps 3 to 4: lost, while the weights have them",
             "metrics.jsonl has no row of step 6: lost, while the weights have them",
+            "metrics.jsonl had 2 lines that are no rows: damaged, kept in metrics.jsonl.damaged",
         ]
         assert metrics.gaps == told
         metrics.write({"step": 7, "role": "generator"})
     assert f"{directory.metrics}: line 3 is damaged" in capsys.readouterr().err
     assert [row["step"] for row in read_metrics(directory)] == [1, 2, 5, 7]
-    events = [(row["event"], row["first_step"], row["last_step"], row["text"]) for row in read_events(directory)]
-    assert events == [("rows_lost", 3, 4, told[0]), ("rows_lost", 6, 6, told[1])]
+    events = [(row["event"], row.get("first_step"), row["step"], row["text"]) for row in read_events(directory)]
+    assert events == [("rows_lost", 3, 4, told[0]), ("rows_lost", 6, 6, told[1]), ("lines_lost", None, 6, told[2])]
     with MetricsWriter(directory, "train", resumed_step=7) as metrics:
         assert metrics.gaps == []  # told before
     write_steps(directory, [4, 5, 6, 7], resumed_step=3)  # from an older checkpoint: some come again
-    assert [row["first_step"] for row in read_events(directory)] == [3]
+    assert [row.get("first_step") for row in read_events(directory)] == [None, 3]
     assert [row["step"] for row in read_metrics(directory)] == [1, 2, 4, 5, 6, 7]
     directory.metrics.unlink()
     with MetricsWriter(directory, "eval", resumed_step=3) as metrics:  # counts sets, and writes no rows
@@ -112,7 +113,7 @@ def test_rows_that_another_stage_has_lost_leave_a_marked_gap(directory, capsys):
     told = [
         "metrics.jsonl has no row of step 2 of sft: lost, while the weights have them",
         "metrics.jsonl has no row of step 4 of sft: lost, while the weights have them",
-        "metrics.jsonl had 1 line that is no row: damaged, kept in metrics.jsonl.damaged",
+        "metrics.jsonl had 3 lines that are no rows: damaged, kept in metrics.jsonl.damaged",
     ]
     with MetricsWriter(directory, "train", trackers=()) as metrics:
         assert metrics.gaps == told
