@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,11 @@ ASKED = "asked by a test"  # the reason for which a test drains a node
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Slurm's commands talk to the test cluster while this is in use; skips where it cannot be started."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Slurm's commands talk to the test cluster while this is in use; skips where it cannot be started.
+
+    The nodes that Slurm has drained so far, with its reasons.
+    """
     folder = tmp_path_factory.mktemp("slurm") / "cluster"
     started = subprocess.run([SCRIPT, "start", folder], capture_output=True, text=True, timeout=120, check=False)
     if started.returncode != 0:
@@ -29,33 +32,35 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
         patch.setenv("OMP_NUM_THREADS", "1")
-        with _drained_nodes_taken_back():
-            yield
+        with _drained_nodes_taken_back() as drained:
+            yield drained
     subprocess.run([SCRIPT, "stop", folder], capture_output=True, timeout=120, check=True)
 
 
 @contextmanager
-def _drained_nodes_taken_back() -> Iterator[None]:
+def _drained_nodes_taken_back() -> Iterator[list[str]]:
     """Does what an administrator would when Slurm takes a node away from all later jobs ("Kill task failed").
 
     slurmstepd sometimes does not see that a step has ended which was cancelled while it was being launched. Each time
     is told among the warnings.
     """
-    over, drained = threading.Event(), []
+    over = threading.Event()
+    drained: list[str] = []
 
     def look() -> None:
         while not over.wait(2):
-            words = ["sinfo", "--noheader", "--Node", "--partition=debug", "--states=drain", "--format=%N %E"]
-            found = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False).stdout.splitlines()
-            for line in found:
-                drained.append(line)
-                name = f"nodename={line.split()[0]}"
-                subprocess.run(["scontrol", "update", name, "state=resume"], timeout=60, check=False)
+            with suppress(subprocess.TimeoutExpired):  # a busy machine: asked again
+                words = ["sinfo", "--noheader", "--Node", "--partition=debug", "--states=drain", "--format=%N %E"]
+                found = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False).stdout
+                for line in found.splitlines():
+                    name = f"nodename={line.split()[0]}"
+                    subprocess.run(["scontrol", "update", name, "state=resume"], timeout=60, check=False)
+                    drained.append(line)
 
     watch = threading.Thread(target=look, daemon=True)
     watch.start()
     try:
-        yield
+        yield drained
     finally:
         over.set()
         watch.join()
@@ -64,7 +69,7 @@ def _drained_nodes_taken_back() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_job_is_left_to_the_next_file(cluster: None) -> Iterator[None]:
+def _no_job_is_left_to_the_next_file(cluster: list[str]) -> Iterator[None]:
     """Cancels what a test that failed has left in the queue."""
     yield
     subprocess.run(["scancel", "--user", str(os.geteuid())], timeout=60, check=False)

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def moments(folder: Path, cluster: None) -> Moments:
+def moments(folder: Path, cluster: list[str]) -> Moments:
     """One run that is suspended for longer than it may hang, one whose limit of a minute is extended."""
     one_minute = PROFILE.model_copy(update={"time": "1", "sbatch": {"signal": "B:USR2@0"}})
     found = Moments(

@@ -97,7 +97,7 @@ WAYS_TO_END = ("tango stop", "tango cancel", "scancel", "failure")
 
 
 @pytest.fixture(scope="module")
-def ended(folder: Path, cluster: None) -> dict[str, CountingJob]:
+def ended(folder: Path, cluster: list[str]) -> dict[str, CountingJob]:
     """Chains beside each other, each ended for good in its own way."""
     wrong = {"rank": 1, "step": 30, "action": "fail"}
     jobs = {

@@ -52,7 +52,7 @@ SECRET = "nobody else may know"
 
 
 @pytest.fixture(scope="module")
-def finished(folder: Path, cluster: None) -> CountingJob:
+def finished(folder: Path, cluster: list[str]) -> CountingJob:
     """A run that came to its end undisturbed."""
     secret = PROFILE.model_copy(update={"env": PROFILE.env | {"HUB_TOKEN": SECRET}})
     job = CountingJob(folder, "plain", steps=3).submit(secret)
@@ -102,7 +102,7 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(folder: Path, cluster: None) -> dict[str, Told]:
+def told(folder: Path, cluster: list[str]) -> dict[str, Told]:
     """Jobs beside each other on both nodes, each told to go in its own way when it has done two steps."""
     jobs = {how: Told(CountingJob(folder, how, steps=4000, step_seconds=0.1)) for how in WAYS_TO_GO}
     for how, leaving in jobs.items():

@@ -105,7 +105,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 @pytest.fixture(scope="module")
-def straight(trained: Trained, cluster: None) -> RunDirectory:
+def straight(trained: Trained, cluster: list[str]) -> RunDirectory:
     """From Python, uninterrupted."""
     job = submit("train", trained.file, f"run.dir={trained.folder / 'python'}", profile=Profile(time="10"))
     trained.wait(job.directory, job.job_id)
