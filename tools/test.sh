@@ -10,5 +10,5 @@ if [ "$#" -eq 0 ]; then
 fi
 tools/slurm_test_cluster.sh install || echo "The tests in tests/slurm will be skipped, for the reason above."
 # Where one thing is broken that many tests wait for, waiting it out in each takes hours and tells nothing more.
-[ "$#" -gt 0 ] || set -- --numprocesses 2 --maxfail 15
+[ "$#" -gt 0 ] || set -- --numprocesses 2 --maxfail 8
 exec python -m pytest "$@"

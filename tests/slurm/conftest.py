@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tools" / "slurm_test_cluster.sh"
+ENV = "/usr/bin/env"
 ASKED = "asked by a test"  # the reason for which a test drains a node
 
 
@@ -44,17 +45,19 @@ def _drained_nodes_taken_back() -> Iterator[list[str]]:
     slurmstepd sometimes does not see that a step has ended which was cancelled while it was being launched. Each time
     is told among the warnings.
     """
-    over = threading.Event()
+    over, environment = threading.Event(), dict(os.environ)  # a test may change what is on the PATH
     drained: list[str] = []
+
+    def ask(*words: str) -> str:
+        command = [ENV, *words]  # looks for the program in the environment that it is given
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False).stdout
 
     def look() -> None:
         while not over.wait(2):
             with suppress(subprocess.TimeoutExpired):  # a busy machine: asked again
-                words = ["sinfo", "--noheader", "--Node", "--partition=debug", "--states=drain", "--format=%N %E"]
-                found = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False).stdout
+                found = ask("sinfo", "--noheader", "--Node", "--partition=debug", "--states=drain", "--format=%N %E")
                 for line in found.splitlines():
-                    name = f"nodename={line.split()[0]}"
-                    subprocess.run(["scontrol", "update", name, "state=resume"], timeout=60, check=False)
+                    ask("scontrol", "update", f"nodename={line.split()[0]}", "state=resume")
                     drained.append(line)
 
     watch = threading.Thread(target=look, daemon=True)

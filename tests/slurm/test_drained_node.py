@@ -17,7 +17,9 @@ def states() -> set[str]:
     return set(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split())
 
 
-def test_a_drained_node_is_taken_back(cluster: list[str]) -> None:
+def test_a_drained_node_is_taken_back(cluster: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     subprocess.run(["scontrol", "update", "nodename=n2", "state=drain", f"reason={ASKED}"], check=True)
-    wait_until(lambda: any(line.endswith(ASKED) for line in cluster), timeout=30)
-    wait_until(lambda: states() == {"idle"}, timeout=30)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")  # as a test may have it that wants no Slurm
+        wait_until(lambda: any(line.endswith(ASKED) for line in cluster), timeout=120)
+    wait_until(lambda: states() == {"idle"}, timeout=120)
