@@ -66,7 +66,15 @@ def read_provenance(directory: RunDirectory) -> dict[str, Any]:
     """provenance.json: its `attempts`, and `changes` for the entry of the next; without what in it is damaged."""
     provenance = fitting(read_json(directory.provenance), {"attempts": [], "changes": []})
     attempts = [entry | fitting(entry, _ATTEMPT) for entry in provenance["attempts"] if isinstance(entry, dict)]
-    return provenance | {"attempts": attempts}
+    return {
+        "attempts": [_with_texts(entry, "command", "config_changes", "changes") for entry in attempts],
+        "changes": _with_texts(provenance, "changes")["changes"],
+    }
+
+
+def _with_texts(entry: Mapping[str, Any], *lists: str) -> dict[str, Any]:
+    """`entry` without what is no text in those of its lists."""
+    return {**entry, **{name: [value for value in entry[name] if isinstance(value, str)] for name in lists}}
 
 
 def write_provenance(directory: RunDirectory, provenance: Mapping[str, Any]) -> None:

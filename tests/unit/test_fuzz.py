@@ -207,7 +207,11 @@ def test_a_file_of_a_run_that_is_ten_thousand_brackets_is_damaged(tmp_path: Path
         ("provenance.json", ["attempts", 0, "versions"], [5]),
         ("provenance.json", ["attempts", 0, "code"], "x"),
         ("provenance.json", ["attempts", 0, "code", "commit"], 5),
+        ("provenance.json", ["attempts", 0, "changes"], ["x", [1]]),
+        ("provenance.json", ["attempts", 0, "config_changes"], [{}, "x"]),
+        ("provenance.json", ["attempts", 0, "command"], [None, ["x"]]),
         ("provenance.json", ["changes"], "x"),
+        ("provenance.json", ["changes"], [["x"], {}]),
     ],
 )
 def test_a_branch_of_another_kind_is_passed_over(tmp_path: Path, name: str, where: list[Any], value: Any) -> None:
