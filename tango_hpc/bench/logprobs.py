@@ -38,7 +38,7 @@ def on_rank(folder: Path) -> dict[str, Any]:
     import torch.distributed as dist
 
     from tango_hpc.bench.peak_memory import PeakMemory
-    from tango_hpc.policy.vocab_parallel import vocab_parallel_logprobs
+    from tango_hpc.policy.vocab_parallel import OutputLayer, vocab_parallel_loss
 
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn((_TOKENS, _HIDDEN), generator=generator, requires_grad=True)
@@ -46,9 +46,15 @@ def on_rank(folder: Path) -> dict[str, Any]:
     targets = torch.randint(0, _VOCABULARY, (_TOKENS,), generator=generator)
 
     def ours() -> torch.Tensor:
-        values, _ = vocab_parallel_logprobs(hidden, weight_of_ours, targets, dist.group.WORLD, vocab_size=_VOCABULARY)
-        values.sum().backward()
-        return values
+        values = []
+
+        def loss(logprobs: torch.Tensor, _entropy: torch.Tensor, _part: slice) -> torch.Tensor:
+            values.append(logprobs.detach())
+            return logprobs.sum()
+
+        layer = OutputLayer(weight_of_ours, dist.group.WORLD, _VOCABULARY)
+        vocab_parallel_loss(hidden, targets, layer, loss).backward()
+        return torch.cat(values)
 
     def plain() -> torch.Tensor:
         values = (hidden @ weight.t()).log_softmax(-1).gather(-1, targets[:, None])[:, 0]

@@ -145,7 +145,7 @@ class Trainer:
         weight = rows * self.shape.hidden_size
         size = self.element_bytes
         hidden = 2 * self.shape.hidden_size * size * num_tokens
-        forward = 12 * chunk + hidden
+        forward = 8 * chunk + hidden
         if not backward:
             return forward
         product = weight * size if self.on_cpu else 0  # a GPU adds a chunk's product to the sum in place

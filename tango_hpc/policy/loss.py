@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from tango_hpc.equations import KlEstimator, LossAverage
@@ -63,6 +64,29 @@ class UpdateStats:
     operations: float = 0.0
 
 
-def combined(name: str, values: Tensor) -> Tensor:
-    """One of the `STATISTICS` over several places."""
-    return values.sum() if STATISTICS[name] == "sum" else values.amax()
+class ChunkLoss:
+    """A `TokenLoss` of the tokens at `flat_R`, asked for some of them at a time; adds up what it measures."""
+
+    def __init__(self, token_loss: TokenLoss, flat_R: Tensor) -> None:
+        self._token_loss, self._flat_R = token_loss, flat_R
+        self._found: list[dict[str, Tensor]] = []
+
+    def __call__(self, logprobs: Tensor, entropy: Tensor, part: slice) -> Tensor:
+        """The loss of the tokens in `part` of `flat_R`, which has these log-probabilities and entropies."""
+        value, statistics = self._token_loss(logprobs, entropy, self._flat_R[part])
+        self._found.append({name: number.detach().double() for name, number in {"loss": value, **statistics}.items()})
+        return value
+
+    def statistics(self) -> dict[str, Tensor]:
+        """What of the `STATISTICS` was measured so far."""
+        return combine(self._found)
+
+
+def combine(found: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Those of the `STATISTICS` that were measured somewhere, over all places."""
+    values = {name: [place[name] for place in found if name in place] for name in STATISTICS}
+    return {
+        name: torch.stack(measured).sum() if STATISTICS[name] == "sum" else torch.stack(measured).amax()
+        for name, measured in values.items()
+        if measured
+    }

@@ -33,14 +33,14 @@ from tango_hpc.parallel.ranks import this_device
 from tango_hpc.policy import hf_io, saved_state
 from tango_hpc.policy.batch import MicroBatch, build_micro_batch, fed_length, response_offsets
 from tango_hpc.policy.host_memory import host_copies
-from tango_hpc.policy.loss import STATISTICS, LogprobGapError, LossSettings, TokenLoss, UpdateStats, combined
+from tango_hpc.policy.loss import STATISTICS, ChunkLoss, LogprobGapError, LossSettings, TokenLoss, UpdateStats, combine
 from tango_hpc.policy.memory import DeviceMemory
 from tango_hpc.policy.model import build_model, transformer_config
 from tango_hpc.policy.optimizer import PolicyOptimizer
 from tango_hpc.policy.products import multiply_in_bfloat16, rounds_products
 from tango_hpc.policy.rotary import rope_frequencies
 from tango_hpc.policy.usage import update_operations
-from tango_hpc.policy.vocab_parallel import vocab_parallel_logprobs
+from tango_hpc.policy.vocab_parallel import OutputLayer, vocab_parallel_logprobs, vocab_parallel_loss
 from tango_hpc.run.manifest import FileSum
 from tango_hpc.types import TrainSequence
 
@@ -328,17 +328,15 @@ class Policy:
             )
 
             def loss(hidden_T1K: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-                logprobs_R, entropy_R = vocab_parallel_logprobs(
-                    hidden_T1K[:, 0].index_select(0, batch.predicted_R),
-                    self.model.output_weight(),
-                    batch.targets_R,
-                    groups.tensor,
-                    vocab_size=self.shape.vocab_size,
-                    temperature=temperature,
-                )
-                value, statistics = token_loss(logprobs_R, entropy_R, batch.flat_R)
-                found = {name: number.detach().double() for name, number in {"loss": value, **statistics}.items()}
-                return value, torch.zeros((), dtype=torch.int, device=self.device), found
+                hidden_RK = hidden_T1K[:, 0].index_select(0, batch.predicted_R)
+                layer = OutputLayer(self.model.output_weight(), groups.tensor, self.shape.vocab_size, temperature)
+                asked = ChunkLoss(token_loss, batch.flat_R)
+                if forward_only:
+                    logprobs_R, entropy_R = vocab_parallel_logprobs(hidden_RK, batch.targets_R, layer)
+                    value = asked(logprobs_R, entropy_R, slice(None))
+                else:
+                    value = vocab_parallel_loss(hidden_RK, batch.targets_R, layer, asked)
+                return value, torch.zeros((), dtype=torch.int, device=self.device), asked.statistics()
 
             return output, loss
 
@@ -360,14 +358,12 @@ class Policy:
     def _totals(self, results: list[dict[str, Tensor]]) -> dict[str, float]:
         """The `STATISTICS` over all micro-batches of all ranks, the same on every rank."""
         groups = self.groups
-        mine = torch.zeros(len(STATISTICS), dtype=torch.float64)
-        if groups.is_last_stage and groups.tensor_rank == 0:
-            for place, name in enumerate(STATISTICS):
-                found = [statistics[name] for statistics in results if name in statistics]
-                mine[place] = combined(name, torch.stack(found)) if found else 0.0
+        mine = combine(results) if groups.is_last_stage and groups.tensor_rank == 0 else {}
+        shared = torch.tensor([float(mine.get(name, 0.0)) for name in STATISTICS], dtype=torch.float64)
         everyone = torch.empty((dist.get_world_size(groups.world), len(STATISTICS)), dtype=torch.float64)
-        dist.all_gather_into_tensor(everyone.flatten(), mine, group=groups.world)
-        return {name: float(combined(name, everyone[:, place])) for place, name in enumerate(STATISTICS)}
+        dist.all_gather_into_tensor(everyone.flatten(), shared, group=groups.world)
+        totals = combine([dict(zip(STATISTICS, values, strict=True)) for values in everyone])
+        return {name: float(value) for name, value in totals.items()}
 
     @contextlib.contextmanager
     def _reference_weights(self) -> Iterator[None]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
 
 from tests.helpers.ranks import run_ranks
 
-HIDDEN, TOKENS = 16, 37
+HIDDEN, TOKENS, ALL = 16, 37, slice(None)
 CASES = list(itertools.product((70, 128), (1.0, 0.5), (8, 1000), ("logprobs", "entropy", "both")))
 
 
@@ -23,16 +24,18 @@ def inputs(vocab_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, t
     return hidden, weight, targets, torch.randn(2, TOKENS, generator=generator)
 
 
-def loss_of(parts: str, weights: torch.Tensor, logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
-    """A random weight on each token's log-probability, on its entropy, or on both."""
-    by_logprobs, by_entropy = (logprobs * weights[0]).sum(), (entropy * weights[1]).sum()
+def loss_of(
+    parts: str, weights: torch.Tensor, logprobs: torch.Tensor, entropy: torch.Tensor, part: slice = ALL
+) -> torch.Tensor:
+    """A random weight on the log-probability of each token in `part`, on its entropy, or on both."""
+    by_logprobs, by_entropy = (logprobs * weights[0, part]).sum(), (entropy * weights[1, part]).sum()
     return {"logprobs": by_logprobs, "entropy": by_entropy, "both": by_logprobs + by_entropy}[parts]
 
 
 def on_rank(summed: bool) -> list[tuple[torch.Tensor, ...]]:
     from torch import distributed as dist
 
-    from tango_hpc.policy.vocab_parallel import vocab_parallel_logprobs
+    from tango_hpc.policy.vocab_parallel import OutputLayer, vocab_parallel_logprobs, vocab_parallel_loss
 
     results = []
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -42,14 +45,16 @@ def on_rank(summed: bool) -> list[tuple[torch.Tensor, ...]]:
         if summed:
             mine.main_grad = torch.ones_like(mine)  # type: ignore[attr-defined]
         hidden.requires_grad_()
-        logprobs, entropy = vocab_parallel_logprobs(
-            hidden, mine, targets, dist.group.WORLD, vocab_size=vocab_size, temperature=temperature, chunk_tokens=chunk
-        )
-        loss_of(parts, weights, logprobs, entropy).backward()
+        layer = OutputLayer(mine, dist.group.WORLD, vocab_size, temperature, chunk)
+        value = vocab_parallel_loss(hidden, targets, layer, partial(loss_of, parts, weights))
+        value.backward() if summed else (2 * value).backward()
         if summed:
             assert mine.grad is None
-            mine.grad = mine.main_grad - 1  # type: ignore[attr-defined]
-        results.append((logprobs.detach(), entropy.detach(), hidden.grad, mine.grad))
+            mine.grad = 2 * (mine.main_grad - 1)  # type: ignore[attr-defined]
+            hidden.grad *= 2
+        logprobs, entropy = vocab_parallel_logprobs(hidden, targets, layer)
+        assert not logprobs.requires_grad
+        results.append((logprobs, entropy, hidden.grad / 2, mine.grad / 2, value.detach()))
     return results
 
 
@@ -69,7 +74,8 @@ def test_matches_full_softmax(on_ranks: list[list[list[tuple[torch.Tensor, ...]]
     full = (hidden @ weight[:vocab_size].t() / temperature).log_softmax(-1)
     logprobs = full.gather(-1, targets[:, None])[:, 0]
     entropy = -(full.exp() * full).sum(-1)
-    loss_of(parts, weights, logprobs, entropy).backward()
+    value = loss_of(parts, weights, logprobs, entropy)
+    value.backward()
     # Logits of up to 40 are off by up to 4e-6 in fp32; the gradient of the entropy, p (log p + H), magnifies that.
     atol = 1e-5 if parts == "logprobs" else 1e-4
     for ranks in on_ranks:
@@ -77,5 +83,6 @@ def test_matches_full_softmax(on_ranks: list[list[list[tuple[torch.Tensor, ...]]
             torch.testing.assert_close(rank[case][0].double(), logprobs.detach(), atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(rank[case][1].double(), entropy.detach(), atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(rank[case][2].double(), hidden.grad, atol=atol, rtol=1e-5)
+            torch.testing.assert_close(rank[case][4].double(), value.detach(), atol=1e-4, rtol=1e-5)
         gathered = torch.cat([rank[case][3] for rank in ranks])
         torch.testing.assert_close(gathered.double(), weight.grad, atol=atol, rtol=1e-5)
