@@ -81,14 +81,16 @@ class Role:
     ) -> list[Response]:
         """What the role writes to each prompt that fits its context."""
         fitting = [(prompt, seed) for prompt, seed in zip(prompts_N, seeds_N, strict=True) if self.fits(prompt)]
-        generations = iter(through(lambda: self._generate(fitting, greedy)))
-        responses_N = []
-        for prompt in prompts_N:
-            asked = self.fits(prompt)
-            generation = next(generations) if asked else NOT_ASKED
-            text = response_text(generation.token_ids, self.tokenizer)
-            responses_N.append(Response(prompt if asked else [], generation, text))
-        return responses_N
+        generations = through(lambda: self._generate(fitting, greedy))
+        texts = in_shares(self.exchange, self._texts, generations)
+        written = zip(generations, texts, strict=True)
+        return [
+            Response(prompt, *next(written)) if self.fits(prompt) else Response([], NOT_ASKED, "")
+            for prompt in prompts_N
+        ]
+
+    def _texts(self, generations: Sequence[Generation]) -> list[str]:
+        return [response_text(generation.token_ids, self.tokenizer) for generation in generations]
 
     def _generate(self, prompts: Sequence[tuple[list[int], int]], greedy: bool) -> list[Generation]:
         """One response to each (prompt, seed), at the role's sampling settings or greedily."""

@@ -107,8 +107,9 @@ class Tango:
             role = self.roles[self.schedule[self.step]]
             self.tracer.before(self.step + 1)
             num_updates, loss = self.config.train.updates_per_batch, self._loss(role)
-            batch = self.verifier_batch(role) if isinstance(role, Verifier) else self.generator_batch()
-            metrics, sequences_N = batch.metrics(self.task), batch.sequences()
+            with self.clock("score"):
+                batch = self.verifier_batch(role) if isinstance(role, Verifier) else self.generator_batch()
+                metrics, sequences_N = self._metrics(batch), batch.sequences()
             self.journal.phase("train", role=role.name)
             with self.clock("logprobs"):
                 role.prepare(sequences_N, loss, num_updates)
@@ -128,21 +129,20 @@ class Tango:
         train, num_questions = self.config.train, self.config.train.questions_per_step
         solutions_N: list[ReadSolution] = []
         verifications: list[ReadVerification] = []
-        with self.clock("score"):
-            for draw in range(1, train.max_draws + 1):
-                drawn = self._draw_questions(num_questions, draw)
-                questions = [question for question in drawn for _ in range(train.rollouts_per_question)]
-                solutions = self.generator.ask(self.task, questions, **self._phase("rollout", len(questions), draw))
-                solutions_N += solutions
-                if self.verifier is not None:
-                    repeated = [solution for solution in solutions for _ in range(train.verifications_per_solution)]
-                    verifications += self.verifier.judge(repeated, **self._phase("verify", len(repeated), draw))
-                batch = GeneratorBatch.score(
-                    solutions_N, verifications, step=self.step + 1, config=self.config, alpha=self._alpha(verifications)
-                )
-                num_questions = batch.num_missing
-                if not num_questions:
-                    break
+        for draw in range(1, train.max_draws + 1):
+            drawn = self._draw_questions(num_questions, draw)
+            questions = [question for question in drawn for _ in range(train.rollouts_per_question)]
+            solutions = self.generator.ask(self.task, questions, **self._phase("rollout", len(questions), draw))
+            solutions_N += solutions
+            if self.verifier is not None:
+                repeated = [solution for solution in solutions for _ in range(train.verifications_per_solution)]
+                verifications += self.verifier.judge(repeated, **self._phase("verify", len(repeated), draw))
+            batch = GeneratorBatch.score(
+                solutions_N, verifications, step=self.step + 1, config=self.config, alpha=self._alpha(verifications)
+            )
+            num_questions = batch.num_missing
+            if not num_questions:
+                break
         return batch
 
     def verifier_batch(self, verifier: Verifier) -> VerifierBatch:
@@ -152,39 +152,42 @@ class Tango:
         all verdicts on a solution agree and are wrong, it is judged again.
         """
         train, algorithm = self.config.train, self.config.algorithm
-        with self.clock("score"):
-            drawn: list[ReadSolution] = []
-            for draw in range(1, train.verifier_draws + 1):
-                questions = self._draw_questions(train.questions_per_step, draw)
-                drawn += self.generator.ask(self.task, questions, **self._phase("rollout", len(questions), draw))
-                if is_balanced([read.correct for read in drawn], train.questions_per_step):
-                    break
-            judged_K = drawn
-            if train.verifier_draws > 1:
-                judged_K = [drawn[i] for i in balanced([read.correct for read in drawn], train.questions_per_step)]
-            verifications: list[ReadVerification] = []
-            groups: list[int] = []
-            again = list(range(len(judged_K)))
-            for draw in range(1, train.verification_draws + 1):
-                asked = [k for k in again for _ in range(train.rollouts_per_question)]
-                phase = self._phase("verify", len(asked), draw)
-                verifications += verifier.judge([judged_K[k] for k in asked], **phase)
-                groups += asked
-                verdicts_K_M: list[list[int]] = [[] for _ in judged_K]
-                for k, read in zip(groups, verifications, strict=True):
-                    verdicts_K_M[k].append(read.verification.final)
-                again = agreed_and_wrong([read.correct for read in judged_K], verdicts_K_M)
-                if not again:
-                    break
-            return VerifierBatch.score(
-                verifications,
-                groups,
-                self.class_weights,
-                drawn=drawn,
-                step=self.step + 1,
-                algorithm=algorithm.name,
-                gamma=algorithm.format_weight,
-            )
+        drawn: list[ReadSolution] = []
+        for draw in range(1, train.verifier_draws + 1):
+            questions = self._draw_questions(train.questions_per_step, draw)
+            drawn += self.generator.ask(self.task, questions, **self._phase("rollout", len(questions), draw))
+            if is_balanced([read.correct for read in drawn], train.questions_per_step):
+                break
+        judged_K = drawn
+        if train.verifier_draws > 1:
+            judged_K = [drawn[i] for i in balanced([read.correct for read in drawn], train.questions_per_step)]
+        verifications: list[ReadVerification] = []
+        groups: list[int] = []
+        again = list(range(len(judged_K)))
+        for draw in range(1, train.verification_draws + 1):
+            asked = [k for k in again for _ in range(train.rollouts_per_question)]
+            phase = self._phase("verify", len(asked), draw)
+            verifications += verifier.judge([judged_K[k] for k in asked], **phase)
+            groups += asked
+            verdicts_K_M: list[list[int]] = [[] for _ in judged_K]
+            for k, read in zip(groups, verifications, strict=True):
+                verdicts_K_M[k].append(read.verification.final)
+            again = agreed_and_wrong([read.correct for read in judged_K], verdicts_K_M)
+            if not again:
+                break
+        return VerifierBatch.score(
+            verifications,
+            groups,
+            self.class_weights,
+            drawn=drawn,
+            step=self.step + 1,
+            algorithm=algorithm.name,
+            gamma=algorithm.format_weight,
+        )
+
+    def _metrics(self, batch: GeneratorBatch | VerifierBatch) -> dict[str, Any]:
+        """What the step is like: computed once, in the first process."""
+        return self.exchange.all_gather(batch.metrics(self.task) if self.exchange.is_first else {})[0]
 
     def _alpha(self, verifications: Sequence[ReadVerification]) -> float:
         """The weight of step advantages: as scheduled, or 0 while the verdicts up to these are of no use."""
@@ -319,11 +322,12 @@ class Tango:
         last = self.step == len(self.schedule)
         num_done = self.schedule[: self.step].count(role)
         dump_every = self.config.train.dump_every
-        if dump_every and (num_done % dump_every == 0 or num_done == 1 or last) and self.exchange.is_first:
-            write_rollouts(self.directory.rollout_file(role, self.step), batch.dump_rows())
-        found, troubles = self.watch.observe(row, batch.verdict_counts())
-        self.journal.step_done(row | found)
-        action, text = self._told_of(troubles)
+        with self.clock("score"):  # of the next row: this one is written in it
+            if dump_every and (num_done % dump_every == 0 or num_done == 1 or last) and self.exchange.is_first:
+                write_rollouts(self.directory.rollout_file(role, self.step), batch.dump_rows())
+            found, troubles = self.watch.observe(row, batch.verdict_counts())
+            self.journal.step_done(row | found)
+            action, text = self._told_of(troubles)
         if action == "rollback":
             self._go_back(text)
             return
