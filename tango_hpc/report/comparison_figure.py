@@ -48,7 +48,10 @@ def write_comparison(folder: Path) -> list[Path]:
 
 
 def draw(path: Path, points: Sequence[Point]) -> None:
-    """Draw all arms: lines are means over seeds at the evaluations, bands one standard deviation to either side."""
+    """Draw all arms: lines are means over seeds at the evaluations, bands one standard deviation to either side.
+
+    A verifier that is not trained is a dotted line, at its score on the last evaluation's solutions.
+    """
     arms = list(dict.fromkeys(point.arm for point in points))
     rest = [arm for arm in arms if arm not in ARMS]
     colors = ARMS | {arm: REST[place % len(REST)] for place, arm in enumerate(rest)}
@@ -77,7 +80,10 @@ def draw(path: Path, points: Sequence[Point]) -> None:
 
 def _draw_arm(axes: Axes, points: Sequence[Point], arm: str, color: str, x: str, y: str) -> None:
     means = curve(points, arm, x, y)
-    if not means or (x == "verifier_steps" and means[-1].x == 0 and len(means) == 1):
+    if not means:
+        return
+    if x == "verifier_steps" and means[-1].x == 0:  # never trained
+        axes.axhline(means[-1].mean, color=color, label=arm, linestyle=":")
         return
     scale = 1e-6 if x == "tokens" else 1.0
     at = [scale * mean.x for mean in means]
