@@ -21,7 +21,6 @@ from tango_hpc.equations import ClassWeightEma, alpha_schedule
 from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.policy.checkpoints import Checkpoints
-from tango_hpc.policy.loss import LossSettings
 from tango_hpc.reshard.sync import SyncStats
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import write_rollouts
@@ -35,7 +34,7 @@ from tango_hpc.stages.schedule import WarmUp
 from tango_hpc.stages.step_metrics import verdict_counts
 from tango_hpc.stages.steps import GeneratorBatch, VerifierBatch
 from tango_hpc.stages.trouble import Action, Trouble, TroubleWatch, read_rollbacks, what_to_do, write_rollbacks
-from tango_hpc.stages.update import update_metrics
+from tango_hpc.stages.update import loss_settings, update_metrics
 from tango_hpc.stages.usage import Tracer, own_turns, usage_metrics
 from tango_hpc.successors.steady_verifier import agreed_and_wrong, balanced, gated_alpha, is_balanced
 from tango_hpc.tasks import get_task
@@ -106,7 +105,7 @@ class Tango:
             self.schedule = self.warm_up.schedule
             role = self.roles[self.schedule[self.step]]
             self.tracer.before(self.step + 1)
-            num_updates, loss = self.config.train.updates_per_batch, self._loss(role)
+            num_updates, loss = self.config.train.updates_per_batch, loss_settings(self.config, role.settings)
             with self.clock("score"):
                 batch = self.verifier_batch(role) if isinstance(role, Verifier) else self.generator_batch()
                 metrics, sequences_N = self._metrics(batch), batch.sequences()
@@ -201,20 +200,6 @@ class Tango:
         )
         j = self.watch.recent.pooled(verdict_counts(verifications)).j
         return gated_alpha(alpha, j, algorithm.min_verifier_j)
-
-    def _loss(self, role: Role) -> LossSettings:
-        algorithm = self.config.algorithm
-        return LossSettings(
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            kl_coef=algorithm.kl_coef,
-            kl_estimator=algorithm.kl_estimator,
-            entropy_coef=algorithm.entropy_coef,
-            loss_average=algorithm.loss_average,
-            importance_cap=algorithm.importance_cap,
-            max_logprob_gap=self.config.train.max_logprob_gap,
-            temperature=role.settings.temperature,
-        )
 
     def evaluate(self, suffix: str) -> None:
         """Greedy accuracy on held-out questions, and how well the verifier judges solutions of them."""

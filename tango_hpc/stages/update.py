@@ -1,4 +1,4 @@
-"""What an update of a role did, as metrics."""
+"""What an update of a role goes by, and what it did, as metrics."""
 
 from __future__ import annotations
 
@@ -6,8 +6,26 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from tango_hpc.policy.loss import UpdateStats
+from tango_hpc.config import Config
+from tango_hpc.config.roles import RoleConfig
+from tango_hpc.policy.loss import LossSettings, UpdateStats
 from tango_hpc.reshard.sync import SyncStats
+
+
+def loss_settings(config: Config, role: RoleConfig) -> LossSettings:
+    """What a role's updates in `train` minimise."""
+    algorithm = config.algorithm
+    return LossSettings(
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        kl_coef=algorithm.kl_coef,
+        kl_estimator=algorithm.kl_estimator,
+        entropy_coef=algorithm.entropy_coef,
+        loss_average=algorithm.loss_average,
+        importance_cap=algorithm.importance_cap,
+        max_logprob_gap=config.train.max_logprob_gap,
+        temperature=role.temperature,
+    )
 
 
 def update_metrics(updates: Sequence[UpdateStats], sync: SyncStats) -> dict[str, Any]:
