@@ -150,7 +150,7 @@ class Trainer:
             return forward
         product = weight * size if self.on_cpu else 0  # a GPU adds a chunk's product to the sum in place
         # The gradient of the weight is added to the sum that the trainer keeps anyway.
-        return max(forward, max(8 * chunk, (4 + (2 if size == 2 else 0)) * chunk + product) + hidden)
+        return max(forward, (4 + (2 if size == 2 else 0)) * chunk + product + hidden)
 
     def embedding_gradients(self) -> int:
         """Of a tied embedding, the gradient of the lookup; that of the output layer is added to the sum at once."""

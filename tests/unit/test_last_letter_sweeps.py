@@ -31,6 +31,7 @@ ARMS = {
         "Tango, GRPO, verifier_draws=8",
         "Tango, GRPO, verification_draws=3",
         "Tango, GRPO, warmup_min_share=0.1",
+        "Tango, GRPO, min_verifier_j=0.1, verifier_draws=8, verification_draws=3",
     ],
 }
 

@@ -171,12 +171,12 @@ def test_a_step_takes_gloos_copies_on_a_cpu_and_nothing_on_a_gpu():
 
 
 def test_gradients_of_the_output_layer_have_no_second_copy():
-    """In fp32: three times the logits of a chunk, forward; a CPU multiplies a chunk's gradient of the weight beside its sum."""
+    """In fp32: twice the logits of a chunk, forward; a CPU multiplies a chunk's gradient of the weight beside its sum."""
     rows_bytes, logits_bytes, hidden_bytes = 64 * 8 * 4, 4 * 64, 2 * 8 * 4
     cpu, gpu = trainer(), trainer(on_cpu=False)
-    assert cpu.head_workspace(5, backward=True) == 5 * (3 * logits_bytes + hidden_bytes)
+    assert cpu.head_workspace(9, backward=True) == 9 * (2 * logits_bytes + hidden_bytes)
     assert cpu.head_workspace(1, backward=True) == rows_bytes + logits_bytes + hidden_bytes
-    assert gpu.head_workspace(1, backward=True) == 3 * logits_bytes + hidden_bytes
+    assert gpu.head_workspace(1, backward=True) == 2 * logits_bytes + hidden_bytes
 
 
 def test_activations_are_what_autograd_keeps_and_an_update_takes():
