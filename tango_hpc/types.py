@@ -54,7 +54,7 @@ class TrainSequence:
 
     `advantages` and `rollout_logprobs` have one entry per response token; fine-tuning leaves both empty.
     `reference_logprobs` is filled in where a KL penalty is asked for, `old_logprobs` (of the policy before the first
-    of several updates) where a batch gets more than one.
+    of several updates) by the first one where a batch gets more.
     """
 
     prompt_ids: list[int]

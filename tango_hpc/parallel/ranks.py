@@ -12,6 +12,7 @@ from ipaddress import ip_address
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tango_hpc.errors import UserError
 from tango_hpc.parallel import groups
@@ -146,6 +147,11 @@ def sees_one_gpu(num_gpus: int) -> bool:
 def this_device() -> torch.device:
     """Where this process keeps its tensors: its GPU if there is one, else the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host there. To a GPU through pinned memory, as from other memory a copy waits for all before it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def is_busy(stream: torch.cuda.Stream) -> bool:

@@ -216,7 +216,7 @@ def _gpu_phases(config: Config, role: _Role, gpu_bytes: int) -> list[Phase]:
     for stage, trainer in enumerate(role.stages):
         sizes = trainer.sizes
         resident = base | {"weights": sizes.weights, "gradients": sizes.gradients, "optimizer": sizes.optimizer}
-        if sizes.reference or config.train.updates_per_batch > 1:
+        if sizes.reference:
             forward = int(trainer.logprob_workspace(tokens) * (1 + GPU_HEAP_SLACK))
             candidates["logprobs"].append(resident | {"reference": sizes.reference, "activations": forward})
         update = int(role.update_workspace(stage) * (1 + GPU_HEAP_SLACK))
@@ -264,7 +264,7 @@ def _node_phases(config: Config, roles: Mapping[str, _Role], *, copies: bool) ->
         trainers = [role.stage_of(rank) for rank in ranks]
         if on_cpu:
             slack, tokens = 1 + CPU_HEAP_SLACK, role.batch.micro_batch_tokens
-            if trainers[0].with_reference or config.train.updates_per_batch > 1:
+            if trainers[0].with_reference:
                 forward = sum(int(trainer.logprob_workspace(tokens) * slack) for trainer in trainers)
                 phases.append(Phase("logprobs", role.name, base | {"activations": forward}))
             update = sum(int(role.update_workspace(trainer.stage) * slack) for trainer in trainers)

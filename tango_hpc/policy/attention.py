@@ -21,6 +21,8 @@ from megatron.core.tensor_parallel.mappings import all_gather_last_dim_from_tens
 from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor, nn
 
+from tango_hpc.parallel.ranks import to_device
+
 # A block of padded sequences keeps those at least this share of its longest.
 _LEAST_FILL = 0.8
 _SMALL_BLOCK = 8
@@ -48,11 +50,11 @@ class PackedSequences(PackedSeqParams):
         starts_B = np.concatenate([[0], np.cumsum(lengths_B)])
         positions_T = np.arange(starts_B[-1]) - np.repeat(starts_B[:-1], lengths_B)
         angles_TD = torch.outer(torch.from_numpy(positions_T).float(), frequencies).repeat(1, 2)
-        bounds = torch.from_numpy(starts_B).to(device=device, dtype=torch.int32)
+        bounds = to_device(torch.from_numpy(starts_B).int(), device)
         longest = int(lengths_B.max())
         packed = cls(
             qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=longest, max_seqlen_kv=longest,
-            cos_TD=angles_TD.cos().to(device, dtype), sin_TD=angles_TD.sin().to(device, dtype),
+            cos_TD=to_device(angles_TD.cos().to(dtype), device), sin_TD=to_device(angles_TD.sin().to(dtype), device),
         )  # fmt: skip
         if not _has_varlen(device, dtype):
             packed._pad(lengths_B, starts_B, device)
@@ -67,10 +69,10 @@ class PackedSequences(PackedSeqParams):
                 last += 1
             block_lengths, steps_L = lengths_B[first:last, None], np.arange(longest)
             index_BL = starts_B[first:last, None] + np.minimum(steps_L, block_lengths - 1)
-            self.blocks.append(torch.from_numpy(index_BL).to(device))
+            self.blocks.append(to_device(torch.from_numpy(index_BL), device))
             unpad.append(np.flatnonzero(steps_L < block_lengths) + offset)
             offset, first = offset + index_BL.size, last
-        self.unpad_T = torch.from_numpy(np.concatenate(unpad)).to(device)
+        self.unpad_T = to_device(torch.from_numpy(np.concatenate(unpad)), device)
 
 
 class PackedCoreAttention(nn.Module):

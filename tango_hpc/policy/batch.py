@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tango_hpc.parallel.ranks import to_device
 from tango_hpc.policy.attention import PackedSequences
 from tango_hpc.types import TrainSequence
 
@@ -35,6 +36,23 @@ class MicroBatch:
 def response_offsets(sequences: Sequence[TrainSequence]) -> np.ndarray:
     """Start of each sequence's response in the flat vector, and the total at the end: [sequences + 1]."""
     return np.concatenate([[0], np.cumsum([len(sequence.response_ids) for sequence in sequences])]).astype(np.int64)
+
+
+def flat(sequences: Sequence[TrainSequence], name: str) -> np.ndarray:
+    """One field of all sequences in one vector, [N]. ValueError unless it has a number for each response token."""
+    values = [getattr(sequence, name) for sequence in sequences]
+    for index, (value, sequence) in enumerate(zip(values, sequences, strict=True)):
+        if len(value) != len(sequence.response_ids):
+            raise ValueError(
+                f"sequence {index} has {len(value)} {name} for {len(sequence.response_ids)} response tokens"
+            )
+    return np.concatenate([np.zeros(0), *values])
+
+
+def give(sequences: Sequence[TrainSequence], name: str, values: Sequence[np.ndarray]) -> None:
+    """Set one field of each sequence."""
+    for sequence, values_T in zip(sequences, values, strict=True):
+        setattr(sequence, name, values_T)
 
 
 def fed_length(sequence: TrainSequence) -> int:
@@ -76,7 +94,7 @@ def build_micro_batch(
         filling = 0
 
     def joined(parts: list[np.ndarray]) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts)).to(device)
+        return to_device(torch.from_numpy(np.concatenate(parts)), device)
 
     packed = PackedSequences.of_lengths(lengths, frequencies, dtype, device)
     return MicroBatch(joined(tokens)[None], packed, joined(predicted), joined(targets), joined(flat))

@@ -29,9 +29,9 @@ from tango_hpc.equations import policy_loss_terms, token_weights
 from tango_hpc.model.shape import ModelShape, check_parallel
 from tango_hpc.parallel.groups import PolicyGroups
 from tango_hpc.parallel.megatron_cpu import megatron_on_cpu
-from tango_hpc.parallel.ranks import this_device
+from tango_hpc.parallel.ranks import this_device, to_device
 from tango_hpc.policy import hf_io, saved_state
-from tango_hpc.policy.batch import MicroBatch, build_micro_batch, fed_length, response_offsets
+from tango_hpc.policy.batch import MicroBatch, build_micro_batch, fed_length, flat, give, response_offsets
 from tango_hpc.policy.host_memory import host_copies
 from tango_hpc.policy.loss import STATISTICS, ChunkLoss, LogprobGapError, LossSettings, TokenLoss, UpdateStats, combine
 from tango_hpc.policy.memory import DeviceMemory
@@ -134,44 +134,37 @@ class Policy:
 
         with self._reference_weights() if reference else contextlib.nullcontext():
             self._run(sequences, collect, temperature, forward_only=True)
-        if self.groups.is_last_stage and self.groups.data_size > 1:
-            dist.all_reduce(flat_N, group=self.groups.data)
-        if self.groups.pipeline_size > 1:
-            dist.broadcast(flat_N, self.groups.last_stage_rank, group=self.groups.pipeline)
-        values = flat_N.cpu().numpy()
-        return [values[start:stop] for start, stop in itertools.pairwise(offsets)]
+        return self._of_all_ranks(flat_N, offsets)
 
-    def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> None:
-        """Give the sequences what `num_updates` updates need to know from before the first one."""
+    def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> None:
+        """Give the sequences what updates need to know besides: a KL penalty's reference log-probabilities."""
         if loss.kl_coef:
-            reference = self.logprobs(sequences, reference=True, temperature=loss.temperature)
-            for sequence, logprobs_T in zip(sequences, reference, strict=True):
-                sequence.reference_logprobs = logprobs_T
-        if num_updates > 1:
-            for sequence, logprobs_T in zip(
-                sequences, self.logprobs(sequences, temperature=loss.temperature), strict=True
-            ):
-                sequence.old_logprobs = logprobs_T
+            give(
+                sequences, "reference_logprobs", self.logprobs(sequences, reference=True, temperature=loss.temperature)
+            )
 
-    def update(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> UpdateStats:
-        """One optimizer step on Eq. 1, with the policy before the step as pi_old unless sequences say otherwise.
+    def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, *, last: bool = True) -> UpdateStats:
+        """One optimizer step on Eq. 1, with the policy before the step as pi_old unless sequences have `old_logprobs`.
 
         The loss is averaged over tokens and responses with global denominators, so the result does not depend on
-        the layout. Sequences need advantages, and reference log-probabilities if `kl_coef` is not 0; where a batch
-        gets several updates, also the `old_logprobs` from before the first one (see `prepare`).
+        the layout. Sequences need advantages, and reference log-probabilities if `kl_coef` is not 0 (see `prepare`).
+        Unless this is the `last` update of the batch, they get the `old_logprobs` that the next ones need.
         """
         lengths_S = [len(sequence.response_ids) for sequence in sequences]
         num_responses = sum(length > 0 for length in lengths_S)
         weights_N = self._to_device(token_weights(lengths_S, loss.loss_average, self.max_response_tokens))
-        advantages_N = self._flat(sequences, "advantages")
-        rollout_N = self._flat(sequences, "rollout_logprobs") if _all_have(sequences, "rollout_logprobs") else None
+        advantages_N = self._to_device(flat(sequences, "advantages"))
+        rollout_N = self._given(sequences, "rollout_logprobs")
         if loss.importance_cap is not None and rollout_N is None:
             raise ValueError("importance_cap is set, but a sequence has no rollout_logprobs; set it to None")
-        reference_N = self._flat(sequences, "reference_logprobs") if loss.kl_coef else None
-        old_N = self._flat(sequences, "old_logprobs") if _all_have(sequences, "old_logprobs") else None
+        reference_N = self._to_device(flat(sequences, "reference_logprobs")) if loss.kl_coef else None
+        old_N = self._given(sequences, "old_logprobs")
+        first_N = None if last or old_N is not None else torch.zeros_like(advantages_N)
 
         def token_loss(logprobs_R: Tensor, entropy_R: Tensor, flat_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             old_R = logprobs_R.detach() if old_N is None else old_N[flat_R]
+            if first_N is not None:
+                first_N[flat_R] = old_R
             gap_R = old_R - rollout_N[flat_R] if rollout_N is not None else torch.zeros_like(old_R)
             terms_R, kl_R, clipped_R = policy_loss_terms(
                 logprobs_R,
@@ -207,7 +200,10 @@ class Policy:
                     f"more than {loss.max_logprob_gap:g} allowed (train.max_logprob_gap); weights were not updated"
                 )
 
-        return self._step(sequences, token_loss, loss.temperature, num_responses, check)
+        stats = self._step(sequences, token_loss, loss.temperature, num_responses, check)
+        if first_N is not None:
+            give(sequences, "old_logprobs", self._of_all_ranks(first_N, response_offsets(sequences)))
+        return stats
 
     def update_sft(self, sequences: Sequence[TrainSequence]) -> UpdateStats:
         """One optimizer step on the mean cross-entropy of all response tokens."""
@@ -355,6 +351,15 @@ class Policy:
                 **pipeline,
             )
 
+    def _of_all_ranks(self, flat_N: Tensor, offsets_S: np.ndarray) -> list[np.ndarray]:
+        """What the ranks have put in their places of a flat vector, one array per sequence."""
+        if self.groups.is_last_stage and self.groups.data_size > 1:
+            dist.all_reduce(flat_N, group=self.groups.data)
+        if self.groups.pipeline_size > 1:
+            dist.broadcast(flat_N, self.groups.last_stage_rank, group=self.groups.pipeline)
+        values = flat_N.cpu().numpy()
+        return [values[start:stop] for start, stop in itertools.pairwise(offsets_S)]
+
     def _totals(self, results: list[dict[str, Tensor]]) -> dict[str, float]:
         """The `STATISTICS` over all micro-batches of all ranks, the same on every rank."""
         groups = self.groups
@@ -378,19 +383,10 @@ class Policy:
             for name, shard in self.named_shards().items():
                 shard.data = own[name]
 
-    def _flat(self, sequences: Sequence[TrainSequence], name: str) -> Tensor:
-        """One field of all sequences in one vector, checked against their responses' lengths: [N]."""
-        values = [getattr(sequence, name) for sequence in sequences]
-        for index, (value, sequence) in enumerate(zip(values, sequences, strict=True)):
-            if len(value) != len(sequence.response_ids):
-                raise ValueError(
-                    f"sequence {index} has {len(value)} {name} for {len(sequence.response_ids)} response tokens"
-                )
-        return self._to_device(np.concatenate([np.zeros(0), *values]))
+    def _given(self, sequences: Sequence[TrainSequence], name: str) -> Tensor | None:
+        """One field of all sequences in one vector, [N], if all have it."""
+        has_it = all(len(getattr(sequence, name)) for sequence in sequences if sequence.response_ids)
+        return self._to_device(flat(sequences, name)) if has_it else None
 
     def _to_device(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values.astype(np.float32)).to(self.device)
-
-
-def _all_have(sequences: Sequence[TrainSequence], name: str) -> bool:
-    return all(len(getattr(sequence, name)) for sequence in sequences if sequence.response_ids)
+        return to_device(torch.from_numpy(values.astype(np.float32)), self.device)

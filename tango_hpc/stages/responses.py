@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +13,7 @@ from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.protocol.alignment import step_end_tokens
 from tango_hpc.protocol.solution import Solution, parse_solution
 from tango_hpc.protocol.verification import FormatRule, Verification, read_verification
-from tango_hpc.stages.sharing import in_shares
+from tango_hpc.stages.sharing import from_shares, in_shares, my_share
 from tango_hpc.tasks import Task
 from tango_hpc.types import Generation
 
@@ -39,9 +41,12 @@ class Response:
         return len(self.generation.token_ids)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReadSolution:
-    """A generator's response to a question, parsed and graded; `step_end_tokens` are I(k) of Eq. 3."""
+    """A generator's response to a question, parsed and graded; `step_end_tokens` are I(k) of Eq. 3.
+
+    `graded` is None while workers are at it (`Grading`).
+    """
 
     question: dict[str, Any]
     statement: str
@@ -49,12 +54,44 @@ class ReadSolution:
     solution: Solution
     answer: str | None
     step_end_tokens: list[int]
-    verdict: Verdict
+    graded: Verdict | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """How its answer was graded."""
+        assert self.graded is not None, "a verdict is asked for before the answer is graded"
+        return self.graded
 
     @property
     def correct(self) -> bool:
         """Eq. 2."""
         return self.verdict.correct
+
+
+class Grading:
+    """Solutions that are graded while a model generates: each process has workers grade a share of them."""
+
+    def __init__(self, task: Task, solutions_N: Sequence[ReadSolution], exchange: Exchange) -> None:
+        self._solutions_N, self._exchange, self._settled = solutions_N, exchange, False
+        self._mine: Future[list[Verdict]] = Future()
+        answers = [(read.question, read.answer) for read in my_share(exchange, solutions_N)]
+
+        def grade() -> None:
+            try:
+                self._mine.set_result(task.grade_all(answers))
+            except BaseException as error:
+                self._mine.set_exception(error)  # `settle` raises it
+
+        threading.Thread(target=grade, name="grading", daemon=True).start()
+
+    def settle(self) -> None:
+        """Wait until all are graded, if they are not. Collective; raises what the task failed at."""
+        if self._settled:
+            return
+        verdicts_N = from_shares(self._exchange.all_gather(self._mine.result()))
+        for read, verdict in zip(self._solutions_N, verdicts_N, strict=True):
+            read.graded = verdict
+        self._settled = True
 
 
 @dataclass(frozen=True)
@@ -85,22 +122,18 @@ def read_solutions(
     task: Task, questions_N: Sequence[dict[str, Any]], statements_N: Sequence[str], responses_N: Sequence[Response],
     tokenizer: Any, exchange: Exchange,
 ) -> list[ReadSolution]:  # fmt: skip
-    """Parse, align and grade each response. Collective: the processes share it."""
+    """Parse and align each response; nothing is graded yet. Collective: the processes share it."""
 
-    def read(
-        share: Sequence[tuple[dict[str, Any], Response]],
-    ) -> list[tuple[Solution, str | None, list[int], Verdict]]:
-        solutions = [parse_solution(response.text) for _, response in share]
-        answers = [task.answer(response.text) for _, response in share]
+    def read(share: Sequence[Response]) -> list[tuple[Solution, str | None, list[int]]]:
+        solutions = [parse_solution(response.text) for response in share]
+        answers = [task.answer(response.text) for response in share]
         ends = [
             step_end_tokens(response.generation.token_ids, tokenizer, solution.step_end_chars)
-            for (_, response), solution in zip(share, solutions, strict=True)
+            for response, solution in zip(share, solutions, strict=True)
         ]
-        asked = [question for question, _ in share]
-        return list(zip(solutions, answers, ends, task.grade_all(list(zip(asked, answers, strict=True))), strict=True))
+        return list(zip(solutions, answers, ends, strict=True))
 
-    read_N = in_shares(exchange, read, list(zip(questions_N, responses_N, strict=True)))
-    rows = zip(questions_N, statements_N, responses_N, read_N, strict=True)
+    rows = zip(questions_N, statements_N, responses_N, in_shares(exchange, read, responses_N), strict=True)
     return [ReadSolution(question, statement, response, *read) for question, statement, response, read in rows]
 
 

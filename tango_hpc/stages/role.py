@@ -19,6 +19,7 @@ from tango_hpc.rollout import engine
 from tango_hpc.run.manifest import FileSum
 from tango_hpc.stages.responses import (
     NOT_ASKED,
+    Grading,
     ReadSolution,
     ReadVerification,
     Response,
@@ -118,9 +119,9 @@ class Role:
         """Bring the weights of a training checkpoint's folder of this role, of any layout, into the engine."""
         self.exchange.run(self.name, lambda: self._here.take_weights(saved))
 
-    def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> None:
-        """Compute what `num_updates` updates need to know from before the first one; `update` must follow."""
-        self.exchange.run(self.name, lambda: self._here.prepare(sequences, loss, num_updates))
+    def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> None:
+        """Compute what updates need to know besides; `update` must follow."""
+        self.exchange.run(self.name, lambda: self._here.prepare(sequences, loss))
 
     def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> list[UpdateStats]:
         """`num_updates` optimizer steps on one batch. Raises `CheckFailed` where trainer and engine disagree."""
@@ -167,11 +168,26 @@ class Generator(Role):
         through: Through = straight,
     ) -> list[ReadSolution]:
         """A solution of each question, read and graded."""
+        solutions_N, grading = self.solve(task, questions_N, seeds_N, greedy=greedy, through=through)
+        grading.settle()
+        return solutions_N
+
+    def solve(
+        self,
+        task: Task,
+        questions_N: Sequence[dict[str, Any]],
+        seeds_N: Sequence[int],
+        *,
+        greedy: bool = False,
+        through: Through = straight,
+    ) -> tuple[list[ReadSolution], Grading]:
+        """A solution of each question, read, and the grading that has begun: to settle before verdicts are asked for."""
         statements_N = [task.statement(question) for question in questions_N]
         prompts = {statement: self.prompt(statement) for statement in set(statements_N)}  # M rollouts of each
         prompts_N = [prompts[statement] for statement in statements_N]
         responses_N = self.respond(prompts_N, seeds_N, greedy=greedy, through=through)
-        return read_solutions(task, questions_N, statements_N, responses_N, self.tokenizer, self.exchange)
+        solutions_N = read_solutions(task, questions_N, statements_N, responses_N, self.tokenizer, self.exchange)
+        return solutions_N, Grading(task, solutions_N, self.exchange)
 
 
 class Verifier(Role):

@@ -111,11 +111,11 @@ class RoleWorker:
         self.engine.sleep()
         self._give_back()
 
-    def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> None:
-        """Give the sequences what the updates need to know from before the first one; `update` must follow."""
+    def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> None:
+        """Give the sequences what the updates need to know besides; `update` must follow."""
         with self._turn("prepare", "onload"):
             self.policy.onload()
-        self.policy.prepare(sequences, loss, num_updates)
+        self.policy.prepare(sequences, loss)
 
     def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> list[UpdateStats]:
         """`num_updates` optimizer steps on one batch.
@@ -123,7 +123,9 @@ class RoleWorker:
         Raises `CheckFailed` where trainer and engine disagree by too much, with the weights that differ.
         """
         try:
-            updates = [self.policy.update(sequences, loss) for _ in range(num_updates)]
+            updates = [
+                self.policy.update(sequences, loss, last=number == num_updates) for number in range(1, num_updates + 1)
+            ]
         except LogprobGapError as error:
             raise CheckFailed(f"{self._name}: {error}; {self._weight_differences()}") from error
         with self._turn("update", "offload"):

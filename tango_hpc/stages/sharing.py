@@ -18,8 +18,14 @@ def in_shares(
 
     For grading: every answer is graded once only, so that processes cannot disagree on one that hits a limit.
     """
-    size, number = exchange.size, exchange.number
-    if size == 1:
-        return function(items)
-    shares = exchange.all_gather(function(items[number::size]))
-    return [shares[index % size][index // size] for index in range(len(items))]
+    return from_shares(exchange.all_gather(function(my_share(exchange, items))))
+
+
+def my_share(exchange: Exchange, items: Sequence[Item]) -> Sequence[Item]:
+    """Every so manieth item, of this process."""
+    return items[exchange.number :: exchange.size]
+
+
+def from_shares(shares: Sequence[Sequence[Result]]) -> list[Result]:
+    """The results of all processes, in the order of the items."""
+    return [shares[index % len(shares)][index // len(shares)] for index in range(sum(map(len, shares)))]

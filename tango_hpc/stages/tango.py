@@ -111,7 +111,7 @@ class Tango:
                 metrics, sequences_N = self._metrics(batch), batch.sequences()
             self.journal.phase("train", role=role.name)
             with self.clock("logprobs"):
-                role.prepare(sequences_N, loss, num_updates)
+                role.prepare(sequences_N, loss)
             with self.clock("train"):
                 updates = role.update(sequences_N, loss, num_updates)
             self.owing.add(role.name)
@@ -131,11 +131,13 @@ class Tango:
         for draw in range(1, train.max_draws + 1):
             drawn = self._draw_questions(num_questions, draw)
             questions = [question for question in drawn for _ in range(train.rollouts_per_question)]
-            solutions = self.generator.ask(self.task, questions, **self._phase("rollout", len(questions), draw))
+            phase = self._phase("rollout", len(questions), draw)
+            solutions, grading = self.generator.solve(self.task, questions, **phase)
             solutions_N += solutions
             if self.verifier is not None:
                 repeated = [solution for solution in solutions for _ in range(train.verifications_per_solution)]
                 verifications += self.verifier.judge(repeated, **self._phase("verify", len(repeated), draw))
+            grading.settle()
             batch = GeneratorBatch.score(
                 solutions_N, verifications, step=self.step + 1, config=self.config, alpha=self._alpha(verifications)
             )
@@ -154,9 +156,13 @@ class Tango:
         drawn: list[ReadSolution] = []
         for draw in range(1, train.verifier_draws + 1):
             questions = self._draw_questions(train.questions_per_step, draw)
-            drawn += self.generator.ask(self.task, questions, **self._phase("rollout", len(questions), draw))
-            if is_balanced([read.correct for read in drawn], train.questions_per_step):
-                break
+            phase = self._phase("rollout", len(questions), draw)
+            solutions, grading = self.generator.solve(self.task, questions, **phase)
+            drawn += solutions
+            if train.verifier_draws > 1:  # which of them are judged depends on their grades
+                grading.settle()
+                if is_balanced([read.correct for read in drawn], train.questions_per_step):
+                    break
         judged_K = drawn
         if train.verifier_draws > 1:
             judged_K = [drawn[i] for i in balanced([read.correct for read in drawn], train.questions_per_step)]
@@ -168,6 +174,7 @@ class Tango:
             phase = self._phase("verify", len(asked), draw)
             verifications += verifier.judge([judged_K[k] for k in asked], **phase)
             groups += asked
+            grading.settle()
             verdicts_K_M: list[list[int]] = [[] for _ in judged_K]
             for k, read in zip(groups, verifications, strict=True):
                 verdicts_K_M[k].append(read.verification.final)

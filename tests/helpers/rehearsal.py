@@ -282,11 +282,11 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
         def _state(self) -> Any:
             return self.trainer
 
-        def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> None:
+        def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> None:
             rehearsal.here.work("prepare", "trainer weights")
             rehearsal.here.use_for_a_while("trainer activations")
 
-        def update(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> UpdateStats:
+        def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, *, last: bool = True) -> UpdateStats:
             parts = (f"{part}{self.trainer.suffix}" for part in ("trainer weights", "optimizer", "gradients"))
             rehearsal.here.work("update", *parts)
             rehearsal.here.use_for_a_while("trainer activations")

@@ -112,24 +112,25 @@ def run_all(folder: Path) -> dict[str, dict[str, Any]]:
             model_dir=policy.model_dir,
             shard_bytes=60_000,
         )
-        # What one update needs, and what the second of two does: both from before the first.
-        settings, alone, twice = LossSettings(**LOSSES[loss]), batch(), batch()
-        policy.prepare(alone, settings, 1)
-        policy.prepare(twice, settings, 2)
+        settings, asked, other = LossSettings(**LOSSES[loss]), batch(), batch()
+        policy.prepare(asked, settings)
         results[layout] = {
-            "logprobs": policy.logprobs(alone, temperature=TEMPERATURE),
-            "entropy": policy.logprobs(alone, temperature=TEMPERATURE, entropy=True),
-            "reference": [sequence.reference_logprobs for sequence in twice],
-            "reference_alone": [sequence.reference_logprobs for sequence in alone],
-            "old": [sequence.old_logprobs for sequence in twice],
-            "old_alone": [sequence.old_logprobs for sequence in alone],
+            "logprobs": policy.logprobs(asked, temperature=TEMPERATURE),
+            "entropy": policy.logprobs(asked, temperature=TEMPERATURE, entropy=True),
+            "reference": policy.logprobs(asked, temperature=TEMPERATURE, reference=True),
+            "prepared": [sequence.reference_logprobs for sequence in asked],
             "distribution": np.concatenate(policy.logprobs(every_next_token())),
-            "sft_loss": policy.evaluate_sft(alone),
-            "stats": asdict(policy.update(alone, settings)),
+            "sft_loss": policy.evaluate_sft(asked),
+            "stats": asdict(policy.update(asked, settings, last=False)),
+            "old": [sequence.old_logprobs for sequence in asked],
         }
         policy.export_hf(folder / f"{layout}-updated")
-        results[layout]["second"] = asdict(policy.update(twice, settings))
+        results[layout]["second"] = asdict(policy.update(asked, settings))
+        results[layout]["old_after"] = [sequence.old_logprobs for sequence in asked]
         policy.export_hf(folder / f"{layout}-updated twice")
+        policy.prepare(other, settings)
+        policy.update(other, settings)
+        results[layout]["old_alone"] = [sequence.old_logprobs for sequence in other]
     return results
 
 
@@ -249,11 +250,12 @@ def test_forward_matches_transformers(family: str, loss: str, layout: str, on_ra
 
 
 @pytest.mark.parametrize("layout", [name_of(*case) for case in CASES])
-def test_a_policy_prepares_what_its_updates_need(layout: str, on_ranks: Any) -> None:
+def test_updates_get_what_they_need_from_before_the_first(layout: str, on_ranks: Any) -> None:
+    """The first of several gives the others the log-probabilities of its forward pass, bit for bit those of a pass alone."""
     mine = on_ranks[0][layout]
-    for prepared, computed in (("reference_alone", "reference"), ("old", "logprobs")):
-        assert len(mine[prepared]) == len(batch())
-        for values, expected in zip(mine[prepared], mine[computed], strict=True):
+    for given, computed in (("prepared", "reference"), ("old", "logprobs"), ("old_after", "logprobs")):
+        assert len(mine[given]) == len(batch())
+        for values, expected in zip(mine[given], mine[computed], strict=True):
             np.testing.assert_array_equal(values, expected)
     assert mine["old_alone"] == [[]] * len(batch())
 
