@@ -6,6 +6,7 @@ The exponent of a power law is fitted through all points; where it is above 1.1,
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -13,11 +14,28 @@ from pathlib import Path
 
 from tango_hpc.bench.local_ranks import run_on_ranks
 from tango_hpc.bench.measure import Measurement
-from tango_hpc.bench.workload import GROUP_SIZE, make_model, read_config, read_settings, run_config, write_settings
+from tango_hpc.bench.workload import (
+    GROUP_SIZE,
+    make_model,
+    read_config,
+    read_settings,
+    run_config,
+    run_training,
+    write_settings,
+)
 from tango_hpc.config.roles import TinyModelConfig
 
 _LIMIT = 1.1
 _RANKS = (1, 2, 4, 8, 16)
+_ROWS = (
+    307,
+    3070,
+)  # of metrics: 200 generator steps, 40 of the warm-up and every fourth after it; and ten times as many
+# Of a 7B model.
+_PAPER_SIZE = {
+    "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+    "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 def measure(folder: Path, repeats: int) -> list[Measurement]:
@@ -25,10 +43,12 @@ def measure(folder: Path, repeats: int) -> list[Measurement]:
     write_settings(folder / "growth", {"repeats": min(repeats, 3)})
     found = run_on_ranks("tango_hpc.bench.growth:on_rank", folder / "growth", ranks=1, threads=1)
     write_settings(folder / "growth-ranks", {"repeats": min(repeats, 3)})
-    found["ranks"] = [
+    by_ranks = [
         (ranks, run_on_ranks("tango_hpc.bench.growth:update_on_ranks", folder / "growth-ranks", ranks=ranks, threads=1))
         for ranks in _RANKS
     ]
+    found["ranks"] = [(ranks, update) for ranks, (update, _) in by_ranks]
+    found["ranks-without-their-messages"] = [(ranks, update - sent) for ranks, (update, sent) in by_ranks]
     found |= _around(folder)
     return [_row(name, points) for name, points in found.items()]
 
@@ -113,13 +133,15 @@ def on_rank(folder: Path) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def update_on_ranks(folder: Path) -> float:
-    """CPU seconds of all ranks for one update of a batch that grows with them, divided by the ranks' number of cores.
+def update_on_ranks(folder: Path) -> tuple[float, float]:
+    """CPU seconds of all ranks for one update of a batch that grows with them; of that, those of its collectives alone.
 
     Ranks share the cores of one machine, so their wall time grows with their number by itself; what is asked is
-    whether working together costs more: the CPU time of an update, summed over ranks.
+    whether working together costs more: the CPU time of an update, summed over ranks. Its collectives add up gradients
+    and gather weights.
     """
     import numpy as np
+    import torch
     import torch.distributed as dist
 
     from tango_hpc.config.roles import ModelConfig, OptimizerConfig, RoleConfig
@@ -139,20 +161,35 @@ def update_on_ranks(folder: Path) -> float:
         TrainSequence(tokens[:16], tokens[16:])
         for tokens in random.integers(3, 48, (16 * dist.get_world_size(), 64)).tolist()
     ]
-    best = math.inf
-    for _ in range(read_settings(folder)["repeats"] + 1):
-        start = time.process_time()
-        policy.update_sft(batch)
-        best = min(best, max_over_ranks([time.process_time() - start])[0] * dist.get_world_size())
-    return best
+    size = dist.get_world_size()
+    gradients = torch.zeros(-(-sum(shard.numel() for shard in policy.named_shards().values()) // size) * size)
+    share = gradients[: len(gradients) // size].clone()
+
+    def collectives() -> None:
+        if size > 1:
+            dist.reduce_scatter_tensor(share, gradients)
+            dist.all_gather_into_tensor(gradients, share)
+
+    def seconds(work: Callable[[], object]) -> float:
+        best = math.inf
+        for _ in range(read_settings(folder)["repeats"] + 1):
+            dist.barrier()
+            start = time.process_time()
+            work()
+            best = min(best, max_over_ranks([time.process_time() - start])[0] * size)
+        return best
+
+    return seconds(lambda: policy.update_sft(batch)), seconds(collectives)
 
 
 def _around(folder: Path) -> dict[str, list[tuple[float, float]]]:
     """The sampler, the plan and the report at the paper's size and at ten times it."""
     from tango_hpc.data.sampler import QuestionSampler
     from tango_hpc.plan.report import make_plan
+    from tango_hpc.report.run_page import write_report
+    from tango_hpc.run.directory import RunDirectory
 
-    found: dict[str, list[tuple[float, float]]] = {"sampler": [], "plan": []}
+    found: dict[str, list[tuple[float, float]]] = {"sampler": [], "plan": [], "report": []}
     for rows in (45_500, 455_000, 4_550_000):
         start = time.perf_counter()
         sampler = QuestionSampler(rows, 0)
@@ -160,6 +197,18 @@ def _around(folder: Path) -> dict[str, list[tuple[float, float]]]:
             sampler.draw(256)
         found["sampler"].append((float(rows), time.perf_counter() - start))
     model = make_model(folder / "planned", TinyModelConfig())
+    reported = folder / "reported"
+    reported.mkdir(exist_ok=True)
+    written = run_training(run_config(reported, model, verifier=True, steps=2, questions=4, verifier_steps_per_cycle=1))
+    directory = RunDirectory(reported / "run")
+    for rows in _ROWS:
+        repeated = [written[i % len(written)] | {"step": i + 1} for i in range(rows)]
+        directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in repeated))
+        start = time.perf_counter()
+        write_report(directory)
+        found["report"].append((float(rows), time.perf_counter() - start))
+    of_model = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(of_model | _PAPER_SIZE))
     for ranks in (32, 320):
         work = folder / f"plan-{ranks}"
         work.mkdir(exist_ok=True)
