@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from tango_hpc.model.shape import ModelShape, padded_vocab_size, pipeline_stages
@@ -68,7 +69,7 @@ class Trainer:
     with_reference: bool
     sequence: bool = False
 
-    @property
+    @cached_property
     def sizes(self) -> TrainerSizes:
         """Weights and what belongs to each of them."""
         count = _num_elements(megatron_layout(self.shape, self.tensor, self.pipeline, 0, self.stage))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from tango_hpc.config import Config
 from tango_hpc.config.models import role_shape
@@ -38,7 +39,7 @@ class Engine:
     element_bytes: int
     on_cpu: bool
 
-    @property
+    @cached_property
     def weights(self) -> int:
         """Bytes of weights. On a CPU the kernels keep packed copies of the embedding and of a tied output layer."""
         count = sum(math.prod(param.shape) for param in engine_layout(self.shape, self.tensor, 0).values())
@@ -47,7 +48,7 @@ class Engine:
             count += 2 * rows * self.shape.hidden_size
         return count * self.element_bytes
 
-    @property
+    @cached_property
     def backup_bytes(self) -> int:
         """Host memory that the weights take while an engine on a GPU sleeps at vLLM's level 1: an upper bound.
 
