@@ -71,6 +71,7 @@ class RolloutEngine:
         self.model_dir, self.device = Path(model_dir), torch.device(device)
         self.dtype: torch.dtype = getattr(torch, dtype)
         self._awake: tuple[str, ...] = ("weights", "kv_cache")
+        self.num_cached_tokens = 0  # of this shard's prompts in the last `generate`: computed once for several requests
         self.forgets_when_asleep = device in FORGETFUL_DEVICES and not load_weights
         arguments: dict[str, Any] = {}
         ident = _host_ident()
@@ -86,6 +87,8 @@ class RolloutEngine:
                 "enforce_eager": True,
                 # A prompt cut in two would rewind its request's generator, which a CPU generator cannot.
                 "enable_chunked_prefill": False,
+                # vLLM shares whole blocks of a prompt, and takes 128 tokens for one; no fewer than these can be had.
+                "block_size": 32,
             }
         else:
             arguments = {
@@ -152,6 +155,7 @@ class RolloutEngine:
         self.reset_prefix_cache()
         groups = spread_requests(requests, self.num_groups, sampling.max_tokens)
         mine = groups[self.group]
+        self.num_cached_tokens = 0
         generations = self._complete([requests[index] for index in mine], sampling) if mine else []
         if self.num_groups == 1:
             return generations
@@ -190,6 +194,7 @@ class RolloutEngine:
         ]
         prompts = [{"prompt_token_ids": request.prompt_ids} for request in requests]
         outputs = self.llm.generate(prompts, parameters, use_tqdm=False)
+        self.num_cached_tokens = sum(output.num_cached_tokens or 0 for output in outputs)
         return [_to_generation(output.outputs[0]) for output in outputs]
 
     def bare_generate(self, prompts: Sequence[list[int]], *, max_tokens: int) -> int:

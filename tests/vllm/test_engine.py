@@ -18,6 +18,7 @@ from tests.helpers.tiny import make_tiny_hf
 from tests.helpers.vllm_engines import make_engine
 
 SAMPLED = SamplingSettings(temperature=0.7, top_p=1.0, max_tokens=24, stop_token_ids=(3, 5))
+BLOCK = 32  # tokens of which vLLM shares a prompt's on a CPU
 LETTERS = "abcdefghijk"
 STOPPED = replace(SAMPLED, stop_strings=("ab", "bca"))
 GREEDY = SamplingSettings(temperature=0.0, top_p=1.0, max_tokens=16)
@@ -40,7 +41,24 @@ def generate_on_ranks(model_dir: str, tensor: int) -> dict[str, list[Generation]
         "reordered": engine.generate(requests()[::-1], SAMPLED)[::-1],
         "stopped": engine.generate(requests(), STOPPED),
         "one request": engine.generate(requests()[:1], SAMPLED),
+        "shared": engine.generate(shared_prompts(), SAMPLED),
     }
+
+
+def shared_prompts() -> list[GenerationRequest]:
+    """Three prompts of two blocks and a bit, three samples each."""
+    prompts = [[(11 * i + 3 * j) % 100 + 6 for j in range(2 * BLOCK + 6)] for i in range(3)]
+    return [GenerationRequest(prompt, 100 * i + k) for i, prompt in enumerate(prompts) for k in range(3)]
+
+
+def cached_on_rank(model_dir: str) -> dict[str, int]:
+    """How many tokens of prompts were not computed again, by what was asked."""
+    engine = make_engine(Path(model_dir), 1, load_weights=True)
+    found = {}
+    for name, asked in {"shared": shared_prompts(), "again": shared_prompts(), "short": requests()}.items():
+        engine.generate(asked, SAMPLED)
+        found[name] = engine.num_cached_tokens
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +85,10 @@ def test_logprobs_are_those_of_transformers(model_dir: Path, alone: dict[str, li
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    for kind, temperature in (("sampled", 0.7), ("greedy", 1.0)):
+    asked = {"sampled": (requests(), 0.7), "greedy": (requests(), 1.0), "shared": (shared_prompts(), 0.7)}
+    for kind, (prompts, temperature) in asked.items():
         gaps = []
-        for request, generation in zip(requests(), alone[kind], strict=True):
+        for request, generation in zip(prompts, alone[kind], strict=True):
             tokens = torch.tensor([request.prompt_ids + generation.token_ids])
             with torch.no_grad():
                 logprobs = (model(tokens).logits[0] / temperature).log_softmax(-1)
@@ -116,6 +135,13 @@ def test_a_request_decides_its_own_tokens(alone: dict[str, list[Generation]]) ->
     assert alone["again"] == alone["sampled"]
     assert [g.token_ids for g in alone["reordered"]] == tokens
     assert [g.token_ids for g in alone["one request"]] == tokens[:1]
+
+
+def test_the_samples_of_a_question_share_its_prompt(model_dir: Path) -> None:
+    """And nothing is kept from one call to the next, between which weights may have changed."""
+    assert run_ranks(cached_on_rank, 1, str(model_dir)) == [
+        {"shared": 3 * 2 * 2 * BLOCK, "again": 3 * 2 * 2 * BLOCK, "short": 0}
+    ]
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
