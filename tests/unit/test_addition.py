@@ -37,7 +37,7 @@ def test_a_step_is_judged_by_its_column_and_the_carry_that_it_was_given(steps, l
 
 def test_the_teachers_write_what_the_labels_and_sums_say():
     task = Addition(digits=(1, 5), slip=0.5, verifier_slip=0.0, rows=300)
-    wrong = cancelled = 0
+    wrong = 0
     for row in task.verifications(seed=1):
         solution = parse_solution(row["solution_text"])
         labels = task.label_steps(row, [step.text for step in solution.steps])
@@ -47,9 +47,10 @@ def test_the_teachers_write_what_the_labels_and_sums_say():
         is_right = solution.answer == str(sum(map(int, row["question"].split("+"))))
         assert is_right or -1 in labels  # no label that lets a wrong answer through
         wrong += not is_right
-        cancelled += is_right and -1 in labels
+        assert (
+            not is_right or -1 not in labels
+        )  # a teacher's slip stays in the answer; a model's may be made good again
     assert wrong > 100
-    assert 0 <= cancelled < wrong
 
 
 def test_slips_are_as_often_as_asked_and_the_first_judgements_are_careful():

@@ -1,4 +1,4 @@
-"""The sweeps of last letter: every cell is a run that can start, and the report tells their arms apart."""
+"""The sweeps of last letter and of addition: every cell is a run that can start, and the report tells their arms apart."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tango_hpc.report.comparison import arms_of
 from tango_hpc.tasks.tiny import build_tiny_model
 
 CONFIGS = Path(__file__).parents[2] / "configs/last_letter"
+SWEEPS = {"addition": CONFIGS.parent / "sweeps/addition.yaml"}  # those that lie elsewhere
 TINY = TinyModelConfig(
     family="qwen2", hidden_size=64, intermediate_size=96, num_layers=2, num_heads=2, num_kv_heads=2, max_position=4096
 )
@@ -22,6 +23,7 @@ ARMS = {
     "figure4": ["Tango, GRPO", "GRPO alone", "generator frozen, GRPO", "verifier frozen, GRPO"],
     "figure4_1_5b": ["Tango, GRPO", "GRPO alone", "generator frozen, GRPO", "verifier frozen, GRPO"],
     "quickstart": ["Tango, GRPO", "GRPO alone"],
+    "addition": ["Tango, GRPO", "GRPO alone"],
     "algorithms": ["Tango, RLOO", "RLOO alone", "Tango, REINFORCE++", "REINFORCE++ alone"],
     "four_and_five_words": [
         "GRPO alone",
@@ -43,6 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     starts = ("last_letter/start/models/generator", "last_letter/start/models/verifier")
     starts += ("last_letter/start_1_5b/models/generator",)
     starts += ("quickstart/models/generator_sft", "quickstart/models/verifier_sft")
+    starts += ("addition/models/generator_sft", "addition/models/verifier_sft")
     for path in starts:
         build_tiny_model(folder / "runs" / path, TINY, seed=0)
     return folder
@@ -53,7 +56,7 @@ def test_each_cell_can_start_and_is_an_arm_over_three_seeds(
     name: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
-    cells = load_sweep(CONFIGS / f"{name}.yaml").cells
+    cells = load_sweep(SWEEPS.get(name, CONFIGS / f"{name}.yaml")).cells
     arms = arms_of([yaml.safe_load(config_to_yaml(cell.config)) for cell in cells])
     assert arms == [arm for arm in ARMS[name] for _ in range(3)]
     assert [cell.seed for cell in cells] == [0, 1, 2] * len(ARMS[name])
