@@ -139,3 +139,18 @@ def test_figure_and_table_come_again_from_the_small_file(folder: Path) -> None:
 def test_a_folder_without_runs(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no run that has trained, and no curves.csv"):
         collect(tmp_path)
+
+
+RESULTS = sorted((Path(__file__).parents[2] / "docs/results").iterdir())
+
+
+@pytest.mark.parametrize("kept", RESULTS, ids=lambda path: path.name)
+def test_results_in_the_docs_are_made_again_from_their_curves(kept: Path, tmp_path: Path) -> None:
+    (tmp_path / "curves.csv").write_bytes((kept / "curves.csv").read_bytes())
+    assert CliRunner().invoke(app, ["report", str(tmp_path)]).exit_code == 0
+    made = (tmp_path / "comparison.md").read_text()
+    assert made == (kept / "comparison.md").read_text()
+    assert (tmp_path / "curves.csv").read_bytes() == (kept / "curves.csv").read_bytes()
+    assert (tmp_path / "comparison.png").stat().st_size > 50_000 and (kept / "comparison.png").is_file()
+    shown = (kept.parents[1] / "reproduce.md").read_text()
+    assert made.split("\n\n")[0] in shown and f"results/{kept.name}/comparison.png" in shown
