@@ -28,7 +28,8 @@ from tango_hpc.grading.rules import RULES, shortcut
 
 DEFAULT_TIME_LIMIT_SECONDS = 3.0  # the slowest gold answer of MATH, MATH-500 and OlympiadBench takes 0.15
 DEFAULT_MEMORY_LIMIT_BYTES = 2**30  # of address space; an idle worker has mapped about a quarter of it
-_WALL_FACTOR = 10  # a worker is also killed after this many time limits of wall time: asleep, or swapped out
+# A worker is also killed after this many time limits of wall time: asleep, or swapped out. Others generate meanwhile.
+_WALL_FACTOR = 30
 _START_SECONDS = 120
 _REQUESTS_PER_WORKER = 5000  # then a fresh one: caches and fragmentation must not reach the memory limit
 

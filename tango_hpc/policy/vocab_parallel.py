@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from tango_hpc.policy.sizes import LOGIT_CHUNK
@@ -107,15 +108,15 @@ class _VocabParallelLoss(torch.autograd.Function):
             del chunk  # before the next one is made
         if layer.group.size() > 1:
             dist.all_reduce(grad_hidden, group=layer.group)
-        grad_weight = total_VK.to(weight_VK.dtype) if kept_VK is None else None
-        ctx.save_for_backward(grad_hidden, grad_weight)
+        # Not among the saved tensors, which would keep both beside what is made of them.
+        ctx.grads = grad_hidden, total_VK.to(weight_VK.dtype) if kept_VK is None else None
         return value
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
-        grad_hidden, grad_weight = ctx.saved_tensors
-        scaled = None if grad_weight is None else grad_weight * grad
-        return grad_hidden * grad, scaled, None, None, None, None
+        (grad_hidden, grad_weight), ctx.grads = ctx.grads, None
+        return grad_hidden.mul_(grad), None if grad_weight is None else grad_weight.mul_(grad), None, None, None, None
 
 
 class _Chunk:

@@ -82,7 +82,9 @@ def _draw_arm(axes: Axes, points: Sequence[Point], arm: str, color: str, x: str,
     means = curve(points, arm, x, y)
     if not means:
         return
-    if x == "verifier_steps" and means[-1].x == 0:  # never trained
+    if x == "verifier_steps" and means[-1].x == 0:  # never trained, unless it just has not begun
+        if not any(point.numbers.get("generator_steps") for point in points if point.arm == arm):
+            return
         axes.axhline(means[-1].mean, color=color, label=arm, linestyle=":")
         return
     scale = 1e-6 if x == "tokens" else 1.0

@@ -13,7 +13,7 @@ from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.protocol.alignment import step_end_tokens
 from tango_hpc.protocol.solution import Solution, parse_solution
 from tango_hpc.protocol.verification import FormatRule, Verification, read_verification
-from tango_hpc.stages.sharing import from_shares, in_shares, my_share
+from tango_hpc.stages.sharing import from_shares, in_each, in_shares, my_share
 from tango_hpc.tasks import Task
 from tango_hpc.types import Generation
 
@@ -88,7 +88,7 @@ class Grading:
         """Wait until all are graded, if they are not. Collective; raises what the task failed at."""
         if self._settled:
             return
-        verdicts_N = from_shares(self._exchange.all_gather(self._mine.result()))
+        verdicts_N = from_shares(in_each(self._exchange, self._mine.result))
         for read, verdict in zip(self._solutions_N, verdicts_N, strict=True):
             read.graded = verdict
         self._settled = True

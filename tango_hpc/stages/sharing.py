@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from tango_hpc.parallel.exchange import Exchange
+from tango_hpc.parallel.exchange import Exchange, PeerFailedError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -18,7 +18,25 @@ def in_shares(
 
     For grading: every answer is graded once only, so that processes cannot disagree on one that hits a limit.
     """
-    return from_shares(exchange.all_gather(function(my_share(exchange, items))))
+    return from_shares(in_each(exchange, lambda: function(my_share(exchange, items))))
+
+
+def in_each(exchange: Exchange, work: Callable[[], Result]) -> list[Result]:
+    """What `work` gives in each process. Collective; what one fails at is raised there, `PeerFailedError` in the others."""
+    failure: Exception | None = None
+    result: Result | None = None
+    try:
+        result = work()
+    except Exception as error:
+        failure = error
+    told = None if failure is None else f"{type(failure).__name__}: {failure}"
+    found = exchange.all_gather((told, result))
+    if failure is not None:
+        raise failure
+    for text, _ in found:
+        if text is not None:
+            raise PeerFailedError(f"another process failed: {text}")
+    return [value for _, value in found]
 
 
 def my_share(exchange: Exchange, items: Sequence[Item]) -> Sequence[Item]:

@@ -31,6 +31,7 @@ from tango_hpc.stages.questions import not_asked, questions_that_fit
 from tango_hpc.stages.responses import FailureWatch, ReadSolution, ReadVerification
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
 from tango_hpc.stages.schedule import WarmUp
+from tango_hpc.stages.sharing import in_each
 from tango_hpc.stages.step_metrics import verdict_counts
 from tango_hpc.stages.steps import GeneratorBatch, VerifierBatch
 from tango_hpc.stages.trouble import Action, Trouble, TroubleWatch, read_rollbacks, what_to_do, write_rollbacks
@@ -193,7 +194,7 @@ class Tango:
 
     def _metrics(self, batch: GeneratorBatch | VerifierBatch) -> dict[str, Any]:
         """What the step is like: computed once, in the first process."""
-        return self.exchange.all_gather(batch.metrics(self.task) if self.exchange.is_first else {})[0]
+        return in_each(self.exchange, lambda: batch.metrics(self.task) if self.exchange.is_first else {})[0]
 
     def _alpha(self, verifications: Sequence[ReadVerification]) -> float:
         """The weight of step advantages: as scheduled, or 0 while the verdicts up to these are of no use."""

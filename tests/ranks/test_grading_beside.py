@@ -16,7 +16,7 @@ def graded_beside(fails: bool) -> dict[str, Any]:
     """On each rank: what is graded of `ANSWERS` before and after `settle`, by real workers held back until then."""
     import torch.distributed as dist
 
-    from tango_hpc.parallel.exchange import Exchange
+    from tango_hpc.parallel.exchange import Exchange, PeerFailedError
     from tango_hpc.protocol.solution import Solution
     from tango_hpc.stages.responses import NOT_ASKED, Grading, ReadSolution, Response
     from tango_hpc.tasks.math import Math
@@ -44,11 +44,10 @@ def graded_beside(fails: bool) -> dict[str, Any]:
         seen["too early"] = str(error)
     generated.set()
     try:
-        if not fails or dist.get_rank() == 0:
-            grading.settle()
-            grading.settle()  # again: nothing is exchanged twice
-    except OSError as error:
-        seen["error"] = str(error)
+        grading.settle()
+        grading.settle()  # again: nothing is exchanged twice
+    except (OSError, PeerFailedError) as error:
+        seen["error"] = f"{type(error).__name__}: {error}"
     seen["after"] = [read.correct if read.graded else None for read in solutions]
     return seen
 
@@ -62,6 +61,8 @@ def test_workers_grade_while_others_generate(num_ranks: int) -> None:
         assert found["after"] == [True, False, False, True, True]
 
 
-def test_what_grading_fails_at_is_raised_where_it_is_settled() -> None:
-    seen = run_ranks(graded_beside, 2, True)
-    assert "No space left" in seen[0]["error"] and seen[0]["after"] == [None] * len(ANSWERS)
+def test_what_grading_fails_at_is_raised_where_it_is_settled_and_told_to_the_others() -> None:
+    first, second = run_ranks(graded_beside, 2, True)
+    assert first["error"].startswith("OSError") and "No space left" in first["error"]
+    assert second["error"].startswith("PeerFailedError: another process failed: OSError")
+    assert first["after"] == second["after"] == [None] * len(ANSWERS)
