@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,7 @@ def generator_advantages_batch(
     outcome_rewards_N: FloatArray | None = None,
     num_verifications: int = 1,
     prof_rollouts: int | None = None,
+    blend: Literal["advantages", "rewards"] = "advantages",
 ) -> GeneratorAdvantages:
     """Eqs. 2–7 for a whole generator step; responses with the same group id answer the same question.
 
@@ -71,6 +73,9 @@ def generator_advantages_batch(
     the mean over its V, those without step rewards counting as 0.
 
     `prof_rollouts`: of each group only so many solutions are compared and kept (`successors.prof`); `alpha` is 0 then.
+
+    `blend`: "rewards" merges outcome and step rewards before they are normalised (`equations.merged_rewards`), instead of
+    Eq. 7.
     """
     _check_lengths(len(group_ids_N), correct_N, response_lengths_N)
     _check_lengths(len(group_ids_N) * num_verifications, judgements_N_K, step_end_tokens_N_K)
@@ -96,10 +101,13 @@ def generator_advantages_batch(
     if prof_rollouts is not None:
         assert alpha == 0.0, "PROF chooses by the step rewards instead of blending them in"
         kept_N = kept_rollouts(group_ids_N, correct_N, step_rewards_N_K, prof_rollouts)
+    compared_rewards_N = outcome_rewards_N
+    if blend == "rewards":
+        compared_rewards_N, alpha = equations.merged_rewards(outcome_rewards_N, step_rewards_N_K, alpha), 0.0
     outcome_advantages_N = np.zeros(len(group_ids_N))
     for members in _populations(group_ids_N, algorithm):
         compared = [i for i in members if kept_N[i]]
-        outcome_advantages_N[compared] = equations.outcome_advantages(outcome_rewards_N[compared], algorithm)
+        outcome_advantages_N[compared] = equations.outcome_advantages(compared_rewards_N[compared], algorithm)
     advantages_N_T = [
         equations.generator_advantages(outcome_advantages_N[i], step_advantages_T, alpha, step_scale)
         for i, step_advantages_T in enumerate(step_advantages_N_T)

@@ -248,6 +248,15 @@ def generator_advantages(
     return (1.0 - alpha) * outcome_advantage + alpha * step_scale * step_advantages_T
 
 
+def merged_rewards(outcome_rewards_M: FloatArray, step_rewards_M_K: Sequence[FloatArray], alpha: float) -> FloatArray:
+    """(1 − α) · outcome reward + α · sum of the step rewards: what Section 3.2 of the paper advises against. Shape (M,).
+
+    Normalised as one reward by Eq. 4, so that every token of a response gets the same advantage, and how much the steps
+    weigh depends on how far outcomes and judgements happen to be spread.
+    """
+    return (1.0 - alpha) * outcome_rewards_M + alpha * np.array([rewards_K.sum() for rewards_K in step_rewards_M_K])
+
+
 def alpha_schedule(
     step: int, total_steps: int, start: float, end: float, schedule: AlphaSchedule = "exponential"
 ) -> float:

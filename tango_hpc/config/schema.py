@@ -50,6 +50,11 @@ class AlgorithmConfig(Section):
     alpha_start: Share = Field(0.1, description="First weight of step advantages (Eq. 7); paper: 0.5 for reinforce++.")
     alpha_end: Share = Field(1e-3, description="Last weight of the step advantages.")
     alpha_schedule: AlphaSchedule = Field("exponential", description="How alpha gets from its first value to its last.")
+    blend: Literal["advantages", "rewards"] = Field(
+        "advantages",
+        description="What alpha blends: advantages (Eq. 7), or the rewards before they are normalised, which the paper "
+        "argues against: an ablation.",
+    )
     step_advantage_scale: PositiveFloat = Field(
         1.0, description="Multiplies step advantages before they are blended (Eq. 7); the authors' code: 10 for rloo."
     )

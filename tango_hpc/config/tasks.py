@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -28,6 +28,11 @@ class LastLetterConfig(Section):
         0.0, description="Share of the verifier's rows, the first ones, with one-letter words."
     )
     verifier_careful: Share = Field(0.0, description="Share of the verifier's rows, the first ones, without flips.")
+    verifier_verdicts: Literal["judgements", "solution"] = Field(
+        "judgements",
+        description="What a fine-tuning verdict says: judgements = whether all judgements above it are CORRECT; solution = "
+        "the truth about the solution, flipped by itself with the chance verifier_slip.",
+    )
     dictionary: FilePath | None = Field(
         None, description="Text file with a word on each line to choose from. Null: words are random letters."
     )

@@ -78,6 +78,7 @@ def score_solutions(
         outcome_rewards_N=np.mean(outcomes_V_N, axis=0),
         num_verifications=len(outcomes_V_N),
         prof_rollouts=settings.prof_rollouts,
+        blend=settings.blend,
     )
 
 

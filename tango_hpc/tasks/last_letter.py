@@ -30,6 +30,7 @@ from tango_hpc.tasks.base import PlainQuestions
 
 Range = tuple[int, int]  # from, to; both included
 WordsByLength = dict[int, list[str]]
+Verdicts = Literal["judgements", "solution"]  # what a fine-tuning verdict follows from
 Split = Literal["train", "eval", "sft_generator", "sft_verifier"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
@@ -186,6 +187,7 @@ def verifier_sft_rows(
     slip: float,
     careful: float = 0.0,
     drill: float = 0.0,
+    verdicts: Verdicts = "judgements",
     worded: bool = False,
     dictionary: WordsByLength | None = None,
 ) -> list[dict[str, str]]:
@@ -200,7 +202,8 @@ def verifier_sft_rows(
     one step is, and a wrong step has the first letter or, as often, any other of the word. The teacher names both
     letters rightly, and its final verdict follows from its own judgements: a model that learns from it ties the
     verdict to the steps, so that rewards for verdicts reach the judgements. (A teacher whose verdicts, not judgements,
-    were unreliable left a verifier that RL drove to one verdict for everything.)
+    were unreliable left a verifier that RL drove to one verdict for everything.) With `verdicts` "solution" it is the
+    truth about the solution instead, flipped with probability `slip` by itself: nothing then ties it to the steps.
     Columns question, solution_text, verification_text. The same seed, the same rows.
     """
     rng = np.random.default_rng(seed)
@@ -219,11 +222,15 @@ def verifier_sft_rows(
             ]
         flips = rng.random(len(sampled)) < (slip if index >= careful * count else 0.0)
         judgements = [(letter == word[-1]) != flip for word, letter, flip in zip(sampled, chosen, flips, strict=True)]
+        verdict = all(judgements)
+        if verdicts == "solution":
+            is_right = chosen == [word[-1] for word in sampled]
+            verdict = is_right != (rng.random() < (slip if index >= careful * count else 0.0))
         rows.append(
             {
                 "question": _question(sampled, worded),
                 "solution_text": solution_text(sampled, chosen),
-                "verification_text": verification_text(sampled, chosen, judgements),
+                "verification_text": verification_text(sampled, chosen, judgements, verdict),
             }
         )
     return rows
@@ -239,13 +246,15 @@ def solution_text(words: Sequence[str], chosen: Sequence[str]) -> str:
     return f"<think>{steps}</think><answer>\\boxed{{{letters}}}</answer>"
 
 
-def verification_text(words: Sequence[str], chosen: Sequence[str], judgements: Sequence[bool]) -> str:
-    """The verification of that solution with these judgements; the verdict is CORRECT if all of them are."""
+def verification_text(
+    words: Sequence[str], chosen: Sequence[str], judgements: Sequence[bool], verdict: bool | None = None
+) -> str:
+    """The verification of that solution with these judgements; without a `verdict` it is CORRECT if all of them are."""
     steps = "".join(
         f"<step>{word}:{word[-1]}{letter}{CORRECT if judgement else INCORRECT}</step>"
         for word, letter, judgement in zip(words, chosen, judgements, strict=True)
     )
-    final = CORRECT if all(judgements) else INCORRECT
+    final = CORRECT if (all(judgements) if verdict is None else verdict) else INCORRECT
     return f"<step_verification>{steps}</step_verification><final_verification>{final}</final_verification>"
 
 

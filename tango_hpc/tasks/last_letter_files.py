@@ -12,7 +12,7 @@ from tango_hpc.config import Config
 from tango_hpc.data.tables import write_rows
 from tango_hpc.errors import UserError
 from tango_hpc.tasks import last_letter
-from tango_hpc.tasks.last_letter import SPLITS, Range, Split
+from tango_hpc.tasks.last_letter import SPLITS, Range, Split, Verdicts
 
 Kind = Literal["questions", "generator_sft", "verifier_sft"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -31,6 +31,7 @@ class Recipe:
     slip: float | None = None
     careful: float | None = None
     drill: float | None = None
+    verdicts: Verdicts | None = None
     worded: bool | None = None
     dictionary: str | None = None
 
@@ -55,6 +56,7 @@ class Recipe:
                 slip=self.slip or 0.0,
                 careful=self.careful or 0.0,
                 drill=self.drill or 0.0,
+                verdicts=self.verdicts or "judgements",
             )
         write_rows(path, rows, made_with=self.made_with())
 
@@ -83,6 +85,7 @@ def last_letter_recipes(config: Config) -> dict[Path, Recipe]:
             slip=settings.verifier_slip,
             careful=settings.verifier_careful,
             drill=settings.verifier_drill,
+            verdicts=None if settings.verifier_verdicts == "judgements" else settings.verifier_verdicts,
         )
     dictionary = None if settings.dictionary is None else str(settings.dictionary)
     return {

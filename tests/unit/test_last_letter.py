@@ -137,6 +137,21 @@ def test_verifier_teacher_flips_as_often_as_told_and_concludes_from_its_judgemen
     assert 0.247 < sum(flips) / len(flips) < 0.353
 
 
+def test_verdicts_about_the_solution_do_not_follow_from_the_judgements(task):
+    rows = last_letter.verifier_sft_rows(1, 400, **SHORT, slip=0.3, careful=0.5, verdicts="solution")
+    tied = last_letter.verifier_sft_rows(1, 400, **SHORT, slip=0.3, careful=0.5)
+    assert [row["solution_text"] for row in rows][:1] == [row["solution_text"] for row in tied][:1]
+    flips, untied = [], 0
+    for row in rows:
+        steps = parse_solution(row["solution_text"]).steps
+        verification = parse_verification(row["verification_text"], len(steps))
+        flips.append(verification.final != all(label == 1 for label in task.label_steps(row, steps)))
+        untied += verification.final != all(judgement == 1 for judgement in verification.judgements)
+    assert not any(flips[:200])  # the careful ones
+    assert 0.17 < sum(flips[200:]) / 200 < 0.43  # 0.3 ± 4 · 0.0324
+    assert untied > 40
+
+
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
 def test_tiny_model_and_its_tokenizer(family, tmp_path):
     dims = TinyModelConfig(

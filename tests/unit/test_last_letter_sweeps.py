@@ -24,6 +24,17 @@ ARMS = {
     "figure4_1_5b": ["Tango, GRPO", "GRPO alone", "generator frozen, GRPO", "verifier frozen, GRPO"],
     "quickstart": ["Tango, GRPO", "GRPO alone"],
     "addition": ["Tango, GRPO", "GRPO alone"],
+    "ablations": [
+        "Tango, GRPO",
+        "Tango, GRPO, alpha_schedule=constant",
+        "Tango, GRPO, alpha_start=0.0, alpha_end=0.0",
+        "Tango, GRPO, class_weights=off",
+        "Tango, GRPO, blend=rewards",
+        "Tango, GRPO, verifier_warmup_steps=0",
+        "Tango, GRPO, generator_steps_per_cycle=1",
+        "Tango, GRPO, generator_steps_per_cycle=10",
+    ],
+    "independent_verdicts": ["Tango, GRPO"],
     "algorithms": ["Tango, RLOO", "RLOO alone", "Tango, REINFORCE++", "REINFORCE++ alone"],
     "four_and_five_words": [
         "GRPO alone",
@@ -45,6 +56,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     starts = ("last_letter/start/models/generator", "last_letter/start/models/verifier")
     starts += ("last_letter/start_1_5b/models/generator",)
     starts += ("quickstart/models/generator_sft", "quickstart/models/verifier_sft")
+    starts += ("independent/models/verifier_sft",)
     starts += ("addition/models/generator_sft", "addition/models/verifier_sft")
     for path in starts:
         build_tiny_model(folder / "runs" / path, TINY, seed=0)

@@ -328,3 +328,22 @@ def test_a_dump_with_several_verifications_is_read_back_and_scored_the_same(tmp_
     (voted, _), (mean, _) = (score_rows(rows, config_of(combine_verifications=way)) for way in ("vote", "mean"))
     assert voted.step_judgements == [1, -1] == mean.step_judgements
     assert voted.step_rewards == [0.5, -0.5] and mean.step_rewards == pytest.approx([0.5, -1 / 6])
+
+
+# Rewards merged before they are normalised
+
+
+def test_merged_rewards_are_normalised_as_one():
+    """Right, judged 1 of 2 steps right; wrong, judged all right; wrong, not judged. α = 0.25, so that the rewards are
+    0.75 · 1 + 0.25 · 0, 0.75 · 0 + 0.25 · 1 and 0: of mean 1/3 and variance (25 + 1 + 16) / 144 / 2 = 7/48.
+    """
+    columns = {
+        "group_ids_N": ["q"] * 3, "correct_N": [True, False, False], "judgements_N_K": [[1, -1], [1, 1], []],
+        "step_end_tokens_N_K": [[0, 2], [1, 2], []], "response_lengths_N": [3, 4, 2], "alpha": 0.25, "algorithm": "grpo",
+    }  # fmt: skip
+    merged = generator_advantages_batch(**columns, blend="rewards")
+    for advantages_T, reward, length in zip(merged.advantages_N_T, (0.75, 0.25, 0.0), (3, 4, 2), strict=True):
+        np.testing.assert_allclose(advantages_T, [(reward - 1 / 3) / math.sqrt(7 / 48)] * length)
+    apart = generator_advantages_batch(**columns)
+    assert merged.outcome_rewards_N.tolist() == apart.outcome_rewards_N.tolist() == [1.0, 0.0, 0.0]
+    assert len(set(apart.advantages_N_T[0].tolist())) > 1  # Eq. 7 tells its tokens apart
