@@ -154,7 +154,7 @@ def step_rewards(judgements_K: Sequence[int]) -> FloatArray:
     punish a right solution for a verification that was cut off.)
     """
     judgements = np.asarray(judgements_K, dtype=np.float64)
-    if not np.isin(judgements, (-1.0, 1.0)).all():
+    if not (np.abs(judgements) == 1.0).all():
         raise ValueError(f"step judgements must be +1 or -1, or none at all, got {list(judgements_K)}")
     return judgements / max(len(judgements), 1)
 

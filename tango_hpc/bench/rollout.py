@@ -1,7 +1,7 @@
 """`tango bench rollout`: our engine against `vllm.LLM.generate` of the same engines, on the same prompts.
 
 Ours hands all requests to all ranks and all generations back, with seeds and log-probabilities; bare vLLM completes a
-rank's share of the prompts with neither.
+rank's share of the prompts with neither. What these two cost is in a row of its own, where vLLM is asked for them as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ def measure(folder: Path, repeats: int) -> list[Measurement]:
     tokens = _PROMPTS * _MAX_TOKENS
     rates = {arm: [tokens / seconds for seconds in values] for arm, values in found.items()}
     what = f"rollout of {_PROMPTS} prompts, {_MAX_TOKENS} tokens each, {ranks} ranks"
-    return [speeds("rollout", what, f"{ranks} bare vLLM engines", "tokens/s", rates["ours"], rates["bare"], 0.97)]
+    bare = f"{ranks} bare vLLM engines"
+    same = f"{bare} asked for seeds and log-probabilities"
+    return [
+        speeds("rollout", what, bare, "tokens/s", rates["ours"], rates["bare"], 0.97),
+        speeds("rollout-same", what, same, "tokens/s", rates["ours"], rates["same"], None),
+    ]
 
 
 def on_rank(folder: Path) -> dict[str, Any]:
@@ -47,6 +52,7 @@ def on_rank(folder: Path) -> dict[str, Any]:
     requests = [GenerationRequest(prompt, seed) for seed, prompt in enumerate(prompts)]
     sampling = SamplingSettings(temperature=1.0, top_p=1.0, max_tokens=_MAX_TOKENS)
     share = prompts[dist.get_rank() :: dist.get_world_size()]
+    seeds = list(range(len(share)))
 
     def ours() -> None:
         engine.generate(requests, sampling)
@@ -56,4 +62,8 @@ def on_rank(folder: Path) -> dict[str, Any]:
         engine.bare_generate(share, max_tokens=_MAX_TOKENS)
         dist.barrier()
 
-    return alternate({"ours": ours, "bare": bare}, settings["repeats"])
+    def same() -> None:
+        engine.bare_generate(share, max_tokens=_MAX_TOKENS, seeds=seeds)
+        dist.barrier()
+
+    return alternate({"ours": ours, "bare": bare, "same": same}, settings["repeats"])

@@ -197,12 +197,20 @@ class RolloutEngine:
         self.num_cached_tokens = sum(output.num_cached_tokens or 0 for output in outputs)
         return [_to_generation(output.outputs[0]) for output in outputs]
 
-    def bare_generate(self, prompts: Sequence[list[int]], *, max_tokens: int) -> int:
-        """What vLLM alone does with this rank's `prompts`, to measure against: tokens written, each `max_tokens` long."""
+    def bare_generate(
+        self, prompts: Sequence[list[int]], *, max_tokens: int, seeds: Sequence[int] | None = None
+    ) -> int:
+        """What vLLM alone does with this rank's `prompts`, to measure against: tokens written, each `max_tokens` long.
+
+        With `seeds`, one for each prompt, it also gives log-probabilities, as `generate` has it do.
+        """
         from vllm import SamplingParams
 
         self.reset_prefix_cache()
-        parameters = SamplingParams(temperature=1.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        asked: dict[str, Any] = {"temperature": 1.0, "max_tokens": max_tokens, "ignore_eos": True, "detokenize": False}
+        parameters: Any = SamplingParams(**asked)
+        if seeds is not None:
+            parameters = [SamplingParams(**asked, seed=seed, logprobs=0, flat_logprobs=True) for seed in seeds]
         outputs = self.llm.generate([{"prompt_token_ids": list(p)} for p in prompts], parameters, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tango_hpc.grading.pool import Verdict
 from tango_hpc.parallel.exchange import Exchange
-from tango_hpc.protocol.alignment import step_end_tokens
+from tango_hpc.protocol.alignment import response_text, step_end_tokens
 from tango_hpc.protocol.solution import Solution, parse_solution
 from tango_hpc.protocol.verification import FormatRule, Verification, read_verification
 from tango_hpc.stages.sharing import from_shares, in_each, in_shares, my_share
@@ -18,6 +18,8 @@ from tango_hpc.tasks import Task
 from tango_hpc.types import Generation
 
 NOT_ASKED = Generation([], [], "length")
+# A prompt and what a role wrote to it; the prompt is empty where it was too long to be asked.
+Written = tuple[list[int], Generation]
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,13 @@ class Grading:
         self._settled = True
 
 
+def graded(asked: tuple[list[ReadSolution], Grading]) -> list[ReadSolution]:
+    """The solutions, once they are graded. Collective."""
+    solutions_N, grading = asked
+    grading.settle()
+    return solutions_N
+
+
 @dataclass(frozen=True)
 class ReadVerification:
     """A verifier's response to a solution, parsed. Nothing is judged where it was not asked."""
@@ -119,32 +128,43 @@ class FailureWatch:
 
 
 def read_solutions(
-    task: Task, questions_N: Sequence[dict[str, Any]], statements_N: Sequence[str], responses_N: Sequence[Response],
+    task: Task, questions_N: Sequence[dict[str, Any]], statements_N: Sequence[str], written_N: Sequence[Written],
     tokenizer: Any, exchange: Exchange,
 ) -> list[ReadSolution]:  # fmt: skip
-    """Parse and align each response; nothing is graded yet. Collective: the processes share it."""
+    """Decode, parse and align each response; nothing is graded yet. Collective: the processes share it."""
 
-    def read(share: Sequence[Response]) -> list[tuple[Solution, str | None, list[int]]]:
-        solutions = [parse_solution(response.text) for response in share]
-        answers = [task.answer(response.text) for response in share]
+    def read(share: Sequence[Generation]) -> list[tuple[str, Solution, str | None, list[int]]]:
+        texts = [response_text(generation.token_ids, tokenizer) for generation in share]
+        solutions = [parse_solution(text) for text in texts]
         ends = [
-            step_end_tokens(response.generation.token_ids, tokenizer, solution.step_end_chars)
-            for response, solution in zip(share, solutions, strict=True)
+            step_end_tokens(generation.token_ids, tokenizer, solution.step_end_chars)
+            for generation, solution in zip(share, solutions, strict=True)
         ]
-        return list(zip(solutions, answers, ends, strict=True))
+        return list(zip(texts, solutions, map(task.answer, texts), ends, strict=True))
 
-    rows = zip(questions_N, statements_N, responses_N, in_shares(exchange, read, responses_N), strict=True)
-    return [ReadSolution(question, statement, response, *read) for question, statement, response, read in rows]
+    read_N = in_shares(exchange, read, [generation for _, generation in written_N])
+    rows = zip(questions_N, statements_N, written_N, read_N, strict=True)
+    return [
+        ReadSolution(question, statement, Response(*written, text), solution, answer, ends)
+        for question, statement, written, (text, solution, answer, ends) in rows
+    ]
 
 
 def read_verifications(
-    solutions_N: Sequence[ReadSolution], responses_N: Sequence[Response], rule: FormatRule, exchange: Exchange
-) -> list[ReadVerification]:
-    """Parse each response as a verification of the solution beside it. Collective: the processes share it."""
+    solutions_N: Sequence[ReadSolution], written_N: Sequence[Written], rule: FormatRule, tokenizer: Any,
+    exchange: Exchange,
+) -> list[ReadVerification]:  # fmt: skip
+    """Decode each response and parse it as a verification of the solution beside it. Collective, as above."""
 
-    def read(share: Sequence[tuple[Solution, str]]) -> list[Verification]:
-        return [read_verification(text, solution, rule) for solution, text in share]
+    def read(share: Sequence[tuple[Solution, Generation]]) -> list[tuple[str, Verification]]:
+        texts = [response_text(generation.token_ids, tokenizer) for _, generation in share]
+        return [
+            (text, read_verification(text, solution, rule)) for text, (solution, _) in zip(texts, share, strict=True)
+        ]
 
-    pairs = list(zip(solutions_N, responses_N, strict=True))
-    read_N = in_shares(exchange, read, [(judged.solution, response.text) for judged, response in pairs])
-    return [ReadVerification(judged, response, read) for (judged, response), read in zip(pairs, read_N, strict=True)]
+    pairs = list(zip(solutions_N, written_N, strict=True))
+    read_N = in_shares(exchange, read, [(judged.solution, generation) for judged, (_, generation) in pairs])
+    return [
+        ReadVerification(judged, Response(*written, text), verification)
+        for (judged, written), (text, verification) in zip(pairs, read_N, strict=True)
+    ]

@@ -11,7 +11,6 @@ import numpy as np
 from tango_hpc.config import Config
 from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.policy.loss import LossSettings, UpdateStats
-from tango_hpc.protocol.alignment import response_text
 from tango_hpc.protocol.prompts import generator_prompt_ids, read_prompt, stop_token_ids, verifier_prompt_ids
 from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.reshard.sync import SyncStats
@@ -22,7 +21,7 @@ from tango_hpc.stages.responses import (
     Grading,
     ReadSolution,
     ReadVerification,
-    Response,
+    Written,
     read_solutions,
     read_verifications,
 )
@@ -77,21 +76,13 @@ class Role:
         """Whether the role's context has room for a prompt."""
         return len(prompt) <= self.settings.max_prompt_tokens
 
-    def respond(
+    def write(
         self, prompts_N: Sequence[list[int]], seeds_N: Sequence[int], *, greedy: bool, through: Through
-    ) -> list[Response]:
+    ) -> list[Written]:
         """What the role writes to each prompt that fits its context."""
         fitting = [(prompt, seed) for prompt, seed in zip(prompts_N, seeds_N, strict=True) if self.fits(prompt)]
-        generations = through(lambda: self._generate(fitting, greedy))
-        texts = in_shares(self.exchange, self._texts, generations)
-        written = zip(generations, texts, strict=True)
-        return [
-            Response(prompt, *next(written)) if self.fits(prompt) else Response([], NOT_ASKED, "")
-            for prompt in prompts_N
-        ]
-
-    def _texts(self, generations: Sequence[Generation]) -> list[str]:
-        return [response_text(generation.token_ids, self.tokenizer) for generation in generations]
+        generations = iter(through(lambda: self._generate(fitting, greedy)))
+        return [(prompt, next(generations)) if self.fits(prompt) else ([], NOT_ASKED) for prompt in prompts_N]
 
     def _generate(self, prompts: Sequence[tuple[list[int], int]], greedy: bool) -> list[Generation]:
         """One response to each (prompt, seed), at the role's sampling settings or greedily."""
@@ -158,20 +149,6 @@ class Generator(Role):
         """The token ids that ask for a solution."""
         return generator_prompt_ids(statement, self.tokenizer, self.prompt_text)
 
-    def ask(
-        self,
-        task: Task,
-        questions_N: Sequence[dict[str, Any]],
-        seeds_N: Sequence[int],
-        *,
-        greedy: bool = False,
-        through: Through = straight,
-    ) -> list[ReadSolution]:
-        """A solution of each question, read and graded."""
-        solutions_N, grading = self.solve(task, questions_N, seeds_N, greedy=greedy, through=through)
-        grading.settle()
-        return solutions_N
-
     def solve(
         self,
         task: Task,
@@ -185,8 +162,8 @@ class Generator(Role):
         statements_N = [task.statement(question) for question in questions_N]
         prompts = {statement: self.prompt(statement) for statement in set(statements_N)}  # M rollouts of each
         prompts_N = [prompts[statement] for statement in statements_N]
-        responses_N = self.respond(prompts_N, seeds_N, greedy=greedy, through=through)
-        solutions_N = read_solutions(task, questions_N, statements_N, responses_N, self.tokenizer, self.exchange)
+        written_N = self.write(prompts_N, seeds_N, greedy=greedy, through=through)
+        solutions_N = read_solutions(task, questions_N, statements_N, written_N, self.tokenizer, self.exchange)
         return solutions_N, Grading(task, solutions_N, self.exchange)
 
 
@@ -203,8 +180,9 @@ class Verifier(Role):
     ) -> list[ReadVerification]:
         """A verification of each solution, read."""
         prompts_N = in_shares(self.exchange, self._prompts, solutions_N)
-        responses_N = self.respond(prompts_N, seeds_N, greedy=greedy, through=through)
-        return read_verifications(solutions_N, responses_N, self.config.algorithm.verifier_format, self.exchange)
+        written_N = self.write(prompts_N, seeds_N, greedy=greedy, through=through)
+        rule = self.config.algorithm.verifier_format
+        return read_verifications(solutions_N, written_N, rule, self.tokenizer, self.exchange)
 
     def _prompts(self, solutions: Sequence[ReadSolution]) -> list[list[int]]:
         """The token ids that ask to judge each of them."""

@@ -17,7 +17,7 @@ from tests.helpers.runs import ROOT, SMALL
 
 def test_the_commands_of_the_page(tmp_path: Path) -> None:
     write_what_the_page_shows(tmp_path)
-    (block,) = re.findall(r"^## Train\n\n```bash\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    (block,) = re.findall(r"^```bash\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     commands = [shlex.split(line) for line in block.splitlines() if line.startswith("tango ")]
     assert [words[1] for words in commands] == ["sft", "train", "rollouts"]
     small = [setting for setting in SMALL if "last_letter" not in setting] + ["task.settings={rows: 64}"]
