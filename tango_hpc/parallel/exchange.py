@@ -90,7 +90,10 @@ class Exchange:
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process, so that all take the same branch."""
-        return any(self._swap(any_rank(flag)))
+        found = torch.tensor([any_rank(flag)])
+        if self._group is not None:
+            await_work(self._group.allreduce([found], dist.ReduceOp.MAX))
+        return bool(found)
 
     def barrier(self) -> None:
         """Wait until every process is here."""
@@ -99,17 +102,25 @@ class Exchange:
 
     def _swap(self, value: Any) -> list[Any]:
         """The value of each process of this rank, by role."""
-        values = []
-        for role in self.roles:
-            if role == self.role:
-                self._send(value)
-            values.append(value if role == self.role else self._receive(role))
-        return values
+        if self._group is None:
+            return [value]
+        mine = _pickled(value)
+        sizes = [int(size) for size in self._gather(torch.tensor([len(mine)]))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(mine)] = mine
+        parts = zip(self.roles, self._gather(padded), sizes, strict=True)
+        return [value if role == self.role else pickle.loads(data.numpy()[:size]) for role, data, size in parts]
+
+    def _gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        assert self._group is not None
+        found = [torch.empty_like(tensor) for _ in self.roles]
+        await_work(self._group.allgather([found], [tensor]))
+        return found
 
     def _send(self, value: Any) -> None:
         if self._group is None:
             return
-        data = torch.frombuffer(bytearray(pickle.dumps(value, protocol=5)), dtype=torch.uint8)
+        data = _pickled(value)
         self._broadcast(torch.tensor([len(data)]), self.role)
         self._broadcast(data, self.role)
 
@@ -123,6 +134,10 @@ class Exchange:
     def _broadcast(self, tensor: torch.Tensor, role: str) -> None:
         assert self._group is not None
         await_work(self._group.broadcast(tensor, self.roles.index(role)))
+
+
+def _pickled(value: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(value, protocol=5)), dtype=torch.uint8)
 
 
 def await_work(work: dist.Work) -> None:
