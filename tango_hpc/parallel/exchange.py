@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, ProcessGroupGloo, Store
+from torch.distributed import PrefixStore, ProcessGroupGloo, ReduceOp, Store
 
 from tango_hpc.parallel.collectives import all_gather_objects, any_rank
 
@@ -92,7 +92,7 @@ class Exchange:
         """Whether the flag is set in any process, so that all take the same branch."""
         found = torch.tensor([any_rank(flag)])
         if self._group is not None:
-            await_work(self._group.allreduce([found], dist.ReduceOp.MAX))
+            await_work(self._group.allreduce([found], ReduceOp.MAX))
         return bool(found)
 
     def barrier(self) -> None:
