@@ -184,6 +184,8 @@ def num_right_and_wrong_solutions(
 
 def _mean(arrays: Sequence[FloatArray]) -> FloatArray:
     """Of arrays of one length. NumPy's own takes ten times as long for the one or the few that there are."""
+    if len({len(array) for array in arrays}) > 1:
+        raise ValueError(f"verifications of one solution differ in length: {[len(array) for array in arrays]}")
     return sum(arrays[1:], start=arrays[0]) / len(arrays)
 
 

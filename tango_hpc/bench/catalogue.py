@@ -32,7 +32,9 @@ COMPARISONS = {
     "logprobs": Comparison(
         "log-probabilities at a vocabulary of 152K", "log_softmax over full logits", "logprobs:measure"
     ),
-    "rollout": Comparison("a rollout", "bare vLLM on the same prompts", "rollout:measure"),
+    "rollout": Comparison(
+        "a rollout", "bare vLLM on the same prompts, with and without seeds and log-probabilities", "rollout:measure"
+    ),
     "reshard": Comparison("the weight sync", "gather and reload", "reshard:measure"),
     "tango": Comparison("a Tango step", "a GRPO step, and what lies outside the phases", "grpo:measure_tango"),
     "save": Comparison("saving a checkpoint", "the same without checksums", "save:measure"),

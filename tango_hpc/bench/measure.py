@@ -60,10 +60,12 @@ def speeds(name: str, what: str, against: str, unit: str, ours: Sequence[float],
 
 
 def alternate(arms: Mapping[str, Callable[[], Any]], repeats: int, *, warmup: int = 1) -> dict[str, list[float]]:
-    """Seconds of each arm, `repeats` times; the arms take turns, and who begins changes every time."""
+    """Seconds of each arm, `repeats` times; the arms take turns, and each begins as often as the others."""
+    names = list(arms)
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     for turn in range(-warmup, repeats):
-        for name in list(arms) if turn % 2 == 0 else reversed(list(arms)):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
             start = time.perf_counter()
             arms[name]()
             if turn >= 0:

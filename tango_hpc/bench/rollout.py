@@ -1,7 +1,8 @@
 """`tango bench rollout`: our engine against `vllm.LLM.generate` of the same engines, on the same prompts.
 
 Ours hands all requests to all ranks and all generations back, with seeds and log-probabilities; bare vLLM completes a
-rank's share of the prompts with neither. What these two cost is in a row of its own, where vLLM is asked for them as well.
+rank's share of the prompts with neither. In the second row vLLM is asked
+for these two as well.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _PROMPTS, _MAX_TOKENS = 160, 64
 
 
 def measure(folder: Path, repeats: int) -> list[Measurement]:
-    """Tokens a second of both."""
+    """Tokens a second of ours and of vLLM, asked for less and for the same."""
     model = make_model(folder / "small", SMALL)
     write_settings(folder / "rollout", {"model": str(model), "repeats": repeats})
     ranks = min(2, len(os.sched_getaffinity(0)))
@@ -35,7 +36,7 @@ def measure(folder: Path, repeats: int) -> list[Measurement]:
 
 
 def on_rank(folder: Path) -> dict[str, Any]:
-    """Both on the engine of this rank."""
+    """All on the engine of this rank."""
     import numpy as np
     import torch.distributed as dist
 

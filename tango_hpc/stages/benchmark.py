@@ -32,7 +32,7 @@ from tango_hpc.report.evaluation import write_results
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_columns, evaluated_file, evaluated_roles
 from tango_hpc.stages.journal import Journal
-from tango_hpc.stages.responses import NOT_ASKED, ReadSolution, ReadVerification, Response, graded
+from tango_hpc.stages.responses import NOT_ASKED, ReadSolution, ReadVerification, Response, settled
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
 from tango_hpc.stages.sharing import in_shares
 from tango_hpc.tasks import Task, get_task
@@ -125,7 +125,7 @@ class BenchmarkRun:
         answers: list[Answer] = []
         for sample in (GREEDY, *range(self.settings.samples)):
             seeds = request_seeds(self.config.seed, max(sample, 0), f"{name} sample", len(rows))
-            asked = graded(generator.solve(task, rows, seeds, greedy=sample == GREEDY))
+            asked = settled(generator.solve(task, rows, seeds, greedy=sample == GREEDY))
             solutions += asked
             answers += [_answer(solution, sample) for solution in asked]
         _cluster(

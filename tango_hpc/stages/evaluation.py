@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tango_hpc.errors import CheckFailed
-from tango_hpc.stages.responses import ReadSolution, graded
+from tango_hpc.stages.responses import ReadSolution, settled
 from tango_hpc.stages.role import Generator, Role, Through, Verifier
 from tango_hpc.stages.step_metrics import judging_metrics
 from tango_hpc.tasks import Task
@@ -84,7 +84,7 @@ class HeldOut:
     def _ask(self, through: Through) -> list[ReadSolution]:
         seeds_K = [0] * len(self._questions_K)
         asked = self._generator.solve(self._task, self._questions_K, seeds_K, greedy=True, through=through)
-        return graded(asked)
+        return settled(asked)
 
 
 def _tokens(read: ReadSolution) -> list[int]:

@@ -96,7 +96,7 @@ class Grading:
         self._settled = True
 
 
-def graded(asked: tuple[list[ReadSolution], Grading]) -> list[ReadSolution]:
+def settled(asked: tuple[list[ReadSolution], Grading]) -> list[ReadSolution]:
     """The solutions, once they are graded. Collective."""
     solutions_N, grading = asked
     grading.settle()

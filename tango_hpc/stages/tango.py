@@ -325,7 +325,9 @@ class Tango:
             self._go_back(text)
             return
         if failure := self.failures.observe(self.task, batch.graded()):
-            self.journal.note(f"at step {self.step} grading failed, and what it failed at counts as wrong: {failure}")
+            self.journal.note(
+                f"at step {self.step} grading failed; answers count as wrong then, steps have no labels: {failure}"
+            )
         eval_every, save_every = self.config.train.eval_every, self.config.checkpoint.every_steps
         warmed_up = self.step == self.warm_up.steps.stop
         leading = "generator" if "generator" in self.trained else "verifier"

@@ -34,7 +34,7 @@ from tango_hpc.files import write_atomically, write_parquet
 from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.stages.journal import Journal
-from tango_hpc.stages.responses import ReadSolution, graded
+from tango_hpc.stages.responses import ReadSolution, settled
 from tango_hpc.stages.role import Generator, request_seeds
 from tango_hpc.tasks import get_task
 
@@ -107,7 +107,7 @@ class Teacher:
         for attempt in range(self.settings.samples):
             seeds = request_seeds(self.seed, chunk, f"shard {self.settings.shard} attempt {attempt}", len(questions))
             asked = [questions[i] for i in left]
-            solutions = graded(self.generator.solve(self.task, asked, [seeds[i] for i in left], greedy=self._greedy))
+            solutions = settled(self.generator.solve(self.task, asked, [seeds[i] for i in left], greedy=self._greedy))
             for i, solution in zip(left, solutions, strict=True):
                 rows[i]["outcome"] = _outcome(solution)
                 if rows[i]["outcome"] == "right":

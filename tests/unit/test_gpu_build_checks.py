@@ -120,7 +120,7 @@ def test_the_package_is_known_by_its_place_and_not_by_a_folder_of_its_name() -> 
 
     from tango_hpc.stages.sharing import in_shares
 
-    alone = SimpleNamespace(size=1, number=0)
+    alone = SimpleNamespace(size=2, number=0, all_gather=lambda mine: [mine])
     names: dict[str, Any] = {}
     exec(compile("def moved(items): raise TypeError('gone')", "/home/me/tango_hpc/tests/moved.py", "exec"), names)
     with pytest.raises(TypeError) as caught:
