@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -66,9 +65,8 @@ def draw_phases(axes: Axes, rows: Sequence[MetricsRow]) -> bool:
     rows = [row for row in rows if row.get("seconds/total")]
     if not rows:
         return False
-    num_bars = min(len(rows), 60)
-    edges = np.linspace(0, len(rows), num_bars + 1).astype(int)
-    groups = [rows[start:stop] for start, stop in pairwise(edges)]
+    size = -(-len(rows) // 60)  # of every bar alike, so that none is further from its neighbour
+    groups = [rows[start : start + size] for start in range(0, len(rows), size)]
     x = np.array([np.mean([row["step"] for row in group]) for group in groups])
     width = 0.86 * (x[-1] - x[0]) / max(len(x) - 1, 1) if len(x) > 1 else 0.8
     bottom = np.zeros(len(groups))

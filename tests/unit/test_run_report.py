@@ -11,7 +11,9 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 import tango_hpc.report
@@ -21,6 +23,7 @@ from tango_hpc.launch.enter import enter_run
 from tango_hpc.launch.provenance import record_attempt
 from tango_hpc.report import run_page
 from tango_hpc.report.formats import visible
+from tango_hpc.report.plots import draw_phases
 from tango_hpc.report.progress import ProgressView
 from tango_hpc.report.reading import choose_examples, show_rollouts, step_views
 from tango_hpc.report.run_page import write_report
@@ -315,3 +318,13 @@ def test_rollouts_without_any_step_show_the_response(tmp_path):
     show_rollouts(directory, console=Console(file=output, width=110))
     assert "[no tags] at all" in output.getvalue() and "answer none" in output.getvalue()
     assert "[no tags] at all" in report_of(directory).text
+
+
+@pytest.mark.parametrize("steps", [1, 60, 61, 62, 307])
+def test_bars_of_phases_stand_side_by_side(steps):
+    axes = Figure().add_subplot()
+    rows = [{"step": step, "seconds/total": 2.0, "seconds/rollout": 1.0 + step % 2} for step in range(1, steps + 1)]
+    assert draw_phases(axes, rows)
+    left = [bar.get_x() for bar in axes.containers[0]]
+    assert len(left) <= 60
+    assert max(np.diff(left[:-1]), default=1) == pytest.approx(min(np.diff(left[:-1]), default=1))
