@@ -88,16 +88,28 @@ def test_the_arms_of_figure_4_differ_in_what_is_trained_only(place: Path, monkey
     assert shared[1:] == shared[:1] * 3
 
 
-def test_the_data_are_the_papers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_at_the_papers_size_are_the_papers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    for config in (load_config(CONFIGS / "tango.yaml"), load_config(CONFIGS / "qwen_1_5b.yaml")):
-        made = config.task.last_letter
-        assert made is not None and made.dictionary is not None
-        assert (made.sft_words, made.sft_letters) == ((2, 4), (3, 6))
-        assert (made.train_words, made.train_letters) == ((2, 10), (3, 10))
-        assert (made.eval_words, made.eval_letters) == ((2, 12), (3, 12))
-        assert (config.algorithm.kl_coef, config.train.verifier_warmup_steps) == (0.001, 40)
-        assert (config.train.questions_per_step, config.generator.optimizer.schedule) == (64, "exponential")
+    config = load_config(CONFIGS / "qwen_1_5b.yaml")
+    made = config.task.last_letter
+    assert made is not None and made.dictionary is not None
+    assert (made.sft_words, made.sft_letters) == ((2, 4), (3, 6))
+    assert (made.train_words, made.train_letters) == ((2, 10), (3, 10))
+    assert (made.eval_words, made.eval_letters) == ((2, 12), (3, 12))
+    assert (config.algorithm.kl_coef, config.train.verifier_warmup_steps) == (0.001, 40)
+    assert (config.train.questions_per_step, config.generator.optimizer.schedule) == (64, "exponential")
+
+
+def test_tiny_models_train_on_words_of_the_dictionary_with_the_papers_kl(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    config = load_config(CONFIGS / "tango.yaml")
+    made = config.task.last_letter
+    assert made is not None and made.dictionary is not None
+    assert made.sft_words == made.train_words == made.eval_words
+    assert made.sft_letters == made.train_letters == made.eval_letters
+    assert (config.algorithm.kl_coef, config.generator.optimizer.schedule) == (0.001, "exponential")
 
 
 def planned(config: Config) -> bool:
