@@ -9,10 +9,10 @@ import json
 import sys
 from pathlib import Path
 
-import matplotlib
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
-matplotlib.use("svg")
-import matplotlib.pyplot as plt
+from tango_hpc.report.figures import STYLE
 
 DOCS = Path(__file__).parents[1]
 
@@ -21,9 +21,8 @@ def draw(measured: Path, out: Path) -> None:
     """One panel for each size that grew; the grey line is proportional to the size, from the first point on."""
     rows = [row for row in json.loads(measured.read_text())["comparisons"] if row["name"].startswith("growth-")]
     rows = [row for row in rows if "," not in row["name"]]
-    plt.rcParams["svg.hashsalt"] = "growth"  # the same file from the same figures
-    figure, panels = plt.subplots(2, 4, figsize=(12, 5.4), layout="constrained")
-    for axes, row in zip(panels.flat, rows, strict=True):
+    figure = Figure(figsize=(12, 5.4), layout="constrained")
+    for axes, row in zip(figure.subplots(2, 4).flat, rows, strict=True):
         sizes, seconds = zip(*row["details"]["points"], strict=True)
         axes.loglog(sizes, [seconds[0] * size / sizes[0] for size in sizes], color="0.8", label="in proportion")
         axes.loglog(sizes, seconds, marker="o", color="C0", label=f"exponent {row['ratio']:.2f}")
@@ -31,8 +30,7 @@ def draw(measured: Path, out: Path) -> None:
         axes.minorticks_off()
         axes.set_xticks(sizes, [_short(size) for size in sizes])
         axes.set_yticks([seconds[0], seconds[-1]], [f"{value:.2g}" for value in (seconds[0], seconds[-1])])
-        axes.legend(frameon=False, loc="upper left")
-        axes.grid(alpha=0.3)
+        axes.legend(loc="upper left")
     figure.savefig(out, metadata={"Date": None})
 
 
@@ -42,4 +40,5 @@ def _short(size: float) -> str:
 
 if __name__ == "__main__":
     given = [Path(word) for word in sys.argv[1:]]
-    draw(*(given + [DOCS / "measurements/growth.json", DOCS / "figures/growth.svg"][len(given) :]))
+    with rc_context({**STYLE, "svg.hashsalt": "growth"}):  # the same file from the same figures
+        draw(*(given + [DOCS / "measurements/growth.json", DOCS / "figures/growth.svg"][len(given) :]))
