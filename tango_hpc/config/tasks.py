@@ -28,6 +28,11 @@ class LastLetterConfig(Section):
         0.0, description="Share of the verifier's rows, the first ones, with one-letter words."
     )
     verifier_careful: Share = Field(0.0, description="Share of the verifier's rows, the first ones, without flips.")
+    verifier_typos: Share = Field(
+        0.0,
+        description="Chance that a step of the solutions in the verifier's fine-tuning data misspells its word, which is no "
+        "mistake, and, in wrong solutions, that it appends another letter than it names, which is one.",
+    )
     verifier_verdicts: Literal["judgements", "solution"] = Field(
         "judgements",
         description="What a fine-tuning verdict says: judgements = whether all judgements above it are CORRECT; solution = "

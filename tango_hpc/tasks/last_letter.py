@@ -6,8 +6,8 @@ r"""Last-letter concatenation (paper, Section 4.3): join the last letters of som
                   </step_verification><final_verification>\boxed{CORRECT}</final_verification>   (on one line)
 
 A step names the word, its last letter, and the letters so far. A verification names the word, its last letter as the
-verifier sees it and as the solution has it, side by side, to be compared. Steps can be labelled exactly, whatever a
-model writes.
+verifier sees it and the letter that the solution appends, side by side, to be compared. Steps can be labelled exactly,
+whatever a model writes.
 """
 
 from __future__ import annotations
@@ -187,6 +187,7 @@ def verifier_sft_rows(
     slip: float,
     careful: float = 0.0,
     drill: float = 0.0,
+    typos: float = 0.0,
     verdicts: Verdicts = "judgements",
     worded: bool = False,
     dictionary: WordsByLength | None = None,
@@ -199,11 +200,15 @@ def verifier_sft_rows(
     verifier that knows better than it judges.
 
     `WRONG_SOLUTIONS` of the solutions are wrong: in them each step is wrong with probability `WRONG_STEPS`, at least
-    one step is, and a wrong step has the first letter or, as often, any other of the word. The teacher names both
-    letters rightly, and its final verdict follows from its own judgements: a model that learns from it ties the
-    verdict to the steps, so that rewards for verdicts reach the judgements. (A teacher whose verdicts, not judgements,
-    were unreliable left a verifier that RL drove to one verdict for everything.) With `verdicts` "solution" it is the
-    truth about the solution instead, flipped with probability `slip` by itself: nothing then ties it to the steps.
+    one step is, and a wrong step has the first letter or, as often, any other of the word. With probability `typos` a
+    step misspells its word, which is no mistake (`label_steps`), and a step of a wrong solution appends another letter
+    than it names, which is one: RL leads generators to both, and a verifier that was never shown either misses them.
+
+    The teacher names both letters rightly, and its final verdict follows from its own judgements: a model that learns
+    from it ties the verdict to the steps, so that rewards for verdicts reach the judgements. (A teacher whose verdicts,
+    not judgements, were unreliable left a verifier that RL drove to one verdict for everything.) With `verdicts`
+    "solution" it is the truth about the solution instead, flipped with probability `slip` by itself: nothing then ties
+    it to the steps.
     Columns question, solution_text, verification_text. The same seed, the same rows.
     """
     rng = np.random.default_rng(seed)
@@ -213,6 +218,7 @@ def verifier_sft_rows(
         lengths = (DRILL_WORDS, (1, 1)) if drills else (words, letters)
         sampled = _sample_words(rng, *lengths, "sft_verifier", None if drills else dictionary)
         chosen = [word[-1] for word in sampled]
+        misjoins = np.zeros(len(sampled), bool)
         if rng.random() < WRONG_SOLUTIONS:
             wrong = rng.random(len(sampled)) < WRONG_STEPS
             wrong[rng.integers(len(sampled))] = True
@@ -220,25 +226,36 @@ def verifier_sft_rows(
                 _wrong_letter(rng, word) if is_wrong else word[-1]
                 for word, is_wrong in zip(sampled, wrong, strict=True)
             ]
+            if typos and not drills:
+                misjoins = rng.random(len(sampled)) < typos
+        appended = [
+            _other_letter(rng, letter) if other else letter for letter, other in zip(chosen, misjoins, strict=True)
+        ]
+        spelled = sampled
+        if typos and not drills:
+            spelled = [_misspelt(rng, word) if rng.random() < typos else word for word in sampled]
         flips = rng.random(len(sampled)) < (slip if index >= careful * count else 0.0)
-        judgements = [(letter == word[-1]) != flip for word, letter, flip in zip(sampled, chosen, flips, strict=True)]
+        judgements = [
+            (letter == joined == word[-1]) != flip
+            for word, letter, joined, flip in zip(sampled, chosen, appended, flips, strict=True)
+        ]
         verdict = all(judgements)
         if verdicts == "solution":
-            is_right = chosen == [word[-1] for word in sampled]
+            is_right = appended == [word[-1] for word in sampled]
             verdict = is_right != (rng.random() < (slip if index >= careful * count else 0.0))
         rows.append(
             {
                 "question": _question(sampled, worded),
-                "solution_text": solution_text(sampled, chosen),
-                "verification_text": verification_text(sampled, chosen, judgements, verdict),
+                "solution_text": solution_text(spelled, chosen, appended),
+                "verification_text": verification_text(sampled, appended, judgements, verdict),
             }
         )
     return rows
 
 
-def solution_text(words: Sequence[str], chosen: Sequence[str]) -> str:
-    """The solution whose n-th step takes the letter `chosen[n]` from `words[n]`."""
-    letters = "".join(chosen)
+def solution_text(words: Sequence[str], chosen: Sequence[str], appended: Sequence[str] | None = None) -> str:
+    """The solution whose n-th step takes the letter `chosen[n]` from `words[n]` and appends it, or `appended[n]`."""
+    letters = "".join(chosen if appended is None else appended)
     steps = "".join(
         f"<step>{word}:{letter}->{letters[: n + 1]}</step>"
         for n, (word, letter) in enumerate(zip(words, chosen, strict=True))
@@ -247,12 +264,14 @@ def solution_text(words: Sequence[str], chosen: Sequence[str]) -> str:
 
 
 def verification_text(
-    words: Sequence[str], chosen: Sequence[str], judgements: Sequence[bool], verdict: bool | None = None
+    words: Sequence[str], appended: Sequence[str], judgements: Sequence[bool], verdict: bool | None = None
 ) -> str:
-    """The verification of that solution with these judgements; without a `verdict` it is CORRECT if all of them are."""
+    """The verification of the solution whose steps append these letters, with these judgements; without a `verdict` it is
+    CORRECT if all of them are.
+    """
     steps = "".join(
         f"<step>{word}:{word[-1]}{letter}{CORRECT if judgement else INCORRECT}</step>"
-        for word, letter, judgement in zip(words, chosen, judgements, strict=True)
+        for word, letter, judgement in zip(words, appended, judgements, strict=True)
     )
     final = CORRECT if (all(judgements) if verdict is None else verdict) else INCORRECT
     return f"<step_verification>{steps}</step_verification><final_verification>{final}</final_verification>"
@@ -292,3 +311,13 @@ def _wrong_letter(rng: np.random.Generator, word: str) -> str:
     if word[0] != word[-1] and rng.random() < 0.5:
         return word[0]
     return str(rng.choice(others))
+
+
+def _other_letter(rng: np.random.Generator, letter: str) -> str:
+    return str(rng.choice([other for other in LETTERS if other != letter]))
+
+
+def _misspelt(rng: np.random.Generator, word: str) -> str:
+    """`word` with one letter, at any place, replaced by another."""
+    place = int(rng.integers(len(word)))
+    return word[:place] + _other_letter(rng, word[place]) + word[place + 1 :]

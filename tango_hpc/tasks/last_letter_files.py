@@ -31,6 +31,7 @@ class Recipe:
     slip: float | None = None
     careful: float | None = None
     drill: float | None = None
+    typos: float | None = None
     verdicts: Verdicts | None = None
     worded: bool | None = None
     dictionary: str | None = None
@@ -56,6 +57,7 @@ class Recipe:
                 slip=self.slip or 0.0,
                 careful=self.careful or 0.0,
                 drill=self.drill or 0.0,
+                typos=self.typos or 0.0,
                 verdicts=self.verdicts or "judgements",
             )
         write_rows(path, rows, made_with=self.made_with())
@@ -85,6 +87,7 @@ def last_letter_recipes(config: Config) -> dict[Path, Recipe]:
             slip=settings.verifier_slip,
             careful=settings.verifier_careful,
             drill=settings.verifier_drill,
+            typos=settings.verifier_typos or None,
             verdicts=None if settings.verifier_verdicts == "judgements" else settings.verifier_verdicts,
         )
     dictionary = None if settings.dictionary is None else str(settings.dictionary)

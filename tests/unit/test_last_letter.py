@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -135,6 +136,33 @@ def test_verifier_teacher_flips_as_often_as_told_and_concludes_from_its_judgemen
         flips += [a != b for a, b in zip(task.label_steps(row, steps), verification.judgements, strict=True)]
     # About 1,200 steps: 0.3 ± 4 · 0.0132.
     assert 0.247 < sum(flips) / len(flips) < 0.353
+
+
+def test_typos_are_no_mistakes_in_words_and_mistakes_in_letters_appended(task):
+    rows = last_letter.verifier_sft_rows(1, 400, **SHORT, slip=0.0, typos=0.2)
+    misspelt, misjoined = [], []
+    for row in rows:
+        steps = parse_solution(row["solution_text"]).steps
+        verification = parse_verification(row["verification_text"], len(steps))
+        gold = task.label_steps(row, steps)
+        assert verification.judgements == gold  # by the rules that label what a model writes
+        assert verification.final == int(-1 not in gold)
+        before = ""
+        for word, step, label in zip(row["question"].split(), steps, gold, strict=True):
+            spelled, letter, letters = re.fullmatch(r"(\w+):(\w)->(\w+)", step.text).groups()
+            assert letters[:-1] == before  # goes on from what is written
+            before = letters
+            differing = [a != b for a, b in zip(word, spelled, strict=True)]
+            assert sum(differing) <= 1
+            misspelt.append(any(differing))
+            misjoined.append(letters[-1] != letter)
+            assert not (misjoined[-1] and label == 1)
+            assert (
+                f"<step>{word}:{word[-1]}{letters[-1]}" in row["verification_text"]
+            )  # what is there, and what should be
+    # About 1,200 steps: 0.2 ± 4 · 0.0115 misspelt; 0.6 of the solutions are wrong, and 0.2 of their steps: 0.12 ± 4 · 0.01.
+    assert 0.154 < sum(misspelt) / len(misspelt) < 0.246
+    assert 0.08 < sum(misjoined) / len(misjoined) < 0.16
 
 
 def test_verdicts_about_the_solution_do_not_follow_from_the_judgements(task):
