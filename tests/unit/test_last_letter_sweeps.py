@@ -23,6 +23,7 @@ ARMS = {
     "figure4": ["Tango, GRPO", "GRPO alone", "generator frozen, GRPO", "verifier frozen, GRPO"],
     "figure4_1_5b": ["Tango, GRPO", "GRPO alone", "generator frozen, GRPO", "verifier frozen, GRPO"],
     "quickstart": ["Tango, GRPO", "GRPO alone"],
+    "rare_answers_arms": ["Tango, GRPO", "GRPO alone"],
     "addition": ["Tango, GRPO", "GRPO alone"],
     "ablations": [
         "Tango, GRPO",
@@ -55,6 +56,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("work")
     starts = ("last_letter/start/models/generator", "last_letter/start/models/verifier")
     starts += ("last_letter/start_1_5b/models/generator",)
+    starts += ("last_letter/rare/start/models/generator", "last_letter/rare/start/models/verifier")
     starts += ("quickstart/models/generator_sft", "quickstart/models/verifier_sft")
     starts += ("independent/models/verifier_sft",)
     starts += ("addition/models/generator_sft", "addition/models/verifier_sft")
