@@ -23,7 +23,7 @@ ARMS = {
     "figure4": ["Tango, GRPO", "GRPO alone", "generator frozen, GRPO", "verifier frozen, GRPO"],
     "figure4_1_5b": ["Tango, GRPO", "GRPO alone", "generator frozen, GRPO", "verifier frozen, GRPO"],
     "quickstart": ["Tango, GRPO", "GRPO alone"],
-    "rare_answers_arms": ["Tango, GRPO", "GRPO alone"],
+    "rare_answers_arms": ["Tango, GRPO", "GRPO alone", "generator frozen, GRPO", "verifier frozen, GRPO"],
     "addition": ["Tango, GRPO", "GRPO alone"],
     "ablations": [
         "Tango, GRPO",
