@@ -11,7 +11,7 @@ from tango_hpc.data.packing import pack
 
 @dataclass(frozen=True)
 class RoleBatch:
-    """Numbers of one role's optimizer step, all for responses as long as allowed."""
+    """Numbers of one role's optimizer step: at most, whatever the lengths of the responses."""
 
     responses: int
     tokens: int  # prompts and responses
@@ -36,6 +36,9 @@ def role_batch(config: Config, name: str) -> RoleBatch:
     pipeline = role.parallel.pipeline
     data = config.world_size // (role.parallel.tensor * pipeline)
     packs = pack([longest] * responses, num_ranks=data, max_tokens=role.micro_batch_tokens, min_micro_batches=pipeline)
+    fullest = max(len(members) for rank in packs for members in rank) * longest
+    if len(packs[0]) > pipeline:  # it is the limit that cuts: shorter sequences fill it better
+        fullest = max(fullest, role.micro_batch_tokens)
     groups = config.world_size // role.rollout.tensor
     asked = sampled * (train.verifications_per_solution if name == "verifier" else 1)
     rollouts = math.ceil(asked / groups)
@@ -44,7 +47,7 @@ def role_batch(config: Config, name: str) -> RoleBatch:
         tokens=tokens,
         longest=longest,
         micro_batches=len(packs[0]),
-        micro_batch_tokens=max(len(members) for rank in packs for members in rank) * longest,
+        micro_batch_tokens=fullest,
         rollouts_per_engine=rollouts,
         rollout_tokens_per_engine=rollouts * longest,
     )

@@ -94,8 +94,7 @@ class BenchmarkRun:
                     if (checkpoint / role.name).is_dir():  # a role that was not trained keeps the weights that it has
                         role.take_weights(checkpoint / role.name)
                 loaded = label
-            journal.phase(f"{name} of {label}")
-            answers = self._ask(name)
+            answers = self._ask(name, label, journal)
             if self.exchange.is_first:
                 write_answers(self._file(label, name), answers)
                 write_results(self.folder, list(labels), self.settings.benchmarks)
@@ -110,11 +109,12 @@ class BenchmarkRun:
 
     # -- asking ----------------------------------------------------------------------------------------------
 
-    def _ask(self, name: str) -> list[Answer]:
+    def _ask(self, name: str, label: str, journal: Journal) -> list[Answer]:
         rows = evenly_spaced(
             read_rows(evaluated_file(self.config, name), evaluated_columns(name)), self.settings.max_questions
         )
         if name == "processbench":
+            journal.phase(f"{name} of {label}")
             return self._ask_verifier(rows)
         task: Task = (
             get_task(self.config.task) if name == "task" else BenchmarkTask(benchmarks.get_benchmark(name), self.pool)
@@ -124,6 +124,8 @@ class BenchmarkRun:
         solutions: list[ReadSolution] = []
         answers: list[Answer] = []
         for sample in (GREEDY, *range(self.settings.samples)):
+            turn = "greedy" if sample == GREEDY else f"sample {sample + 1} of {self.settings.samples}"
+            journal.phase(f"{name} of {label}, {turn}")
             seeds = request_seeds(self.config.seed, max(sample, 0), f"{name} sample", len(rows))
             asked = settled(generator.solve(task, rows, seeds, greedy=sample == GREEDY))
             solutions += asked
@@ -135,6 +137,7 @@ class BenchmarkRun:
             [answer for answer in answers if answer.sample != GREEDY],
         )
         if "verifier" in self.roles and self.settings.use_verifier:
+            journal.phase(f"{name} of {label}, judging")
             self._verify(solutions, answers)
         labels = task.label_all([(solution.question, solution.solution.steps) for solution in solutions])
         for answer, step_labels in zip(answers, labels, strict=True):

@@ -186,15 +186,17 @@ def test_the_page_shows_a_task_that_passes_and_the_message_of_a_mistake_in_it(
     code, settings = write_what_the_page_shows(tmp_path)
     assert len((code + settings).splitlines()) < 100
     monkeypatch.chdir(tmp_path)
-    config = load_config(Path("chain.yaml"))
+    config = load_config(Path("odd_digits.yaml"))
     check_inputs(config, "sft")
-    row, steps = {"question": "385", "answer": "6"}, ["0+3=3", "3+8=1", "1+5=6"]
-    chain = own_task(str(tmp_path / "chain.py"), config.task.settings)
-    assert chain.label_steps(row, steps) == [1, 1, 1]
-    assert chain.label_steps(row, ["0+3=3", "3+8=2", "2+5=7", "7"]) == [1, -1, 1, -1]
-    quoted = re.search(r"^tango: .*(/chain\.py, line .*)$", PAGE, re.MULTILINE)
+    row, steps = {"question": "385", "answer": "2"}, ["385:1", "85:1", "5:2"]
+    odd_digits = own_task(str(tmp_path / "odd_digits.py"), config.task.settings)
+    assert odd_digits.label_steps(row, steps) == [1, 1, 1]
+    assert odd_digits.label_steps(row, ["385:1", "85:2", "5:3", "3"]) == [1, -1, 1, -1]
+    quoted = re.search(r"^tango: .*(/odd_digits\.py, line .*)$", PAGE, re.MULTILINE)
     assert quoted is not None
-    (tmp_path / "chain.py").write_text(code.replace('strip() == question["answer"]', 'strip() == question["anwser"]'))
+    (tmp_path / "odd_digits.py").write_text(
+        code.replace('strip() == question["answer"]', 'strip() == question["anwser"]')
+    )
     with pytest.raises(UserError) as raised:
         check_inputs(config, "sft")
     assert quoted[1] in str(raised.value)

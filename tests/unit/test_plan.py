@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from rich.console import Console
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from tango_hpc.config import load_config
 from tango_hpc.config.models import role_shape
+from tango_hpc.data.packing import pack
 from tango_hpc.errors import UserError
 from tango_hpc.model.shape import ModelShape
 from tango_hpc.plan.batch import role_batch
@@ -207,8 +209,22 @@ def test_batch_arithmetic_by_hand(tmp_path):
     batch = role_batch(config, "generator")
     assert batch.responses == 320 and batch.longest == 3072 and batch.tokens == 320 * 3072
     # 8 ranks at tensor size 4 are 2 data-parallel ranks with 160 sequences each, two to a micro-batch
-    assert batch.micro_batches == 80 and batch.micro_batch_tokens == 2 * 3072
+    # where they are as long as allowed; shorter ones fill a micro-batch up to its limit
+    assert batch.micro_batches == 80 and batch.micro_batch_tokens == 7000
     assert batch.rollouts_per_engine == 80  # 4 engines of 2 ranks
+
+
+@pytest.mark.parametrize("limit", [3072, 5000, 7000, 400_000, 600_000])
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_no_micro_batch_is_fuller_than_planned(tmp_path, limit, pipeline):
+    config = make_config(tmp_path, generator__micro_batch_tokens=limit, generator__parallel__pipeline=pipeline)
+    batch, role = role_batch(config, "generator"), config.generator
+    data = config.world_size // (role.parallel.tensor * pipeline)
+    rng = np.random.default_rng(limit)
+    for shortest in (1, batch.longest // 3, batch.longest - 1):
+        lengths = rng.integers(shortest, batch.longest + 1, batch.responses).tolist()
+        packs = pack(lengths, num_ranks=data, max_tokens=limit, min_micro_batches=pipeline)
+        assert max(sum(lengths[i] for i in members) for rank in packs for members in rank) <= batch.micro_batch_tokens
 
 
 def test_batch_arithmetic_with_several_verifications_draws_and_prof(tmp_path):

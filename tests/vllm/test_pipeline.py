@@ -32,12 +32,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m tango_hpc.cli "$@"\n')
     command.chmod(0o755)
-    run_script(folder, "bash", str(ROOT / "tools/pipeline.sh"), str(folder / "out"))
+    said = run_script(folder, "bash", str(ROOT / "tools/pipeline.sh"), str(folder / "out"))
+    (folder / "out/said.txt").write_text(said)
     return folder / "out"
 
 
-def run_script(bin_in: Path, *words: str, cwd: Path | None = None, beside: Path | None = None) -> None:
-    """Run a script with the commands of `bin_in` and of packages `beside` on the PATH; it must succeed."""
+def run_script(bin_in: Path, *words: str, cwd: Path | None = None, beside: Path | None = None) -> str:
+    """What a script says, run with the commands of `bin_in` and of packages `beside` on the PATH; it must succeed."""
     places = [str(folder / "bin") for folder in (bin_in, beside) if folder is not None]
     python_path = [str(ROOT), str(beside or ""), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
@@ -47,6 +48,7 @@ def run_script(bin_in: Path, *words: str, cwd: Path | None = None, beside: Path 
     }
     done = subprocess.run(words, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
 
 
 @pytest.mark.timeout(900)
@@ -82,6 +84,9 @@ def test_the_last_checkpoint_is_evaluated_with_votes_and_the_verifiers_choice(fo
     assert len(answers) == 64 * 5 and all(one.verdict is not None for one in answers)
     assert any(one.step_labels for one in answers)
     assert (folder / "eval/eval/answers.html").is_file()
+    turns = ("greedy", *(f"sample {number} of 4" for number in range(1, 5)), "judging")
+    said = (folder / "said.txt").read_text()
+    assert [said.count(f"[eval] task of {label}, {turn}\n") for turn in turns] == [1] * 6
 
 
 def test_the_exported_generator_loads_in_transformers(folder: Path) -> None:
