@@ -23,7 +23,7 @@ ARMS = {
     "figure4": ["Tango, GRPO", "GRPO alone", "generator frozen, GRPO", "verifier frozen, GRPO"],
     "figure4_1_5b": ["Tango, GRPO", "GRPO alone", "generator frozen, GRPO", "verifier frozen, GRPO"],
     "quickstart": ["Tango, GRPO", "GRPO alone"],
-    "rare_answers_arms": ["Tango, GRPO", "GRPO alone", "generator frozen, GRPO", "verifier frozen, GRPO"],
+    "common_answers": ["Tango, GRPO", "GRPO alone", "generator frozen, GRPO", "verifier frozen, GRPO"],
     "addition": ["Tango, GRPO", "GRPO alone"],
     "ablations": [
         "Tango, GRPO",
@@ -31,7 +31,7 @@ ARMS = {
         "Tango, GRPO, alpha_start=0.0, alpha_end=0.0",
         "Tango, GRPO, class_weights=off",
         "Tango, GRPO, blend=rewards",
-        "Tango, GRPO, verifier_warmup_steps=0",
+        "Tango, GRPO, verifier_warmup_steps=15",
         "Tango, GRPO, generator_steps_per_cycle=1",
         "Tango, GRPO, generator_steps_per_cycle=10",
     ],
@@ -58,7 +58,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     starts += ("last_letter/start_1_5b/models/generator",)
     starts += ("last_letter/rare/start/models/generator", "last_letter/rare/start/models/verifier")
     starts += ("quickstart/models/generator_sft", "quickstart/models/verifier_sft")
-    starts += ("independent/models/verifier_sft",)
+    starts += ("last_letter/rare/independent/models/verifier_sft",)
     starts += ("addition/models/generator_sft", "addition/models/verifier_sft")
     for path in starts:
         build_tiny_model(folder / "runs" / path, TINY, seed=0)
