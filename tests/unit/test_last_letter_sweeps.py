@@ -58,7 +58,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     starts += ("last_letter/start_1_5b/models/generator",)
     starts += ("last_letter/rare/start/models/generator", "last_letter/rare/start/models/verifier")
     starts += ("quickstart/models/generator_sft", "quickstart/models/verifier_sft")
-    starts += ("last_letter/rare/independent/models/verifier_sft",)
+    starts += ("last_letter/rare/independent/models/verifier",)
     starts += ("addition/models/generator_sft", "addition/models/verifier_sft")
     for path in starts:
         build_tiny_model(folder / "runs" / path, TINY, seed=0)
