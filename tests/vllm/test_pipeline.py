@@ -86,9 +86,8 @@ def test_the_last_checkpoint_is_evaluated_with_votes_and_the_verifiers_choice(fo
     assert (folder / "eval/eval/answers.html").is_file()
     turns = ["greedy", *(f"sample {number} of 4" for number in range(1, 5)), "judging"]
     said = re.findall(rf"\[eval\] task of {label}(?:, )?(.*)\n", (folder / "said.txt").read_text())
-    assert said and said == [
-        turn for turn in turns if turn in said
-    ]  # the display looks once a second: short ones pass by
+    # The display looks once a second, so that short ones pass by.
+    assert said and said == [turn for turn in turns if turn in said]
 
 
 def test_the_exported_generator_loads_in_transformers(folder: Path) -> None:
