@@ -268,7 +268,8 @@ def _node_phases(config: Config, roles: Mapping[str, _Role], *, copies: bool) ->
                 forward = sum(int(trainer.logprob_workspace(tokens) * slack) for trainer in trainers)
                 phases.append(Phase("logprobs", role.name, base | {"activations": forward}))
             update = sum(int(role.update_workspace(trainer.stage) * slack) for trainer in trainers)
-            phases.append(Phase("train", role.name, base | {"activations, logits": update}))
+            gradients = sum(trainer.sizes.gradients for trainer in trainers)
+            phases.append(Phase("train", role.name, base | {"gradients": gradients, "activations, logits": update}))
             phases.append(Phase("reshard", role.name, base | {"buckets": len(ranks) * role.sync_bytes}))
         phases.append(Phase("saving", role.name, base | {"a piece of the checkpoint": len(ranks) * SAVE_BYTES}))
     return phases
@@ -305,8 +306,6 @@ def _rank_resident(config: Config, roles: Mapping[str, _Role], rank: int) -> Ite
         if role.stages:
             sizes = role.stage_of(rank).sizes
             kept |= {"weights": sizes.weights, "optimizer": sizes.optimizer, "reference": sizes.reference}
-            if on_cpu:
-                kept["gradients"] = sizes.gradients
         items.append({f"{role.name}: {name}": value for name, value in kept.items() if value})
     return _sum(items)
 

@@ -1,4 +1,4 @@
-"""A policy's GPU memory, given up while an engine generates and taken back for training."""
+"""A policy's memory, given up while an engine generates or the other role trains, and taken back for training."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tango_hpc.policy.optimizer import PolicyOptimizer
 class DeviceMemory:
     """Moves whole storages, so that every view into them (buckets, shards, masters) stays valid.
 
-    Weights and optimizer state are kept on the host, gradients are dropped: each update starts by zeroing them.
-    Nothing happens where tensors live on the CPU anyway.
+    Weights and optimizer state go from a GPU to the host and stay where they live on the CPU anyway. Gradients are
+    dropped on both: each update starts by zeroing them.
     """
 
     def __init__(self, model: PolicyModel, optimizer: PolicyOptimizer | None) -> None:
@@ -28,14 +28,13 @@ class DeviceMemory:
         self._away: dict[int, int] = {}
 
     def offload(self, keep_weights: bool = False, *, weights_changed: bool = True) -> None:
-        """Free the GPU of everything that is on it, or of all but the weights.
+        """Drop the gradients, and free the GPU of everything that is on it, or of all but the weights.
 
         Weights that have not changed since they were brought back need no second copy to the host.
         """
         weights, state, gradients = self._storages()
-        if not weights:
-            return
-        torch.cuda.synchronize()
+        if weights:
+            torch.cuda.synchronize()
         kept = {storage._cdata for storage in [*weights, *state]}
         unchanged = set() if weights_changed else {storage._cdata for storage in weights} & self._host.keys()
         leaving = [*([] if keep_weights else weights), *state, *gradients]
@@ -47,8 +46,9 @@ class DeviceMemory:
         for storage in leaving:
             self._away[storage._cdata] = storage.nbytes()
             storage.resize_(0)
-        drop_buffers()
-        torch.cuda.empty_cache()
+        if weights:
+            drop_buffers()
+            torch.cuda.empty_cache()
 
     def onload(self, weights_only: bool = False) -> None:
         """Bring back what `offload` took away; `weights_only` is enough for log-probabilities and weight syncs."""
@@ -64,7 +64,7 @@ class DeviceMemory:
 
     @contextlib.contextmanager
     def on_device(self) -> Iterator[None]:
-        """Everything is on the GPU inside; afterwards away again is what was away before."""
+        """Everything is there inside; afterwards away again is what was away before."""
         was_away = set(self._away)
         self.onload()
         try:
@@ -80,7 +80,7 @@ class DeviceMemory:
             self._host |= zip((storage._cdata for storage in storages), places, strict=True)
 
     def _storages(self) -> tuple[list[torch.UntypedStorage], ...]:
-        """GPU storages of (weights, optimizer state, gradients), each once."""
+        """Storages that may leave, of (weights on a GPU, optimizer state on a GPU, gradients), each once."""
         parameters = list(self._model.parameters())
         state = self._optimizer.tensors() if self._optimizer is not None else []
         gradients = [parameter.main_grad for parameter in parameters if hasattr(parameter, "main_grad")]
@@ -89,7 +89,8 @@ class DeviceMemory:
         for storages, tensors in zip(found, (parameters, state, gradients), strict=True):
             for tensor in tensors:
                 storage = tensor.untyped_storage()
-                if host_memory.on_gpu(tensor) and storage._cdata not in seen:
+                may_leave = storages is found[2] or host_memory.on_gpu(tensor)
+                if may_leave and storage._cdata not in seen:
                     seen.add(storage._cdata)
                     storages.append(storage)
         return found

@@ -259,7 +259,7 @@ class Policy:
         )
 
     def offload(self, *, keep_weights: bool = False, weights_changed: bool = True) -> None:
-        """Move optimizer state, and weights, from the GPU to the host; drop gradients. Nothing to do on a CPU."""
+        """Drop gradients; move optimizer state, and weights, from a GPU to the host."""
         self._memory.offload(keep_weights, weights_changed=weights_changed)
 
     def onload(self, *, weights_only: bool = False) -> None:

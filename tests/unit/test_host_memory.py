@@ -130,7 +130,7 @@ class Trained(torch.nn.Module):
     def values(self) -> list[torch.Tensor]:
         return [tensor.detach().clone() for tensor in (self.a, self.b, *self.state)]
 
-    def bytes_on_gpu(self) -> tuple[int, int, int]:
+    def bytes_there(self) -> tuple[int, int, int]:
         gradients = self.a.main_grad.untyped_storage().nbytes()
         return self.a.untyped_storage().nbytes(), sum(t.untyped_storage().nbytes() for t in self.state), gradients
 
@@ -141,15 +141,31 @@ def test_all_that_is_kept_lies_in_one_locked_piece(calls: list[tuple[Any, ...]])
     memory, before = DeviceMemory(model, model), model.values()
     for _ in range(3):
         memory.offload()
-        assert model.bytes_on_gpu() == (0, 0, 0)
+        assert model.bytes_there() == (0, 0, 0)
         memory.onload(weights_only=True)
-        assert model.bytes_on_gpu() == (12000, 0, 0)
+        assert model.bytes_there() == (12000, 0, 0)
         memory.offload(weights_changed=False)
         memory.onload()
-        assert model.bytes_on_gpu() == (12000, 12000, 12000)
+        assert model.bytes_there() == (12000, 12000, 12000)
         assert all(map(torch.equal, model.values(), before))
     ((what, _, locked),) = calls  # taken by the first, used by all
     assert what == "lock" and locked == whole_pages(12032 + 4096 + 8192)
+
+
+def test_on_a_cpu_only_gradients_leave() -> None:
+    model: Any = Trained()
+    memory, before = DeviceMemory(model, model), model.values()
+    memory.offload()
+    memory.offload(weights_changed=False)
+    assert model.bytes_there() == (12000, 12000, 0)
+    with memory.on_device():
+        assert model.bytes_there() == (12000, 12000, 12000)
+    memory.onload(weights_only=True)
+    assert model.bytes_there() == (12000, 12000, 0)
+    memory.onload()
+    model.b.main_grad.fill_(3.0)
+    assert model.a.main_grad.shape == (1000,) and torch.equal(model.b.main_grad, torch.full((2000,), 3.0))
+    assert all(map(torch.equal, model.values(), before))
 
 
 @pytest.mark.usefixtures("on_a_gpu")
@@ -157,7 +173,7 @@ def test_weights_that_changed_are_copied_and_others_are_not(calls: list[tuple[An
     model: Any = Trained()
     memory = DeviceMemory(model, model)
     memory.offload(keep_weights=True)
-    assert model.bytes_on_gpu() == (12000, 0, 0)
+    assert model.bytes_there() == (12000, 0, 0)
     memory.offload(weights_changed=False)  # never copied so far
     memory.onload()
     before = model.values()

@@ -410,6 +410,18 @@ def test_on_a_cpu_what_processes_share_counts_once_for_a_machine(tmp_path):
     assert items["processes"] == 8 * 2 * (CPU_PROCESS_BYTES + CPU_ENGINE_BYTES)
 
 
+def test_on_a_cpu_gradients_are_there_while_their_role_trains(tmp_path):
+    changes = {"launch": {"tasks_per_node": 1, "device": "cpu"}}
+    for role in ("generator", "verifier"):
+        changes[f"{role}__rollout"] = {"tensor": 1, "kv_cache_gb": 1}
+        changes[f"{role}__parallel"] = {"tensor": 1}
+        changes[f"{role}__model"] = {"path": "models/Qwen2.5-0.5B"}
+    phases = make_plan(make_config(tmp_path, **changes), gpu_gb=80, node_gb=None)["memory"]["node"]["phases"]
+    gradients = [(p["phase"], p["role"], p["items"]["gradients"]) for p in phases if "gradients" in p["items"]]
+    # as much as the weights of one role in fp32; Qwen2.5-0.5B has 494,032,768
+    assert gradients == [("train", role, 4 * 494_032_768) for role in ("generator", "verifier")]
+
+
 def test_processes_are_listed_by_stage(tmp_path):
     plan = make_plan(make_config(tmp_path, eval={"use_verifier": False}), gpu_gb=80, node_gb=None)
     assert plan["processes"] == {
