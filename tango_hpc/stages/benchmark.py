@@ -2,9 +2,10 @@
 
 RUN/eval/
   LABEL/NAME.parquet   every answer (benchmarks/records.py); LABEL is "model" or a checkpoint such as step_000200
+  LABEL/NAME.turns/    what a set that is not complete has been answered (stages/turns.py)
   results.json results.md answers.html   written after each set, from the Parquet files that are there
 
-A set whose file is there is not asked again: a stopped evaluation goes on with the next one.
+A set whose file is there is not asked again: a stopped evaluation goes on with the next turn.
 """
 
 from __future__ import annotations
@@ -35,16 +36,19 @@ from tango_hpc.stages.journal import Journal
 from tango_hpc.stages.responses import NOT_ASKED, ReadSolution, ReadVerification, Response, settled
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
 from tango_hpc.stages.sharing import in_shares
+from tango_hpc.stages.turns import Turns
 from tango_hpc.tasks import Task, get_task
 from tango_hpc.tasks.evaluated import BenchmarkTask
 
 STAGE = "eval"
 AS_THEY_ARE = "model"
 _COMPARED_ANSWERS = 16
+# What of a role's section does not decide what it answers.
+_HOW = {"parallel", "optimizer", "rollout", "trainable", "micro_batch_tokens", "recompute"}
 
 
 def evaluate(config: Config, directory: RunDirectory, stop: StopSignal, exchange: Exchange) -> None:
-    """Evaluate what the config's `eval` section names. Raises `StoppedEarly` between sets when told to stop."""
+    """Evaluate what the config's `eval` section names. Raises `StoppedEarly` between turns when told to stop."""
     BenchmarkRun(config, directory, stop, exchange).evaluate()
 
 
@@ -62,30 +66,28 @@ class BenchmarkRun:
         for name in evaluated_roles(config):
             stop.enter(f"loading the {name}")
             self.roles[name] = (Generator if name == "generator" else Verifier)(name, frozen, exchange)
+        self.labels = {AS_THEY_ARE: None} if not self.checkpoints else {path.name: path for path in self.checkpoints}
+        self.units = [(label, name) for label in self.labels for name in self.settings.benchmarks]
+        todo = [(label, name) for label, name in self.units if not self._file(label, name).is_file()]
+        self.todo = exchange.all_gather(todo)[0]
+        self.journal = Journal(
+            directory,
+            STAGE,
+            stop,
+            len(self.units),
+            len(self.units) - len(self.todo),
+            writes=exchange.is_first,
+            trackers=config.run.trackers,
+        )
 
     def evaluate(self) -> None:
         """All sets of all models; results are written as they come."""
-        labels = {AS_THEY_ARE: None} if not self.checkpoints else {path.name: path for path in self.checkpoints}
-        units = [(label, name) for label in labels for name in self.settings.benchmarks]
-        todo = [(label, name) for label, name in units if not self._file(label, name).is_file()]
-        todo = self.exchange.all_gather(todo)[0]
-        journal = Journal(
-            self.directory,
-            STAGE,
-            self.stop,
-            len(units),
-            len(units) - len(todo),
-            writes=self.exchange.is_first,
-            trackers=self.config.run.trackers,
-        )
         loaded = AS_THEY_ARE
-        for label, name in todo:
-            if self.stop.check(f"{name} of {label}"):
-                journal.ended("stopped")
-                raise StoppedEarly(f"stopped with {len(todo)} of {len(units)} sets to ask")
+        while self.todo:
+            label, name = self.todo[0]
             if label != loaded:
-                journal.phase(f"loading {label}")
-                checkpoint = labels[label]
+                self._begin(f"loading {label}")
+                checkpoint = self.labels[label]
                 assert checkpoint is not None, "the models as they are come first"
                 damage = find_damage(checkpoint, self.exchange)
                 if damage is not None:
@@ -94,28 +96,56 @@ class BenchmarkRun:
                     if (checkpoint / role.name).is_dir():  # a role that was not trained keeps the weights that it has
                         role.take_weights(checkpoint / role.name)
                 loaded = label
-            answers = self._ask(name, label, journal)
+            rows = evenly_spaced(
+                read_rows(evaluated_file(self.config, name), evaluated_columns(name)), self.settings.max_questions
+            )
+            turns = self._turns(label, name, rows)
+            answers = self._ask_verifier(rows, turns) if name == "processbench" else self._ask(name, rows, turns)
             if self.exchange.is_first:
                 write_answers(self._file(label, name), answers)
-                write_results(self.folder, list(labels), self.settings.benchmarks)
+                turns.drop()
+                write_results(self.folder, list(self.labels), self.settings.benchmarks)
             self.exchange.barrier()
+            self.todo.pop(0)
+            self.journal.part_done()
         if self.exchange.is_first:
-            journal.results(write_results(self.folder, list(labels), self.settings.benchmarks))
-        journal.ended("done")
+            self.journal.results(write_results(self.folder, list(self.labels), self.settings.benchmarks))
+        self.journal.ended("done")
         self.pool.close()
+
+    def _begin(self, phase: str) -> None:
+        """A safe point, then `phase`."""
+        if self.stop.check(phase):
+            self.journal.ended("stopped")
+            raise StoppedEarly(f"stopped with {len(self.todo)} of {len(self.units)} sets to ask")
+        self.journal.phase(phase)
+
+    def _turns(self, label: str, name: str, rows: Sequence[dict[str, Any]]) -> Turns:
+        """The turns of one set."""
+        made_with = {
+            "seed": self.config.seed,
+            "task": self.config.task.model_dump(mode="json"),
+            "eval": self.settings.model_dump(
+                mode="json", include={"samples", "temperature", "top_p", "verifier_samples"}
+            ),
+            "roles": {key: role.settings.model_dump(mode="json", exclude=_HOW) for key, role in self.roles.items()},
+            "questions": [row["id"] for row in rows],
+        }
+        return Turns(
+            self._file(label, name).with_suffix(".turns"),
+            made_with,
+            self.exchange,
+            begin=lambda turn: self._begin(f"{name} of {label}, {turn}"),
+            tell=self.journal.note,
+        )
 
     def _file(self, label: str, name: str) -> Path:
         return self.folder / label / f"{name}.parquet"
 
     # -- asking ----------------------------------------------------------------------------------------------
 
-    def _ask(self, name: str, label: str, journal: Journal) -> list[Answer]:
-        rows = evenly_spaced(
-            read_rows(evaluated_file(self.config, name), evaluated_columns(name)), self.settings.max_questions
-        )
-        if name == "processbench":
-            journal.phase(f"{name} of {label}")
-            return self._ask_verifier(rows)
+    def _ask(self, name: str, rows: Sequence[dict[str, Any]], turns: Turns) -> list[Answer]:
+        """All turns of a set that a generator solves, and what the verifier says of them."""
         task: Task = (
             get_task(self.config.task) if name == "task" else BenchmarkTask(benchmarks.get_benchmark(name), self.pool)
         )
@@ -125,9 +155,8 @@ class BenchmarkRun:
         answers: list[Answer] = []
         for sample in (GREEDY, *range(self.settings.samples)):
             turn = "greedy" if sample == GREEDY else f"sample {sample + 1} of {self.settings.samples}"
-            journal.phase(f"{name} of {label}, {turn}")
             seeds = request_seeds(self.config.seed, max(sample, 0), f"{name} sample", len(rows))
-            asked = settled(generator.solve(task, rows, seeds, greedy=sample == GREEDY))
+            asked = settled(generator.solve(task, rows, seeds, greedy=sample == GREEDY, through=turns.through(turn)))
             solutions += asked
             answers += [_answer(solution, sample) for solution in asked]
         _cluster(
@@ -137,8 +166,7 @@ class BenchmarkRun:
             [answer for answer in answers if answer.sample != GREEDY],
         )
         if "verifier" in self.roles and self.settings.use_verifier:
-            journal.phase(f"{name} of {label}, judging")
-            self._verify(solutions, answers)
+            self._verify(solutions, answers, turns)
         labels = task.label_all([(solution.question, solution.solution.steps) for solution in solutions])
         for answer, step_labels in zip(answers, labels, strict=True):
             answer.step_labels = step_labels or []
@@ -146,26 +174,28 @@ class BenchmarkRun:
 
     # -- judging -----------------------------------------------------------------------------------------------
 
-    def _verify(self, solutions: Sequence[ReadSolution], answers: Sequence[Answer]) -> None:
+    def _verify(self, solutions: Sequence[ReadSolution], answers: Sequence[Answer], turns: Turns) -> None:
         """One verdict for each answer, and a score: half the verdict, half the share of steps judged right."""
         rounds = self.settings.verifier_samples
-        judged = [self._judge(solutions, turn) for turn in range(rounds)]
+        judged = [self._judge(solutions, number, turns) for number in range(rounds)]
         for answer, *readings in zip(answers, *judged, strict=True):
             first = readings[0]
             answer.verification, answer.verdict = first.response.text, first.verification.final
             answer.step_judgements = first.verification.judgements
             answer.score = round(sum(verifier_score(reading.verification) / rounds for reading in readings), 6)
 
-    def _judge(self, solutions: Sequence[ReadSolution], turn: int) -> list[ReadVerification]:
+    def _judge(self, solutions: Sequence[ReadSolution], number: int, turns: Turns) -> list[ReadVerification]:
         verifier = self.roles["verifier"]
         assert isinstance(verifier, Verifier)
-        seeds = request_seeds(self.config.seed, turn, "verification", len(solutions))
-        return verifier.judge(solutions, seeds, greedy=self.settings.verifier_samples == 1)
+        rounds = self.settings.verifier_samples
+        turn = "judging" if rounds == 1 else f"judging {number + 1} of {rounds}"
+        seeds = request_seeds(self.config.seed, number, "verification", len(solutions))
+        return verifier.judge(solutions, seeds, greedy=rounds == 1, through=turns.through(turn))
 
-    def _ask_verifier(self, rows: Sequence[dict[str, Any]]) -> list[Answer]:
+    def _ask_verifier(self, rows: Sequence[dict[str, Any]], turns: Turns) -> list[Answer]:
         """ProcessBench: greedy judgements of solutions that come with their steps."""
         answers = []
-        for read in self._judge([_given_solution(row) for row in rows], 0):
+        for read in self._judge([_given_solution(row) for row in rows], 0, turns):
             row, verification = read.judged.question, read.verification
             prediction = processbench.first_wrong_step(verification.judgements)
             answers.append(

@@ -84,6 +84,10 @@ class Journal:
         if self._writes:
             self._metrics.write({**row, "time": time.time()})
 
+    def part_done(self) -> None:
+        """Count one of the parts of a stage without optimizer steps."""
+        self._step += 1
+
     def evaluated(self, step: int, values: Mapping[str, float | int | None]) -> None:
         """Write an evaluation on held-out data after optimizer step `step`."""
         if self._writes:

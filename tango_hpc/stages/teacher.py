@@ -70,6 +70,7 @@ def teach(config: Config, directory: RunDirectory, stop: StopSignal, exchange: E
         if exchange.is_first:
             write_parquet(_part(settings, index), pa.Table.from_pylist(rows, _PART))
         exchange.barrier()
+        journal.part_done()
     if exchange.is_first and all_parts(settings) is not None:
         journal.results({f"teacher.{name}": float(count) for name, count in merge(settings).items()})
     journal.ended("done")

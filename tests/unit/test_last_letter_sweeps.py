@@ -47,6 +47,7 @@ ARMS = {
         "Tango, GRPO, verification_draws=3",
         "Tango, GRPO, warmup_min_share=0.1",
         "Tango, GRPO, min_verifier_j=0.1, verifier_draws=8, verification_draws=3",
+        "verifier frozen, GRPO",
     ],
 }
 

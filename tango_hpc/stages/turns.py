@@ -1,0 +1,82 @@
+"""What a set of `tango eval` has been answered so far, turn by turn, so that a stopped evaluation goes on with the next.
+
+A turn is one response of a role to all that the set asks it. RUN/eval/LABEL/NAME.turns/TURN.parquet has a response a row:
+its token ids and why it ended; the file's metadata say what it was asked with. The folder goes when the set is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tango_hpc.data.tables import MADE_WITH
+from tango_hpc.files import write_parquet
+from tango_hpc.parallel.exchange import Exchange
+from tango_hpc.stages.role import Through
+from tango_hpc.types import Generation
+
+_SCHEMA = pa.schema([("token_ids", pa.list_(pa.int32())), ("finish_reason", pa.string())])
+
+
+class Turns:
+    """The turns of one set; the same object in every process.
+
+    `made_with`: what decides the responses, as JSON; those that were asked with something else are asked again. `begin` is
+    called with a turn's name before its responses are generated, and may end the stage. `tell` says something in the log.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        made_with: dict[str, Any],
+        exchange: Exchange,
+        *,
+        begin: Callable[[str], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._folder, self._exchange, self._begin, self._tell = folder, exchange, begin, tell
+        self._made_with = json.dumps(made_with).encode()
+
+    def through(self, turn: str) -> Through:
+        """Has a role give the responses that an interrupted attempt wrote down, or generate and write them. Collective."""
+
+        def responses(generate: Callable[[], list[Generation]]) -> list[Generation]:
+            file = self._folder / f"{turn.replace(' ', '_')}.parquet"
+            kept = self._exchange.all_gather(self._read(file) if self._exchange.is_first else None)[0]
+            if kept is not None:
+                return [Generation(token_ids, [], reason) for token_ids, reason in kept]
+            self._begin(turn)
+            generations = generate()
+            if self._exchange.is_first:
+                self._write(file, generations)
+            return generations
+
+        return responses
+
+    def drop(self) -> None:
+        """Forget them; one process calls it."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _read(self, file: Path) -> list[tuple[list[int], str]] | None:
+        if not file.is_file():
+            return None
+        try:
+            table = pq.read_table(file)
+        except (OSError, pa.ArrowInvalid) as error:
+            self._tell(f"{file} is damaged and asked for again: {error}")
+            return None
+        if (table.schema.metadata or {}).get(MADE_WITH) != self._made_with:
+            self._tell(f"{file} was asked for with other settings, and is asked for again")
+            return None
+        return list(zip(table["token_ids"].to_pylist(), table["finish_reason"].to_pylist(), strict=True))
+
+    def _write(self, file: Path, generations: list[Generation]) -> None:
+        rows = [{"token_ids": made.token_ids, "finish_reason": made.finish_reason} for made in generations]
+        schema = _SCHEMA.with_metadata({MADE_WITH: self._made_with})
+        write_parquet(file, pa.Table.from_pylist(rows, schema))
