@@ -70,6 +70,7 @@ class BenchmarkRun:
         self.units = [(label, name) for label in self.labels for name in self.settings.benchmarks]
         todo = [(label, name) for label, name in self.units if not self._file(label, name).is_file()]
         self.todo = exchange.all_gather(todo)[0]
+        self.num_left = len(self.todo)
         self.journal = Journal(
             directory,
             STAGE,
@@ -83,8 +84,7 @@ class BenchmarkRun:
     def evaluate(self) -> None:
         """All sets of all models; results are written as they come."""
         loaded = AS_THEY_ARE
-        while self.todo:
-            label, name = self.todo[0]
+        for label, name in self.todo:
             if label != loaded:
                 self._begin(f"loading {label}")
                 checkpoint = self.labels[label]
@@ -106,7 +106,7 @@ class BenchmarkRun:
                 turns.drop()
                 write_results(self.folder, list(self.labels), self.settings.benchmarks)
             self.exchange.barrier()
-            self.todo.pop(0)
+            self.num_left -= 1
             self.journal.part_done()
         if self.exchange.is_first:
             self.journal.results(write_results(self.folder, list(self.labels), self.settings.benchmarks))
@@ -117,7 +117,7 @@ class BenchmarkRun:
         """A safe point, then `phase`."""
         if self.stop.check(phase):
             self.journal.ended("stopped")
-            raise StoppedEarly(f"stopped with {len(self.todo)} of {len(self.units)} sets to ask")
+            raise StoppedEarly(f"stopped with {self.num_left} of {len(self.units)} sets to ask")
         self.journal.phase(phase)
 
     def _turns(self, label: str, name: str, rows: Sequence[dict[str, Any]]) -> Turns:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from tango_hpc.config import Config
 
 
@@ -28,13 +32,16 @@ def role_schedule(config: Config, warmup_after: int = 0) -> list[str]:
 class WarmUp:
     """When the verifier's warm-up begins: at once, or with `train.warmup_min_share` once there are both kinds.
 
-    Until at least that share of the generator's solutions was right and as much wrong, in the last five steps together,
-    the generator goes on first, with the verifier steps of its cycle. `after`: generator steps before it.
+    Until at least that share of the generator's solutions was right and as much wrong, in the last `WINDOW` steps
+    together, the generator goes on first, with the verifier steps of its cycle. `after`: generator steps before it.
     """
+
+    WINDOW = 5
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self.after = 0
+        self._recent: deque[tuple[int, int]] = deque(maxlen=self.WINDOW)  # right solutions of all, of each step
 
     @property
     def schedule(self) -> list[str]:
@@ -51,10 +58,24 @@ class WarmUp:
         num_steps = train.verifier_warmup_steps if self.after < train.generator_steps else 0
         return range(start, start + num_steps)
 
-    def wait(self, step: int, right_share: float | None) -> None:
+    def observe(self, correct_N: Sequence[bool]) -> None:
+        """Take in which of a step's N solutions are right: all that were drawn, also those that no verifier judges."""
+        self._recent.append((sum(correct_N), len(correct_N)))
+
+    def wait(self, step: int) -> None:
         """Put the warm-up off by a generator step if it is to begin after `step` optimizer steps and must wait."""
         least, due = self._config.train.warmup_min_share, self.steps
         if least is None or not due or step != due.start:
             return
-        if right_share is None or not least <= right_share <= 1 - least:
+        num_right, num_drawn = (sum(column) for column in zip((0, 0), *self._recent, strict=True))
+        if not num_drawn or not least <= num_right / num_drawn <= 1 - least:
             self.after += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold; JSON."""
+        return {"after": self.after, "recent": [*map(list, self._recent)]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self.after = state["after"]
+        self._recent = deque(((right, drawn) for right, drawn in state["recent"]), maxlen=self.WINDOW)

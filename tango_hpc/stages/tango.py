@@ -102,7 +102,7 @@ class Tango:
             if "rollback" in self.config.train.on_trouble.model_dump().values():
                 self.save()  # there must be something to go back to
         while self.step < len(self.schedule):
-            self.warm_up.wait(self.step, self.watch.recent.pooled().right_share)
+            self.warm_up.wait(self.step)
             self.schedule = self.warm_up.schedule
             role = self.roles[self.schedule[self.step]]
             self.tracer.before(self.step + 1)
@@ -187,6 +187,7 @@ class Tango:
             groups,
             self.class_weights,
             drawn=drawn,
+            num_first=len(judged_K) * train.rollouts_per_question,
             step=self.step + 1,
             algorithm=algorithm.name,
             gamma=algorithm.format_weight,
@@ -315,6 +316,7 @@ class Tango:
         last = self.step == len(self.schedule)
         num_done = self.schedule[: self.step].count(role)
         dump_every = self.config.train.dump_every
+        self.warm_up.observe([read.correct for read in batch.graded()])
         with self.clock("score"):  # of the next row: this one is written in it
             if dump_every and (num_done % dump_every == 0 or num_done == 1 or last) and self.exchange.is_first:
                 write_rollouts(self.directory.rollout_file(role, self.step), batch.dump_rows())
@@ -366,7 +368,7 @@ class Tango:
             "sampler": self.sampler.state_dict(),
             "class_weights": self.class_weights.state_dict(),
             "watch": self.watch.state_dict(),
-            "warmup_after": self.warm_up.after,
+            "warm_up": self.warm_up.state_dict(),
             "rollbacks": self.rollbacks,
             "evaluation": self.held_out.state_dict(),
             "pending": self.pending,
@@ -384,7 +386,8 @@ class Tango:
             return
         self.stop.enter("loading the checkpoint")
         state = self.checkpoints.load(path, self.trained)
-        self.step, self.pending, self.warm_up.after = state["step"], state["pending"], state["warmup_after"]
+        self.step, self.pending = state["step"], state["pending"]
+        self.warm_up.load_state_dict(state["warm_up"])
         self.sampler.load_state_dict(state["sampler"])
         self.class_weights.load_state_dict(state["class_weights"])
         self.watch.load_state_dict(state["watch"])

@@ -44,12 +44,6 @@ class JudgementCounts(NamedTuple):
         return 2 * self.right_judged_right / (self.num_right + self.right_judged_right + self.wrong_judged_right)
 
     @property
-    def right_share(self) -> float | None:
-        """The share of items that are right; None where there are none."""
-        total = self.num_right + self.num_wrong
-        return self.num_right / total if total else None
-
-    @property
     def same_share(self) -> float | None:
         """Of all judgements the share of the one that is given most often; None where there are none."""
         right = self.right_judged_right + self.wrong_judged_right

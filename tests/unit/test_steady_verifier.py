@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -35,12 +36,12 @@ def test_alpha_counts_only_while_j_is_above_the_threshold() -> None:
 
 def test_j_is_that_of_this_step_and_the_four_before_it() -> None:
     recent = RecentVerdicts()
-    assert recent.pooled().j is None and recent.pooled().right_share is None
+    assert recent.pooled().j is None
     useless, useful = JudgementCounts(10, 10, 5, 5, 5, 5), JudgementCounts(10, 10, 9, 1, 9, 1)
     assert recent.pooled(useful).j == pytest.approx(0.8)  # the first step counts by itself
     for _ in range(5):
         recent.add(useless)
-    assert recent.is_full and recent.pooled().j == 0.0 and recent.pooled().right_share == 0.5
+    assert recent.is_full and recent.pooled().j == 0.0
     # One of five is useful: 29 of 50 right ones and 21 of 50 wrong ones are judged right; the oldest is left out.
     assert recent.pooled(useful).j == pytest.approx(29 / 50 - 21 / 50)
     assert recent.pooled().j == 0.0  # nothing was taken in
@@ -77,6 +78,7 @@ def test_more_verifications_join_their_group_and_the_advantages_are_over_all_of_
         [k for k, _ in groups],
         ClassWeightEma(0.8, "off"),
         drawn=solutions,
+        num_first=4,
         step=3,
         algorithm="grpo",
         gamma=0.0,
@@ -88,6 +90,9 @@ def test_more_verifications_join_their_group_and_the_advantages_are_over_all_of_
     metrics = batch.metrics(get_task(TaskConfig(name="last_letter")))
     assert metrics["groups_with_signal"] == 1 / 2 and metrics["verifier/agreeing_groups"] == 1 / 2
     assert metrics["verifier/judged_right_share"] == 1 / 2
+    # How well it judges is measured on the first two of each: further ones are drawn because those were wrong.
+    assert batch.verdict_counts() == JudgementCounts(2, 2, 0, 0, 2, 2) and metrics["verifier/outcome_j"] == 0
+    assert metrics["verifier/correct_share"] == 0 and metrics["verifier/trained_responses"] == 6
     # All that was drawn counts for the generator: one of three solutions is right.
     assert metrics["generator/accuracy"] == pytest.approx(1 / 3) and metrics["data/questions_drawn"] == 3
     assert [row.response_id for row in batch.dump_rows()] == ["3-0-0", "3-0-1", "3-1-0", "3-1-1", "3-0-2", "3-0-3"]
@@ -98,21 +103,46 @@ def initials(warm_up: WarmUp) -> str:
     return "".join(role[0] for role in warm_up.schedule)
 
 
+def wait(warm_up: WarmUp, step: int, share: float) -> None:
+    """Put it off, if need be, after as many steps as it looks back on in which that share of solutions was right."""
+    for _ in range(WarmUp.WINDOW):
+        warm_up.observe([place < round(30 * share) for place in range(30)])
+    warm_up.wait(step)
+
+
 def test_the_warm_up_waits_for_both_kinds() -> None:
     warm_up = WarmUp(config("train.verifier_warmup_steps=2", "train.generator_steps=7", "train.warmup_min_share=0.1"))
     assert (initials(warm_up), warm_up.steps) == ("vv" + "gggv" + "gggv" + "g", range(0, 2))
-    warm_up.wait(0, 0.02)
+    warm_up.wait(0)  # nothing is known yet
     assert (initials(warm_up), warm_up.steps) == ("g" + "vv" + "ggv" + "gggv" + "g", range(1, 3))
-    warm_up.wait(1, 0.95)  # nearly all right is one kind too
-    warm_up.wait(2, None)
+    wait(warm_up, 1, 0.95)  # nearly all right is one kind too
+    wait(warm_up, 2, 0.02)
     # After three generator steps comes a verifier step of the cycle, then the warm-up.
     assert (initials(warm_up), warm_up.steps) == ("gggv" + "vv" + "gggv" + "g", range(4, 6))
-    warm_up.wait(3, 0.02)  # that verifier step is to come first
+    wait(warm_up, 3, 0.02)  # that verifier step is to come first
     assert warm_up.steps == range(4, 6)
-    warm_up.wait(4, 0.1)
+    wait(warm_up, 4, 0.1)
     assert warm_up.steps == range(4, 6)
-    warm_up.wait(5, 0.02)  # it has begun
+    wait(warm_up, 5, 0.02)  # it has begun
     assert warm_up.steps == range(4, 6)
+
+
+def test_what_the_warm_up_waits_for_is_that_of_five_steps_together_and_is_saved() -> None:
+    settings = ("train.verifier_warmup_steps=2", "train.generator_steps=9", "train.warmup_min_share=0.1")
+    warm_up = WarmUp(config(*settings))
+    warm_up.observe([True] * 100)  # forgotten by the time
+    for _ in range(4):
+        warm_up.observe([False] * 8)
+    warm_up.observe([True] * 3 + [False] * 5)  # 3 of 40
+    warm_up.wait(0)
+    assert warm_up.after == 1
+    again = WarmUp(config(*settings))
+    again.load_state_dict(json.loads(json.dumps(warm_up.state_dict())))
+    assert (again.after, again.steps) == (1, range(1, 3))
+    for going_on in (warm_up, again):
+        going_on.observe([True] + [False] * 7)  # 4 of 40
+        going_on.wait(1)
+        assert (going_on.after, going_on.steps) == (1, range(1, 3))
 
 
 def test_a_warm_up_that_waits_in_vain_is_left_out() -> None:
@@ -120,14 +150,14 @@ def test_a_warm_up_that_waits_in_vain_is_left_out() -> None:
     warm_up = WarmUp(config(*settings))
     step = 0
     while step < len(warm_up.schedule):
-        warm_up.wait(step, 0.0)
+        wait(warm_up, step, 0.0)
         step += 1
     assert (initials(warm_up), len(warm_up.steps)) == ("gggv" + "g", 0)
 
 
 def test_without_the_setting_nothing_waits() -> None:
     warm_up = WarmUp(config("train.verifier_warmup_steps=2", "train.generator_steps=3"))
-    warm_up.wait(0, 0.0)
+    wait(warm_up, 0, 0.0)
     assert (initials(warm_up), warm_up.steps) == ("vvggg", range(0, 2))
 
 
