@@ -86,6 +86,11 @@ def _training_conflicts(config: Config) -> Iterator[str]:
         )
     if config.verifier is None and algorithm.min_verifier_j is not None:
         yield f"algorithm.min_verifier_j: {algorithm.min_verifier_j} needs a verifier; set it to null"
+    elif algorithm.min_verifier_j is not None and algorithm.alpha_start == 0:
+        yield (
+            f"algorithm.min_verifier_j: {algorithm.min_verifier_j} holds back the step advantages, which have no weight with "
+            "algorithm.alpha_start 0; set it to null"
+        )
     if algorithm.alpha_start > 0 and algorithm.alpha_end > algorithm.alpha_start:
         yield f"algorithm.alpha_end: {algorithm.alpha_end} is above alpha_start {algorithm.alpha_start}"
     if config.verifier is None and algorithm.ground_truth_weight < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -57,6 +58,17 @@ def _task_name(name: str) -> str:
     return name if name in SHIPPED_TASKS else str(absolute(Path(name)))
 
 
+def _of_json(settings: dict[str, Any]) -> dict[str, Any]:
+    """What workers and files that were made with them can be told of."""
+    try:
+        if json.loads(json.dumps(settings, allow_nan=False)) == settings:
+            return settings
+        problem = "keys must be text: put them in quotes"
+    except (TypeError, ValueError) as error:
+        problem = f"{error}: put a date in quotes, a set into a list"
+    raise ValueError(f"must hold text, numbers, true, false, null, lists and dictionaries; {problem}")
+
+
 class TaskConfig(Section):
     """What is asked and how answers are graded."""
 
@@ -64,7 +76,7 @@ class TaskConfig(Section):
         description="addition, last_letter, math, or the path of a Python file with a task of your own "
         "(docs/your_own_task.md)."
     )
-    settings: dict[str, Any] = Field(
+    settings: Annotated[dict[str, Any], AfterValidator(_of_json)] = Field(
         {}, description="Of your own task and of addition: the arguments that its class is made with."
     )
     last_letter: LastLetterConfig | None = Field(

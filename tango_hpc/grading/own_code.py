@@ -5,6 +5,7 @@ It is called in grading workers as the shipped rules are. A mistake in it is tol
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import traceback
@@ -20,35 +21,49 @@ from tango_hpc.errors import UserError
 MODULE = "tango_hpc_own_task"  # the name that the file has as a module
 
 
-def grade(gold: str, answer: str, *, file: str, settings: Mapping[str, Any], question: Mapping[str, Any]) -> bool:
-    """Whether the class of `file` calls `answer` right. Raises `UserError` for what is no truth value."""
+def grade(
+    gold: str, answer: str, *, file: str, source: str, settings: Mapping[str, Any], question: Mapping[str, Any]
+) -> bool:
+    """Whether the class in `source`, which `file` held, calls `answer` right. Raises `UserError` for no truth value."""
     with mistakes_in(file):
-        result = own_task(file, settings).grade(dict(question), answer)
+        result = own_task(file, settings, source).grade(dict(question), answer)
     if not _is_truth_value(result):
         raise UserError(f"{file}: grade gave {result!r}; it must give True or False")
     return bool(result)
 
 
 def label_steps(
-    gold: str, answer: str, *, file: str, settings: Mapping[str, Any], question: Mapping[str, Any], steps: Sequence[str]
-) -> list[int] | None:
-    """The labels that the class of `file` gives these steps, +1 or −1 each. Raises `UserError` for anything else."""
+    gold: str, answer: str, *, file: str, source: str, settings: Mapping[str, Any], question: Mapping[str, Any],
+    steps: Sequence[str],
+) -> list[int] | None:  # fmt: skip
+    """The labels that the class in `source` gives these steps, +1 or −1 each. Raises `UserError` for anything else."""
     with mistakes_in(file):
-        labels = own_task(file, settings).label_steps(dict(question), list(steps))
+        labels = own_task(file, settings, source).label_steps(dict(question), list(steps))
         labels = None if labels is None else [int(label) for label in labels]
     if labels is not None and (len(labels) != len(steps) or set(labels) - {1, -1}):
         raise UserError(f"{file}: label_steps gave {labels} for {len(steps)} steps; it must give +1 or -1 for each")
     return labels
 
 
-def own_task(file: str, settings: Mapping[str, Any]) -> Any:
-    """The object that `file` describes, made once in a process. Raises `UserError` for a mistake in it."""
+def own_task(file: str, settings: Mapping[str, Any], source: str | None = None) -> Any:
+    """The object that `source` describes, which `file` held or, by default, holds; made once in a process.
+
+    Raises `UserError` for a mistake in it.
+    """
     # By its source: times and cached bytecode take a version for another one of the same moment.
-    return _own_task(file, json.dumps(settings, sort_keys=True), Path(file).read_bytes())
+    return _own_task(file, json.dumps(settings, sort_keys=True), read_source(file) if source is None else source)
+
+
+def read_source(file: str) -> str:
+    """The text of a task's file. Raises `UserError` where it is none."""
+    try:
+        return importlib.util.decode_source(Path(file).read_bytes())
+    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read as Python: {error}") from error
 
 
 @lru_cache
-def _own_task(file: str, settings: str, source: bytes) -> Any:
+def _own_task(file: str, settings: str, source: str) -> Any:
     module = types.ModuleType(MODULE)
     vars(module)["__file__"] = file
     sys.modules[MODULE] = module  # where dataclasses look for the names in their annotations

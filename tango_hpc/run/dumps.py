@@ -25,6 +25,7 @@ ROLLOUT_SCHEMA = pa.schema(
         pa.field("role", pa.string(), nullable=False),
         pa.field("group_id", pa.string(), nullable=False),
         pa.field("response_id", pa.string(), nullable=False),
+        pa.field("question_id", pa.string(), nullable=False),
         pa.field("question", pa.string(), nullable=False),
         pa.field("gold_answer", pa.string()),
         pa.field("source", pa.string(), nullable=False),
@@ -90,6 +91,7 @@ class RolloutRow:
     reward: float | None = None  # Eq. 8, verifier rows
     class_weight: float | None = None  # s_+ or s_-, verifier rows
     alpha: float | None = None  # generator rows
+    question_id: str = ""
     source: str = ""  # of the question, which may say how its answers are graded
     metadata: str | None = None  # of the question, JSON
 

@@ -22,7 +22,7 @@ from tango_hpc.config import Config
 from tango_hpc.config.roles import RoleConfig
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.data.prepare.metadata import read_metadata
-from tango_hpc.data.tables import evenly_spaced, read_rows
+from tango_hpc.data.tables import evenly_spaced, read_questions, read_rows
 from tango_hpc.errors import CheckFailed, StoppedEarly
 from tango_hpc.grading.pool import GradingPool, Verdict
 from tango_hpc.parallel.exchange import Exchange
@@ -33,7 +33,7 @@ from tango_hpc.report.evaluation import write_results
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_columns, evaluated_file, evaluated_roles
 from tango_hpc.stages.journal import Journal
-from tango_hpc.stages.responses import NOT_ASKED, ReadSolution, ReadVerification, Response, settled
+from tango_hpc.stages.responses import NOT_ASKED, FailureWatch, ReadSolution, ReadVerification, Response, settled
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
 from tango_hpc.stages.sharing import in_shares
 from tango_hpc.stages.turns import Turns
@@ -96,9 +96,9 @@ class BenchmarkRun:
                     if (checkpoint / role.name).is_dir():  # a role that was not trained keeps the weights that it has
                         role.take_weights(checkpoint / role.name)
                 loaded = label
-            rows = evenly_spaced(
-                read_rows(evaluated_file(self.config, name), evaluated_columns(name)), self.settings.max_questions
-            )
+            file = evaluated_file(self.config, name)
+            asked = read_questions(file) if name == "task" else read_rows(file, evaluated_columns(name))
+            rows = evenly_spaced(asked, self.settings.max_questions)
             turns = self._turns(label, name, rows)
             answers = self._ask_verifier(rows, turns) if name == "processbench" else self._ask(name, rows, turns)
             if self.exchange.is_first:
@@ -151,6 +151,7 @@ class BenchmarkRun:
         )
         generator = self.roles["generator"]
         assert isinstance(generator, Generator)
+        failures = FailureWatch(task)
         solutions: list[ReadSolution] = []
         answers: list[Answer] = []
         for sample in (GREEDY, *range(self.settings.samples)):
@@ -170,6 +171,7 @@ class BenchmarkRun:
         labels = task.label_all([(solution.question, solution.solution.steps) for solution in solutions])
         for answer, step_labels in zip(answers, labels, strict=True):
             answer.step_labels = step_labels or []
+        failures.observe(solutions, f"for {name}", self.journal.note)
         return answers
 
     # -- judging -----------------------------------------------------------------------------------------------
@@ -247,7 +249,7 @@ def _given_solution(row: dict[str, Any]) -> ReadSolution:
 
 
 def _cluster(exchange: Exchange, task: Task, by_id: Mapping[str, dict[str, Any]], samples: Sequence[Answer]) -> None:
-    """Number the different answers to each question; two are one if the second is right where the first is gold.
+    """Number the different answers to each question; which are one answer is the task's to say.
 
     The first `_COMPARED_ANSWERS` spellings of a question are compared with each other, later ones stand alone: a
     model that never repeats itself wins no vote anyway. Collective.
@@ -262,10 +264,10 @@ def _cluster(exchange: Exchange, task: Task, by_id: Mapping[str, dict[str, Any]]
         for question, known in spellings.items()
         for first, second in combinations(range(min(len(known), _COMPARED_ANSWERS)), 2)
     ]
-    graded = [({**by_id[q], "answer": spellings[q][first]}, spellings[q][second]) for q, first, second in pairs]
+    compared = [(by_id[q], spellings[q][first], spellings[q][second]) for q, first, second in pairs]
     number = {question: list(range(len(known))) for question, known in spellings.items()}
-    for (question, first, second), verdict in zip(pairs, in_shares(exchange, task.grade_all, graded), strict=True):
-        if verdict.correct and number[question][second] == second:
+    for (question, first, second), same in zip(pairs, in_shares(exchange, task.same_all, compared), strict=True):
+        if same and number[question][second] == second:
             number[question][second] = number[question][first]
     for sample in samples:
         if sample.answer is not None:

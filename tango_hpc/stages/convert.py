@@ -6,6 +6,7 @@ one type whose tensors fit config.json, with the tokenizer and its chat template
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -30,7 +31,7 @@ ROLES = ("generator", "verifier")
 def export_run(run: Path, role: str, out: Path, step: int | None = None) -> str:
     """Write the weights of `role` after optimizer step `step` (default: the last saved) as a Hugging Face folder.
 
-    Returns what was written. Raises `UserError` for a run without that role or checkpoint, or an `out` that exists.
+    Its chat template is that of the role's training. Returns what was written. Raises `UserError` for a run without that role or checkpoint, or an `out` that exists.
     """
     if role not in ROLES:
         raise UserError(f"--role {role!r}: choose generator or verifier")
@@ -65,6 +66,7 @@ def export_run(run: Path, role: str, out: Path, step: int | None = None) -> str:
         policy.load(weights)
         with _whole_folder(out) as partial:
             policy.export_hf(partial)
+            _write_chat_template(partial, settings.chat_template)
     return f"the {role} after {chosen} steps of {run} is in {out}"
 
 
@@ -96,6 +98,20 @@ def import_model(source: str, out: Path, dtype: str = "bfloat16") -> str:
         check_model_folder(partial)
     millions = sum(_count(size) for size in expected.values()) / 1e6
     return f"{config['model_type']}, {millions:,.1f}M parameters, {dtype}, is in {out}"
+
+
+def _write_chat_template(folder: Path, chosen: str) -> None:
+    """Leave in an exported folder the chat template that the role was trained with: its model's own, a file's, or none."""
+    if chosen == "auto":
+        return
+    template, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    template.unlink(missing_ok=True)
+    if settings.is_file():
+        values = json.loads(settings.read_text())
+        if values.pop("chat_template", None) is not None:
+            settings.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+    if chosen != "none":
+        shutil.copyfile(chosen, template)
 
 
 def _tensors(folder: Path, shape: Any, expected: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -40,6 +40,7 @@ class HeldOut:
                 f"{generator.settings.max_prompt_tokens}"
             )
         self._to_judge_K: list[ReadSolution] = []
+        self.answered_K: list[ReadSolution] = []  # of the last evaluation
 
     def evaluate(self) -> dict[str, float | None]:
         """Metrics by key: the generator's greedy pass@1, and scores of the verifier's verdicts and step judgements, those
@@ -48,7 +49,7 @@ class HeldOut:
         The verifier samples, as it does when it judges in training, with the same seeds every time (the scores:
         `JudgementCounts`). Questions that do not fit the generator's context count as wrong. Collective.
         """
-        solutions_K = self._ask(self._through_of(self._generator))
+        self.answered_K = solutions_K = self._ask(self._through_of(self._generator))
         values: dict[str, float | None] = {
             "generator/accuracy": sum(answered.correct for answered in solutions_K) / self.num_questions,
             "generator/response_tokens": statistics.fmean(answered.response.num_tokens for answered in solutions_K),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -113,18 +113,17 @@ class ReadVerification:
 
 
 class FailureWatch:
-    """Names the first thing that grading or labelling failed at, once in an attempt."""
+    """Has the first thing that grading or labelling failed at told, once in an attempt."""
 
-    def __init__(self) -> None:
-        self._told = False
+    def __init__(self, task: Task) -> None:
+        self._task, self._told = task, False
 
-    def observe(self, task: Task, solutions: Sequence[ReadSolution]) -> str | None:
-        """Take in a step; what failed, None where nothing did or it was said."""
-        failures = [*(read.verdict.error for read in solutions if read.verdict.error), *task.complaints]
-        if not failures or self._told:
-            return None
-        self._told = True
-        return failures[0]
+    def observe(self, solutions: Sequence[ReadSolution], when: str, tell: Callable[[str], None]) -> None:
+        """Take in solutions that are graded and, where they have labels, labelled; `tell` what failed `when`."""
+        failures = [*(read.verdict.error for read in solutions if read.verdict.error), *self._task.complaints]
+        if failures and not self._told:
+            self._told = True
+            tell(f"{when} grading failed; answers count as wrong then, steps have no labels: {failures[0]}")
 
 
 def read_solutions(

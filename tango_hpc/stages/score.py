@@ -17,6 +17,7 @@ from tango_hpc.advantages import verifier_advantages_batch
 from tango_hpc.config import Config
 from tango_hpc.equations import ClassWeights
 from tango_hpc.errors import UserError
+from tango_hpc.files import warn_once
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.verification import read_verification
 from tango_hpc.run.dumps import RolloutRow, read_rollouts, write_rollouts
@@ -78,8 +79,7 @@ def score_rows(rows: Sequence[RolloutRow], config: Config) -> list[RolloutRow]:
 
 def _score_generator(rows_N: list[RolloutRow], task: Task, config: Config) -> list[RolloutRow]:
     solutions_N = [parse_solution(row.response_text) for row in rows_N]
-    verdicts_N = task.grade_all([(_question(row), task.answer(row.response_text)) for row in rows_N])
-    correct_N = [verdict.correct for verdict in verdicts_N]
+    correct_N = _graded(task, rows_N, [row.response_text for row in rows_N])
     verifications_N_V = [
         [
             read_verification(text, solution, config.algorithm.verifier_format)
@@ -134,8 +134,7 @@ def _score_verifier(rows_N: list[RolloutRow], task: Task, config: Config) -> lis
         if row.solution_text is None:
             raise ValueError(f"response {row.response_id} has no solution_text: what was judged is not known")
     solutions_N = [parse_solution(row.solution_text or "") for row in rows_N]
-    verdicts_N = task.grade_all([(_question(row), task.answer(row.solution_text or "")) for row in rows_N])
-    correct_N = [verdict.correct for verdict in verdicts_N]
+    correct_N = _graded(task, rows_N, [row.solution_text or "" for row in rows_N])
     verifications_N = [
         read_verification(row.response_text, solution, config.algorithm.verifier_format)
         for row, solution in zip(rows_N, solutions_N, strict=True)
@@ -168,6 +167,16 @@ def _score_verifier(rows_N: list[RolloutRow], task: Task, config: Config) -> lis
     ]
 
 
+def _graded(task: Task, rows_N: list[RolloutRow], texts_N: list[str]) -> list[bool]:
+    """Whether the answer of each text to its row's question is right."""
+    verdicts_N = task.grade_all(
+        [(_question(row), task.answer(text)) for row, text in zip(rows_N, texts_N, strict=True)]
+    )
+    for error in [verdict.error for verdict in verdicts_N if verdict.error][:1]:
+        warn_once(f"grading failed, and the answers count as wrong: {error}")
+    return [verdict.correct for verdict in verdicts_N]
+
+
 def _class_weight(rows_N: list[RolloutRow], correct_N: list[bool], right: bool) -> float:
     """s_+ or s_− of the step, from the rows that the run gave it to; 1 where no row asks for it."""
     if right not in correct_N:
@@ -185,7 +194,7 @@ def _question(row: RolloutRow) -> dict[str, Any]:
     """The columns of a question that grading reads."""
     if row.gold_answer is None:
         raise ValueError(f"response {row.response_id} has no gold_answer to be graded by")
-    question = {"id": row.group_id, "question": row.question, "answer": row.gold_answer, "source": row.source}
+    question = {"id": row.question_id, "question": row.question, "answer": row.gold_answer, "source": row.source}
     return question if row.metadata is None else question | {"metadata": row.metadata}
 
 

@@ -332,6 +332,7 @@ def _generated(solutions: Sequence[ReadSolution], verifications: Sequence[ReadVe
 
 def _of_question(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
+        "question_id": row["id"],
         "question": row["question"],
         "gold_answer": row["answer"],
         "source": row["source"],

@@ -73,7 +73,7 @@ class Tango:
         self.sampler = QuestionSampler(len(self.questions), config.seed)
         self.class_weights = ClassWeightEma(config.algorithm.class_ema_decay, config.algorithm.class_weights)
         self.watch = TroubleWatch(config.train.max_logprob_gap)
-        self.failures = FailureWatch()
+        self.failures = FailureWatch(self.task)
         self.checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep, exchange)
         self.step = 0  # optimizer steps done, over both roles
         self.rollbacks = exchange.all_gather(read_rollbacks(directory))[0]
@@ -214,6 +214,7 @@ class Tango:
         """Greedy accuracy on held-out questions, and how well the verifier judges solutions of them."""
         self.journal.phase("evaluation")
         values = self.held_out.evaluate()
+        self.failures.observe(self.held_out.answered_K, f"in the evaluation after step {self.step}", self.journal.note)
         self.journal.evaluated(self.step, values)
         names = {"accuracy": "generator/accuracy", "outcome_f1": "verifier/outcome_f1", "step_f1": "verifier/step_f1"}
         results = {
@@ -326,10 +327,7 @@ class Tango:
         if action == "rollback":
             self._go_back(text)
             return
-        if failure := self.failures.observe(self.task, batch.graded()):
-            self.journal.note(
-                f"at step {self.step} grading failed; answers count as wrong then, steps have no labels: {failure}"
-            )
+        self.failures.observe(batch.graded(), f"at step {self.step}", self.journal.note)
         eval_every, save_every = self.config.train.eval_every, self.config.checkpoint.every_steps
         warmed_up = self.step == self.warm_up.steps.stop
         leading = "generator" if "generator" in self.trained else "verifier"

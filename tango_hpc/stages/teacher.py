@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from tango_hpc.files import write_atomically, write_parquet
 from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.stages.journal import Journal
-from tango_hpc.stages.responses import ReadSolution, settled
+from tango_hpc.stages.responses import FailureWatch, ReadSolution, settled
 from tango_hpc.stages.role import Generator, request_seeds
 from tango_hpc.tasks import get_task
 
@@ -60,7 +60,7 @@ def teach(config: Config, directory: RunDirectory, stop: StopSignal, exchange: E
     journal = Journal(directory, STAGE, stop, len(chunks), len(chunks) - len(todo), writes=writes, trackers=trackers)
     if todo:
         stop.enter("loading the teacher")
-        teacher = Teacher(config, exchange)
+        teacher = Teacher(config, exchange, journal.note)
     for index in todo:
         if stop.check(f"chunk {index + 1} of {len(chunks)}"):
             journal.ended("stopped")
@@ -86,10 +86,12 @@ def question_chunks(settings: TeacherConfig) -> list[list[dict[str, Any]]]:
 class Teacher:
     """The model of `generator`, asked for solutions at the teacher's sampling settings."""
 
-    def __init__(self, config: Config, exchange: Exchange) -> None:
+    def __init__(self, config: Config, exchange: Exchange, tell: Callable[[str], None]) -> None:
+        """`tell` says in the log what grading failed at."""
         assert config.teacher is not None
-        self.settings, self.seed = config.teacher, config.seed
+        self.settings, self.seed, self._tell = config.teacher, config.seed, tell
         self.task = get_task(config.task)
+        self._failures = FailureWatch(self.task)
         greedy = self.settings.temperature == 0
         frozen = {"trainable": False, "top_p": self.settings.top_p}
         role = config.generator.model_copy(
@@ -109,6 +111,7 @@ class Teacher:
             seeds = request_seeds(self.seed, chunk, f"shard {self.settings.shard} attempt {attempt}", len(questions))
             asked = [questions[i] for i in left]
             solutions = settled(self.generator.solve(self.task, asked, [seeds[i] for i in left], greedy=self._greedy))
+            self._failures.observe(solutions, f"in chunk {chunk + 1}", self._tell)
             for i, solution in zip(left, solutions, strict=True):
                 rows[i]["outcome"] = _outcome(solution)
                 if rows[i]["outcome"] == "right":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -27,6 +28,10 @@ class Task(Protocol):
         """Eq. 2 for each (question row, extracted answer); no answer is wrong."""
         ...
 
+    def same_all(self, pairs: Sequence[tuple[dict[str, Any], str, str]]) -> list[bool]:
+        """For each (question row, answer, other answer) whether they count as one answer in a vote."""
+        ...
+
     def label_all(self, solutions: Sequence[tuple[dict[str, Any], Sequence[Step]]]) -> list[list[int] | None]:
         """For each (question row, steps) the gold label of each step, +1 right or −1 wrong; None where there is none.
 
@@ -35,7 +40,7 @@ class Task(Protocol):
         ...
 
 
-class PlainQuestions:
+class PlainQuestions(ABC):
     """Of a task whose questions say all, whose answers stand where `find_answer` looks, and whose steps have no labels."""
 
     complaints: Sequence[str] = ()
@@ -47,6 +52,15 @@ class PlainQuestions:
     def answer(self, response: str) -> str | None:
         """The answer of our own format, or else the last box."""
         return find_answer(response)
+
+    @abstractmethod
+    def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[Verdict]:
+        """Eq. 2 for each (question row, extracted answer); no answer is wrong."""
+
+    def same_all(self, pairs: Sequence[tuple[dict[str, Any], str, str]]) -> list[bool]:
+        """Whether the other answer would be right if the first were the reference."""
+        graded = self.grade_all([({**row, "answer": first}, second) for row, first, second in pairs])
+        return [verdict.correct for verdict in graded]
 
     def label_all(self, solutions: Sequence[tuple[dict[str, Any], Sequence[Step]]]) -> list[list[int] | None]:
         """No labels."""

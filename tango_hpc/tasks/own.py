@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from tango_hpc.config import Config
 from tango_hpc.config.tasks import TaskConfig
-from tango_hpc.data.tables import QUESTION_COLUMNS, SFT_COLUMNS, read_rows, write_rows
+from tango_hpc.data.tables import SFT_COLUMNS, read_questions, write_rows
 from tango_hpc.errors import UserError
-from tango_hpc.grading.own_code import mistakes_in, own_task
+from tango_hpc.grading.own_code import mistakes_in, own_task, read_source
 from tango_hpc.grading.pool import GradeItem, GradingPool
 from tango_hpc.protocol.solution import Step, parse_solution
 from tango_hpc.protocol.verification import read_verification
@@ -28,6 +28,7 @@ COLUMNS: dict[Kind, tuple[str, ...]] = {
     "verifications": SFT_COLUMNS["verifier"],
 }
 _CHECKED_ROWS = 8  # of each file, before a run begins
+_MOST_ROWS = 1_000_000  # of a file that the class makes
 
 
 class OwnTask(Math):
@@ -36,7 +37,9 @@ class OwnTask(Math):
     def __init__(self, settings: TaskConfig, pool: GradingPool | None = None) -> None:
         super().__init__(pool)
         self.name = Path(settings.name).stem
-        self._called: dict[str, Any] = {"file": _file(settings), "settings": settings.settings}
+        file = _file(settings)
+        # As the file is now: whoever edits it while a run goes on changes the next one.
+        self._called: dict[str, Any] = {"file": file, "source": read_source(file), "settings": settings.settings}
         self._has_labels = hasattr(own_task(**self._called), "label_steps")
         self.complaints: Sequence[str] = ()
 
@@ -56,6 +59,10 @@ class OwnTask(Math):
         if failed and not self.complaints:
             self.complaints = (failed[0].error or f"label_steps: {failed[0].outcome}",)
         return [verdict.labels for verdict in verdicts]
+
+    def same_all(self, pairs: Sequence[tuple[dict[str, Any], str, str]]) -> list[bool]:
+        """By their spelling: `grade` need not compare an answer with the reference, and may call two others right."""
+        return [first == second for _, first, second in pairs]
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,11 @@ class OwnRecipe:
             method = getattr(own_task(file, self.task.settings), self.kind)
             rows: Iterable[Mapping[str, Any]] = method(split, self.seed) if split is not None else method(self.seed)
             for number, row in enumerate(rows):
+                if number == _MOST_ROWS:
+                    raise UserError(
+                        f"{file}: {self.kind} gave more than {_MOST_ROWS:,} rows; does it end? (More questions than "
+                        "these come from a Parquet file.)"
+                    )
                 yield {column: _text(file, self.kind, number, row, column) for column in COLUMNS[self.kind]}
 
 
@@ -133,7 +145,7 @@ def check_own_task(config: Config) -> None:
             _check_sft_row(config, row)
     for path in (config.data.train, config.data.eval):
         if path.is_file():
-            first[path] = read_rows(path, QUESTION_COLUMNS, limit=_CHECKED_ROWS)
+            first[path] = read_questions(path, limit=_CHECKED_ROWS)
     questions = [row for path in (config.data.train, config.data.eval) for row in first.get(path, ())]
     with GradingPool(num_workers=1) as pool:
         task = OwnTask(config.task, pool)

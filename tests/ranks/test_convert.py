@@ -85,6 +85,29 @@ def test_export_writes_a_checkpoint_of_any_layout_as_a_folder(run: Path, tmp_pat
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("chosen", ["auto", "none", "mine.jinja"])
+def test_an_exported_folder_has_the_chat_template_that_the_role_was_trained_with(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the export sets it
+    (tmp_path / "mine.jinja").write_text("mine: {{ messages }}")
+    shutil.copytree(run, tmp_path / "run")
+    words = chosen if chosen in ("auto", "none") else tmp_path / chosen
+    model = tmp_path / "model"
+    shutil.copytree(run.parent / "qwen2", model)
+    (model / "tokenizer_config.json").write_text('{"eos_token": "é", "chat_template": "old"}')
+    config = load_config(
+        tmp_path / "run/config.yaml", [f"generator.chat_template={words}", f"generator.model.path={model}"]
+    )
+    (tmp_path / "run/config.yaml").write_text(config_to_yaml(config))
+    export_run(tmp_path / "run", "generator", tmp_path / "out")
+    settings = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    template = tmp_path / "out/chat_template.jinja"
+    assert settings == {"eos_token": "é"} | ({"chat_template": "old"} if chosen == "auto" else {})
+    expected = {"auto": "{{ messages }}", "none": None, "mine.jinja": "mine: {{ messages }}"}[chosen]
+    assert (template.read_text() if template.is_file() else None) == expected
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tango_hpc.config import Config, load_config
-from tango_hpc.data.tables import read_rows
+from tango_hpc.data.tables import read_rows, write_rows
 from tango_hpc.errors import UserError
 from tango_hpc.grading.own_code import own_task
 from tango_hpc.grading.pool import GradingPool
@@ -16,7 +16,7 @@ from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.stages.preflight import check_inputs
 from tango_hpc.tasks import get_task
 from tango_hpc.tasks.made_files import check_made_files, make_missing_files
-from tango_hpc.tasks.own import OwnTask
+from tango_hpc.tasks.own import OwnTask, check_own_task
 from tests.helpers.own_task import PAGE, write_what_the_page_shows
 from tests.helpers.runs import small_config
 
@@ -112,6 +112,59 @@ def test_the_file_may_have_dataclasses_and_is_read_anew_after_a_change(tmp_path:
         assert own_task(str(file), {}).right == right
     assert own_task(str(file), {"right": "c"}).right == "c"
     assert not (tmp_path / "__pycache__").exists()
+
+
+def test_a_run_grades_by_the_file_as_it_was_when_the_run_began(tmp_path: Path) -> None:
+    config = own(tmp_path)
+    row = {"question": "3", "answer": "6"}
+    with GradingPool(num_workers=1) as pool:
+        task = OwnTask(config.task, pool)
+        assert task.grade_all([(row, "6")])[0].correct
+        file = Path(config.task.name)
+        file.write_text(changed('return answer == question["answer"]', "return False"))
+        assert task.grade_all([(row, "6"), (row, "6 ")])[0].correct
+        file.unlink()
+        assert task.grade_all([(row, "7"), (row, "6")])[1].correct
+
+
+def test_answers_are_one_in_a_vote_where_they_are_spelled_alike(tmp_path: Path) -> None:
+    """Such as in a game of numbers: `grade` calls each way to the goal right, whatever the reference is."""
+    with GradingPool(num_workers=1) as pool:
+        task = OwnTask(own(tmp_path, changed('return answer == question["answer"]', "return True")).task, pool)
+        row = {"question": "3", "answer": "6"}
+        assert task.grade_all([(row, "4*5")])[0].correct
+        assert task.same_all([(row, "4*5", "5*4"), (row, "4*5", "4*5")]) == [False, True]
+
+
+def test_grade_sees_the_metadata_of_a_file_of_questions(tmp_path: Path) -> None:
+    code = changed('return answer == question["answer"]', 'return question["metadata"] == "{}" and answer == "6"')
+    files = {split: tmp_path / f"{split}.parquet" for split in ("train", "eval")}
+    for split, file in files.items():
+        write_rows(file, [{"id": split, "question": "3", "answer": "6", "source": "mine", "metadata": "{}"}])
+    overrides = (f"data.train={files['train']}", f"data.eval={files['eval']}")
+    check_own_task(own(tmp_path, code.replace("def questions", "def _questions"), *overrides))
+
+
+def test_questions_that_never_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tango_hpc.tasks.own._MOST_ROWS", 1000)
+    endless = own(tmp_path, changed("for number in range(self.rows)", "for number in itertools.count()"))
+    Path(endless.task.name).write_text("import itertools\n" + Path(endless.task.name).read_text())
+    with pytest.raises(UserError, match=r"double\.py: questions gave more than 1,000 rows; does it end\?"):
+        check_own_task(endless)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("{start: 2024-01-01}", "Object of type date is not JSON serializable: put a date in quotes"),
+        ("{of: {1: a}}", "keys must be text: put them in quotes"),
+        ("{of: {1: a, x: b}}", "must hold text, numbers"),
+        ("{limit: .inf}", "Out of range float values are not JSON compliant"),
+    ],
+)
+def test_settings_are_what_a_file_can_hold(tmp_path: Path, settings: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        own(tmp_path, DOUBLE, f"task.settings={settings}")
 
 
 def test_what_the_class_breaks_costs_one_answer_and_is_named(tmp_path: Path) -> None:

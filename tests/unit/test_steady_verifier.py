@@ -174,3 +174,8 @@ def test_each_needs_a_verifier(override: str, message: str) -> None:
     without = ("verifier=null", "train.verifier_warmup_steps=0", "train.verifier_steps_per_cycle=0")
     with pytest.raises(UserError, match=message):
         config(*without, "sft.verifier=null", override)
+
+
+def test_the_threshold_needs_a_weight_to_hold_back() -> None:
+    with pytest.raises(UserError, match=r"algorithm\.min_verifier_j: 0\.1 holds back the step advantages"):
+        config("algorithm.min_verifier_j=0.1", "algorithm.alpha_start=0", "algorithm.alpha_end=0")

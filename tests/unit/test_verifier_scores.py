@@ -74,7 +74,7 @@ def test_scores_are_undefined_without_the_classes_that_they_need() -> None:
 def read(letters: str, judgements: list[bool]) -> ReadVerification:
     """A solution of "cat horse" with these letters, and a verification of it whose verdict follows its judgements."""
     solution = parse_solution(solution_text(WORDS, letters))
-    question = {"question": " ".join(WORDS), "answer": "te", "source": "last_letter"}
+    question = {"id": "1", "question": " ".join(WORDS), "answer": "te", "source": "last_letter"}
     judged = ReadSolution(question, "", Response([], NOT_ASKED, ""), solution, letters, [], Verdict(letters == "te"))
     text = verification_text(WORDS, letters, judgements)
     return ReadVerification(judged, Response([], NOT_ASKED, text), read_verification(text, solution, "authors"))
