@@ -1,16 +1,18 @@
 """Runs beside each other, as the paper's Figure 4 has them: curves of each arm over seeds, and a table.
 
 Arms are told apart by what is trained, by the algorithm, and by other settings in which runs differ. The curves are kept
-in one small file, curves.csv, from which figure and table can be made again without the runs.
+in one small file, curves.csv, from which figure and table can be made again without the runs: what is there keeps the
+place of a run that is gone.
 """
 
 from __future__ import annotations
 
 import csv
+import os
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,15 @@ from tango_hpc.run.metrics import MetricsRow, read_evaluations, read_metrics
 STAGE = "train"
 CURVES = "curves.csv"
 SCORES = ("outcome_f1", "step_f1", "outcome_pr_f1", "step_pr_f1", "outcome_j", "step_j", "correct_share")
-NUMBERS = ("step", "generator_steps", "verifier_steps", "tokens", "seconds", "accuracy", *SCORES, "alpha")
-COLUMNS = ("arm", "algorithm", "seed", "kind", *NUMBERS)
+FIRST = ("first_outcome_f1", "first_step_f1")  # on the solutions of the first evaluation, which stay the same
+COUNTS = ("step", "generator_steps", "verifier_steps", "tokens", "seconds")
+NUMBERS = (*COUNTS, "accuracy", *SCORES, *FIRST, "alpha")
+COLUMNS = ("arm", "algorithm", "seed", "run", "kind", *NUMBERS)
 # Settings that do not make another arm: where a run lies, how it is started, what it writes.
 NO_ARM = ("run", "seed", "data", "launch", "checkpoint", "sft", "eval", "teacher", "reshard")
-# Of a role: which files its weights are in (every seed may have its own), where they lie, how a batch is cut; and what
-# the name of the arm says anyway.
+NO_ARM_OF_TRAINING = ("eval_every", "dump_every", "trace_steps")
+# Of a role: which files its weights are in (every seed may have its own, but see `_models_apart`), where they lie, how a
+# batch is cut; and what the name of the arm says anyway.
 NO_ARM_OF_ROLE = ("model.", "parallel.", "rollout.", "micro_batch_tokens", "recompute", "trainable")
 NAMES = {"grpo": "GRPO", "rloo": "RLOO", "reinforce++": "REINFORCE++"}
 
@@ -40,37 +45,55 @@ class Point:
     """A line of curves.csv: a training step, scored on its own solutions, or an evaluation on unseen questions.
 
     `numbers`: the counts and sums up to here over both roles (tokens generated, seconds of optimizer steps), accuracy,
-    and the scores of the verifier on the present generator's solutions; what was not measured is missing.
+    and the scores of the verifier on the present generator's solutions; what was not measured is missing. `run` is the
+    run's place below the folder.
     """
 
     arm: str
     algorithm: str
     seed: int
+    run: str
     kind: str  # "step" or "evaluation"
     numbers: Mapping[str, float]
 
 
 def collect(folder: Path) -> list[Point]:
-    """What the runs below `folder` have measured, or curves.csv there has kept. Raises `UserError` without either."""
+    """What the runs below `folder` have measured, and what curves.csv there has kept of others.
+
+    Raises `UserError` without either, or where curves.csv is damaged.
+    """
     runs = [RunDirectory(path) for path in sorted(runs_below(folder))]
     runs = [run for run in runs if read_metrics(run, STAGE)]
     if not runs:
         return read_points(folder / CURVES)
     trees = [read_tree(run.config) for run in runs]
     points: list[Point] = []
-    known: set[tuple[str, int]] = set()
+    arms: dict[str, str] = {}
+    known: dict[tuple[str, int], str] = {}
     for run, tree, arm in zip(runs, trees, arms_of(trees), strict=True):
-        if (arm, tree["seed"]) in known:  # done twice: a curve of its own
-            arm = f"{arm} ({run.path.relative_to(folder) if run.path != folder else run.path.name})"
-        known.add((arm, tree["seed"]))
-        points += _points(run, arm, tree["algorithm"]["name"], tree["seed"])
+        place = str(run.path.relative_to(folder)) if run.path != folder else run.path.name
+        arms[place] = arm = _apart(known, arm, tree["seed"], place)
+        points += _points(run, arm, tree["algorithm"]["name"], tree["seed"], place)
+    kept = read_points(folder / CURVES) if (folder / CURVES).is_file() else []
+    # What is usual among runs may be another setting than it was when these were there: their arms are now named otherwise.
+    now = {point.arm: arms[point.run] for point in kept if point.run in arms}
+    for point in kept:
+        if point.run not in arms:
+            points.append(replace(point, arm=_apart(known, now.get(point.arm, point.arm), point.seed, point.run)))
     return points
+
+
+def _apart(known: dict[tuple[str, int], str], arm: str, seed: int, place: str) -> str:
+    """The arm of the run at `place`, or, where another run of its seed is there already, a curve of its own."""
+    return arm if known.setdefault((arm, seed), place) == place else f"{arm} ({place})"
 
 
 def arms_of(trees: Sequence[Mapping[str, Any]]) -> list[str]:
     """What to call the arm of each run, by its resolved configuration; what most runs of a kind have is not named."""
     kinds = [_kind(tree) for tree in trees]
     flat = [{key: value for key, value in flatten(tree).items() if not _is_of_no_arm(key)} for tree in trees]
+    for settings, models in zip(flat, _models_apart(trees, kinds, flat), strict=True):
+        settings |= models
     names = []
     for kind, settings in zip(kinds, flat, strict=True):
         alike = [other for other_kind, other in zip(kinds, flat, strict=True) if other_kind == kind]
@@ -83,8 +106,34 @@ def arms_of(trees: Sequence[Mapping[str, Any]]) -> list[str]:
     return names
 
 
+def _models_apart(
+    trees: Sequence[Mapping[str, Any]], kinds: Sequence[str], flat: Sequence[Mapping[str, Any]]
+) -> list[dict[str, str]]:
+    """The models that runs began with, where they make an arm: where runs that are alike in all else have the same seed.
+
+    Models are named by what tells their paths apart.
+    """
+    alike: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for i, settings in enumerate(flat):
+        alike[kinds[i], repr(sorted(settings.items(), key=repr))].append(i)
+    apart: list[dict[str, str]] = [{} for _ in trees]
+    for members in alike.values():
+        for role in ("generator", "verifier"):
+            paths = {i: str((trees[i].get(role) or {}).get("model", {}).get("path")) for i in members}
+            of_seed: dict[int, set[str]] = defaultdict(set)
+            for i in members:
+                of_seed[trees[i]["seed"]].add(paths[i])
+            if any(len(different) > 1 for different in of_seed.values()):
+                common = os.path.commonpath([os.path.dirname(path) for path in paths.values()])
+                for i in members:
+                    apart[i][role] = os.path.relpath(paths[i], common)
+    return apart
+
+
 def _is_of_no_arm(key: str) -> bool:
     section, _, setting = key.partition(".")
+    if section == "train":
+        return setting.startswith(NO_ARM_OF_TRAINING)
     of_role = section in ("generator", "verifier")
     return section in NO_ARM or (of_role and (not setting or setting.startswith(NO_ARM_OF_ROLE)))
 
@@ -98,7 +147,7 @@ def _kind(tree: Mapping[str, Any]) -> str:
     return f"{'Tango' if tree['verifier']['trainable'] else 'verifier frozen'}, {algorithm}"
 
 
-def _points(run: RunDirectory, arm: str, algorithm: str, seed: int) -> Iterable[Point]:
+def _points(run: RunDirectory, arm: str, algorithm: str, seed: int, place: str) -> Iterable[Point]:
     done = {"generator_steps": 0.0, "verifier_steps": 0.0, "tokens": 0.0, "seconds": 0.0}
     reached = {0: dict(done)}
     for row in read_metrics(run, STAGE):
@@ -106,11 +155,13 @@ def _points(run: RunDirectory, arm: str, algorithm: str, seed: int) -> Iterable[
         done["tokens"] += row["tokens/generated"] or 0
         done["seconds"] += row["seconds/total"] or 0.0
         reached[row["step"]] = dict(done)
-        yield Point(arm, algorithm, seed, "step", _numbers(row, "verifier/", reached[row["step"]]))
+        yield Point(arm, algorithm, seed, place, "step", _numbers(row, "verifier/", reached[row["step"]]))
     for row in read_evaluations(run, STAGE):
-        prefix = "verifier/present_" if "verifier/present_outcome_f1" in row else "verifier/"
         if row["step"] in reached:
-            yield Point(arm, algorithm, seed, "evaluation", _numbers(row, prefix, reached[row["step"]]))
+            numbers = _numbers(row, "verifier/present_", reached[row["step"]])
+            first = {name: row.get(name.replace("first_", "verifier/")) for name in FIRST}
+            numbers |= {name: float(value) for name, value in first.items() if value is not None}
+            yield Point(arm, algorithm, seed, place, "evaluation", numbers)
 
 
 def _numbers(row: MetricsRow, prefix: str, done: Mapping[str, float]) -> dict[str, float]:
@@ -124,7 +175,8 @@ def write_points(path: Path, points: Sequence[Point]) -> None:
     lines = [",".join(COLUMNS)]
     for point in points:
         numbers = (f"{point.numbers[name]:.6g}" if name in point.numbers else "" for name in NUMBERS)
-        lines.append(",".join([f'"{point.arm}"', point.algorithm, str(point.seed), point.kind, *numbers]))
+        named = (f'"{point.arm}"', point.algorithm, str(point.seed), f'"{point.run}"', point.kind)
+        lines.append(",".join([*named, *numbers]))
     write_atomically(path, "\n".join(lines) + "\n")
 
 
@@ -134,25 +186,36 @@ def read_points(path: Path) -> list[Point]:
         raise UserError(
             f"{path.parent} holds no run that has trained, and no {path.name}; give a run or a folder of runs"
         )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text: {error}") from None
     points = []
-    with path.open(encoding="utf-8", newline="") as file:
-        for number, row in enumerate(csv.DictReader(file), 2):
-            try:
-                numbers = {name: float(row[name]) for name in NUMBERS if row[name]}
-                points.append(Point(row["arm"], row["algorithm"], int(row["seed"]), row["kind"], numbers))
-            except (KeyError, TypeError, ValueError) as error:
-                raise UserError(f"{path}, line {number}: is no point of a curve ({error})") from None
+    reader = csv.DictReader(text.splitlines())
+    if tuple(reader.fieldnames or ()) != COLUMNS:
+        raise UserError(f"{path}: the first line must name the columns {', '.join(COLUMNS)}")
+    for number, row in enumerate(reader, 2):
+        try:
+            if None in row or None in row.values():
+                raise ValueError("more or fewer columns than the first line names")
+            numbers = {name: float(row[name]) for name in NUMBERS if row[name] or name in COUNTS}
+            points.append(Point(row["arm"], row["algorithm"], int(row["seed"]), row["run"], row["kind"], numbers))
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: is no point of a curve ({error})") from None
+    if not points:
+        raise UserError(f"{path} holds no point of a curve")
     return points
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A number over the seeds of an arm, at one evaluation."""
+    """A number over the seeds of an arm, at one evaluation; `of_all`: every seed has measured it there."""
 
     x: float
     mean: float
     low: float
     high: float
+    of_all: bool
 
 
 def curve(points: Sequence[Point], arm: str, x: str, y: str) -> list[Mean]:
@@ -164,26 +227,30 @@ def curve(points: Sequence[Point], arm: str, x: str, y: str) -> list[Mean]:
     """
     steps = "verifier_steps" if x == "verifier_steps" else "generator_steps"
     groups: dict[float, dict[int, Mapping[str, float]]] = {}
+    seeds = set()
     for point in points:
-        if point.arm == arm and point.kind == "evaluation" and y in point.numbers:
-            groups.setdefault(point.numbers[steps], {})[point.seed] = point.numbers
+        if point.arm == arm and point.kind == "evaluation":
+            seeds.add(point.seed)
+            if y in point.numbers:
+                groups.setdefault(point.numbers[steps], {})[point.seed] = point.numbers
     found = []
     for same in groups.values():
         values = [numbers[y] for numbers in same.values()]
         mean, spread = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
         at = statistics.fmean(numbers[x] for numbers in same.values())
-        found.append(Mean(at, mean, mean - spread, mean + spread))
+        found.append(Mean(at, mean, mean - spread, mean + spread, same.keys() == seeds))
     return sorted(found, key=lambda entry: entry.x)
 
 
 @dataclass(frozen=True)
 class Row:
     """An arm of the table: each score at the last evaluation that all its seeds have reached, and what it took to reach
-    the plain algorithm's.
+    the plain algorithm's. A score that a seed lacks there (no solution was right) is missing.
     """
 
     arm: str
     seeds: int
+    first_step_f1: float | None  # on the first evaluation's solutions, before training
     final: dict[str, tuple[float, float | None]]  # mean and standard deviation
     to_reach: dict[str, float] | None  # generator steps, tokens and seconds; None where it was not reached
     target: float | None
@@ -192,8 +259,8 @@ class Row:
 def table(points: Sequence[Point]) -> list[Row]:
     """A row for each arm, in the order of the points.
 
-    `to_reach` is of the first evaluation at which the mean over seeds is at least the last mean of the arm without a
-    verifier that has the same algorithm.
+    `to_reach` is of the first evaluation at which the mean over all seeds is at least the last mean over all seeds of the
+    arm without a verifier that has the same algorithm.
     """
     rows = []
     for arm in dict.fromkeys(point.arm for point in points):
@@ -207,14 +274,16 @@ def table(points: Sequence[Point]) -> list[Row]:
             if last.get(point.seed, {}).get("step", -1) <= point.numbers["step"] <= common:
                 last[point.seed] = point.numbers
         final = {}
-        for name in ("accuracy", *SCORES):
+        for name in ("accuracy", *SCORES, *FIRST):
             values = [numbers[name] for numbers in last.values() if name in numbers]
-            if values:
+            if values and len(values) == len(ends):
                 final[name] = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
         algorithm = of_arm[0].algorithm if of_arm else ""
         plain = curve(points, f"{NAMES.get(algorithm, '')} alone", "generator_steps", "accuracy")
-        target = plain[-1].mean if plain else None
-        rows.append(Row(arm, len(last), final, _to_reach(points, arm, target), target))
+        target = next((entry.mean for entry in reversed(plain) if entry.of_all), None)
+        judged = curve(points, arm, "verifier_steps", "first_step_f1")
+        before = judged[0].mean if judged and judged[0].of_all else None
+        rows.append(Row(arm, len(last), before, final, _to_reach(points, arm, target), target))
     return rows
 
 
@@ -222,7 +291,7 @@ def _to_reach(points: Sequence[Point], arm: str, target: float | None) -> dict[s
     names = ("generator_steps", "tokens", "seconds")
     curves = {name: curve(points, arm, name, "accuracy") for name in names}
     for place, entry in enumerate(curves["generator_steps"]):
-        if target is not None and entry.mean >= target:
+        if target is not None and entry.of_all and entry.mean >= target:
             return {name: curves[name][place].x for name in names}
     return None
 
@@ -231,10 +300,14 @@ def as_markdown(rows: Sequence[Row]) -> str:
     """The table with shares in percent, mean ± standard deviation over seeds."""
     shown = ("accuracy", "step_f1", "outcome_f1", "step_pr_f1", "outcome_pr_f1", "outcome_j")
     titles = ["arm", "seeds", "accuracy", "step F1", "outcome F1", "step F1 (p, r)", "outcome F1 (p, r)", "outcome J"]
-    titles += ["generator steps", "million tokens", "seconds"]
+    on_first = any(row.first_step_f1 is not None for row in rows)
+    titles += [*(["step F1, first solutions"] if on_first else []), "generator steps", "million tokens", "seconds"]
     lines = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
     for row in rows:
         cells = [row.arm, str(row.seeds), *(_percent(row.final.get(name)) for name in shown)]
+        if on_first:
+            before, judged = row.first_step_f1, _percent(row.final.get("first_step_f1"))
+            cells.append(f"{100 * before:.1f} → {judged}" if before is not None and judged else "")
         if row.to_reach is None:
             cells += ["not reached" if row.target is not None else "", "", ""]
         else:
@@ -245,8 +318,13 @@ def as_markdown(rows: Sequence[Row]) -> str:
         "",
         "Last evaluation on unseen questions, in percent, mean ± standard deviation over seeds; the verifier judges the "
         "present generator's solutions. F1: harmonic mean of the accuracies on right and on wrong ones; (p, r): of "
-        "precision and recall, as the paper's authors have it. The last three columns: what it took, warm-up included, "
-        "until the mean accuracy over seeds was that which the same algorithm has at the end without a verifier.",
+        "precision and recall, as the paper's authors have it. "
+        + ("First solutions: those of the evaluation before training, judged then and at the end. " if on_first else "")
+        + "The last three columns: what it took, warm-up included, until the mean accuracy over seeds was that which the "
+        "same algorithm has at the end without a verifier.",
+        "",
+        "In the picture lines are means over seeds, thin where not all seeds are, and bands one standard deviation to either "
+        "side. A verifier that is not trained makes no steps: its dotted line is its score at the last evaluation.",
     ]
     return "\n".join(lines) + "\n"
 

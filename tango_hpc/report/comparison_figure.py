@@ -4,6 +4,7 @@ kinds of F1 of the verifier.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,19 +49,22 @@ def write_comparison(folder: Path) -> list[Path]:
 
 
 def draw(path: Path, points: Sequence[Point]) -> None:
-    """Draw all arms: lines are means over seeds at the evaluations, bands one standard deviation to either side.
+    """Draw all arms: lines are means over seeds at the evaluations, thin where not all of its seeds are; bands one standard
+    deviation to either side.
 
     A verifier that is not trained is a dotted line, at its score on the last evaluation's solutions.
     """
     arms = list(dict.fromkeys(point.arm for point in points))
     rest = [arm for arm in arms if arm not in ARMS]
-    colors = ARMS | {arm: REST[place % len(REST)] for place, arm in enumerate(rest)}
+    looks = {arm: (color, "-") for arm, color in ARMS.items()}
+    for place, arm in enumerate(rest):
+        looks[arm] = REST[place % len(REST)], ("-", "-.")[place // len(REST) % 2]
     with rc_context(STYLE):
         figure = Figure(figsize=(13.5, 7.6), layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.06))
         grid = figure.subplots(2, 3)
         for axes, (title, x, y) in zip(grid.flat, PANELS, strict=True):
             for arm in arms:
-                _draw_arm(axes, points, arm, colors[arm], x, y)
+                _draw_arm(axes, points, arm, *looks[arm], x, y)
             axes.set_title(title)
             axes.set_xlabel(AXES[x])
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
@@ -78,7 +82,7 @@ def draw(path: Path, points: Sequence[Point]) -> None:
         figure.savefig(path, dpi=150, facecolor="white")
 
 
-def _draw_arm(axes: Axes, points: Sequence[Point], arm: str, color: str, x: str, y: str) -> None:
+def _draw_arm(axes: Axes, points: Sequence[Point], arm: str, color: str, line: str, x: str, y: str) -> None:
     means = curve(points, arm, x, y)
     if not means:
         return
@@ -88,7 +92,11 @@ def _draw_arm(axes: Axes, points: Sequence[Point], arm: str, color: str, x: str,
         axes.axhline(means[-1].mean, color=color, label=arm, linestyle=":")
         return
     scale = 1e-6 if x == "tokens" else 1.0
+    looks: dict[str, Any] = {"color": color, "linestyle": "--" if arm.endswith("alone") else line, "marker": "o"}
     at = [scale * mean.x for mean in means]
-    dashes = "--" if arm.endswith("alone") else "-"
-    axes.plot(at, [mean.mean for mean in means], color=color, label=arm, marker="o", markersize=3.2, linestyle=dashes)
-    axes.fill_between(at, [mean.low for mean in means], [mean.high for mean in means], color=color, alpha=0.15, lw=0)
+    axes.plot(at, [mean.mean for mean in means], linewidth=0.7, markersize=1.6, **looks)
+    middle, low, high = (
+        [getattr(mean, name) if mean.of_all else math.nan for mean in means] for name in ("mean", "low", "high")
+    )
+    axes.plot(at, middle, label=arm, markersize=3.2, **looks)
+    axes.fill_between(at, low, high, color=color, alpha=0.15, lw=0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ def tree(seed: int, *, verifier: bool = True, **algorithm: Any) -> dict[str, Any
         "seed": seed,
         "generator": {"trainable": True},
         "verifier": {"trainable": True} if verifier else None,
-        "algorithm": {"name": "grpo", "alpha_start": 0.1, **algorithm},
+        "algorithm": {"name": "grpo", "alpha_start": 0.1, "min_verifier_j": None, **algorithm},
         "train": {"generator_steps": 4},
     }
 
@@ -38,7 +40,7 @@ def write_run(folder: Path, config: dict[str, Any], roles: str, accuracies: dict
     ]
     evaluations = [
         {**HEADER, "step": step, "generator/accuracy": accuracy}
-        | ({"verifier/outcome_f1": 0.0, "verifier/present_outcome_f1": f1} if config["verifier"] else {})
+        | ({"verifier/step_f1": 0.5 + step / 100, "verifier/present_outcome_f1": f1} if config["verifier"] else {})
         for step, accuracy in accuracies.items()
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
@@ -94,14 +96,54 @@ def test_seeds_are_compared_where_all_of_them_are(folder: Path) -> None:
     write_run(folder / "cells/begun", tree(2), "vgg", {0: 0.1, 3: 0.5}, 0.8)
     row = next(row for row in table(collect(folder)) if row.arm == "Tango, GRPO")
     assert row.seeds == 3 and row.final["accuracy"][0] == pytest.approx((0.6 + 0.62 + 0.5) / 3)
+    assert row.to_reach is None  # 0.9 is of two seeds
+    assert [mean.of_all for mean in curve(collect(folder), row.arm, "generator_steps", "accuracy")] == [True] * 2 + [
+        False
+    ]
+
+
+def test_what_is_to_be_reached_is_of_all_seeds_too(folder: Path) -> None:
+    write_run(folder / "cells/begun", tree(2, verifier=False, alpha_start=0.0), "gg", {0: 0.1, 2: 0.36}, 0)
+    rows = {row.arm: row for row in table(collect(folder))}
+    assert (
+        rows["GRPO alone"].target == pytest.approx(0.32)
+        and rows["GRPO alone"].final["accuracy"][0] == rows["GRPO alone"].target
+    )
+    assert rows["Tango, GRPO"].to_reach == {"generator_steps": 2, "tokens": 300, "seconds": 6}
+
+
+def test_a_score_that_a_seed_lacks_is_no_mean_over_the_others(folder: Path) -> None:
+    file = folder / "cells/tango_1/evaluations.jsonl"
+    file.write_text(
+        file.read_text().replace('"verifier/present_outcome_f1": 0.8', '"verifier/present_outcome_f1": null')
+    )
+    row = next(row for row in table(collect(folder)) if row.arm == "Tango, GRPO")
+    assert row.seeds == 2 and "outcome_f1" not in row.final and row.final["accuracy"][0] == 0.9
+
+
+def test_models_make_an_arm_where_runs_of_one_seed_began_with_others(folder: Path) -> None:
+    """Beside two seeds with one verifier, three with another."""
+    for seed in range(3):
+        config = tree(seed, note="x")
+        config["verifier"] |= {"model": {"path": f"/runs/{'start' if seed < 2 else 'other'}/verifier"}}
+        if seed < 2:
+            write_run(folder / f"more/start_{seed}", config, "vgg", {0: 0.1, 3: 0.5}, 0.8)
+        other = tree(seed, note="x")
+        other["verifier"] |= {"model": {"path": "/runs/other/verifier"}}
+        write_run(folder / f"more/other_{seed}", other, "vgg", {0: 0.1, 3: 0.7}, 0.8)
+    rows = {row.arm: row for row in table(collect(folder / "more"))}
+    assert {arm: (row.seeds, row.final["accuracy"][0]) for arm, row in rows.items()} == {
+        "Tango, GRPO": (3, pytest.approx(0.7)),
+        "Tango, GRPO, verifier=start/verifier": (2, 0.5),
+    }
 
 
 def test_curves_are_means_over_seeds(folder: Path) -> None:
     points = collect(folder)
     assert curve(points, "GRPO alone", "generator_steps", "accuracy") == [
-        Mean(0, 0.1, 0.1, 0.1),
-        Mean(2, 0.3, 0.3, 0.3),
-        Mean(4, pytest.approx(0.6), pytest.approx(0.6 - 0.02**0.5), pytest.approx(0.6 + 0.02**0.5)),
+        Mean(0, 0.1, 0.1, 0.1, True),
+        Mean(2, 0.3, 0.3, 0.3, True),
+        Mean(4, pytest.approx(0.6), pytest.approx(0.6 - 0.02**0.5), pytest.approx(0.6 + 0.02**0.5), True),
     ]
     # By generator steps the evaluations before and after the warm-up are at 0: the last one counts.
     tango = curve(points, "Tango, GRPO", "tokens", "accuracy")
@@ -116,6 +158,8 @@ def test_what_it_took_to_reach_the_plain_algorithms_end(folder: Path) -> None:
     assert rows["GRPO alone"].to_reach == {"generator_steps": 4, "tokens": 400, "seconds": 8}
     assert rows["Tango, GRPO"].to_reach == {"generator_steps": 2, "tokens": 300, "seconds": 6}
     assert rows["Tango, GRPO"].final["outcome_f1"] == (0.8, 0.0) and rows["Tango, GRPO"].seeds == 2
+    # On the solutions of the first evaluation: before training, and at the end.
+    assert rows["Tango, GRPO"].first_step_f1 == 0.5 and rows["Tango, GRPO"].final["first_step_f1"][0] == 0.56
     held = rows["Tango, GRPO, min_verifier_j=0.1"]
     assert held.to_reach is None and held.final["accuracy"] == (0.2, None)
 
@@ -130,9 +174,41 @@ def test_figure_and_table_come_again_from_the_small_file(folder: Path) -> None:
         file.unlink()
     assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
     assert {name: (folder / name).read_bytes() for name in first} == first
-    points = (folder / "curves.csv").read_text().replace("evaluation,0,", "evaluation,x,", 1)
-    (folder / "curves.csv").write_text(points)
-    with pytest.raises(UserError, match=r"curves.csv, line 6: is no point of a curve"):
+
+
+def test_the_small_file_keeps_what_runs_that_are_gone_have_measured(folder: Path) -> None:
+    assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
+    first = (folder / "curves.csv").read_text()
+    shutil.rmtree(folder / "cells/tango_0")
+    write_run(folder / "cells/held_1", tree(1, min_verifier_j=0.1), "vggvgg", {0: 0.1, 6: 0.4}, 0.4)
+    assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
+    # Two of the three runs that are there now have the threshold, so that it is usual and the others are not.
+    again = (folder / "curves.csv").read_text().replace("Tango, GRPO, min_verifier_j=None", "TANGO")
+    again = again.replace('"Tango, GRPO"', '"Tango, GRPO, min_verifier_j=0.1"').replace("TANGO", "Tango, GRPO")
+    assert set(first.splitlines()) < set(again.splitlines())
+    said = (folder / "comparison.md").read_text()
+    assert "| Tango, GRPO, min_verifier_j=None | 2 | 90.0 ± 0.0 |" in said
+    shutil.rmtree(folder / "cells/held")
+    write_run(folder / "cells/again", tree(0, min_verifier_j=0.1), "vgg", {0: 0.1, 3: 0.5}, 0.4)
+    arms = {point.arm: point.run for point in collect(folder) if point.run in ("cells/held", "cells/again")}
+    assert set(arms.values()) == {"cells/held", "cells/again"} and any("(cells/held)" in arm for arm in arms)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text.replace(b"evaluation,0,", b"evaluation,x,", 1), "line 6: is no point of a curve"),
+        (lambda text: text[: text.rindex(b"evaluation") + 12], r"line \d+: is no point of a curve \(more or fewer"),
+        (lambda text: text.replace(b"Tango", b"\xff", 1), "is no text"),
+        (lambda text: text.replace(b"kind", b"sort", 1), "the first line must name the columns arm, "),
+        (lambda text: text.split(b"\n")[0] + b"\n", "holds no point of a curve"),
+    ],
+)
+def test_a_damaged_small_file_is_refused(folder: Path, damage: Callable[[bytes], bytes], message: str) -> None:
+    assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
+    file = folder / "curves.csv"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(UserError, match=rf"curves.csv.*{message}"):
         collect(folder)
 
 
