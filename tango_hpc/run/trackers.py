@@ -90,10 +90,23 @@ class MLflow:
             os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{directory.trackers / 'mlflow.db'}")
         )
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        experiment = self._client.get_experiment_by_name(name)
-        number = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        number = self._experiment(name)
         tags = {"run.dir": str(directory.path), "stage": stage, "resumed_step": str(resumed_step)}
         self._run = self._client.create_run(number, tags=tags, run_name=f"{directory.path.name} {stage}").info.run_id
+
+    def _experiment(self, name: str) -> str:
+        """The experiment's number; of several runs that begin at once, one makes it."""
+        from mlflow.exceptions import MlflowException
+
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                return self._client.create_experiment(name)
+            except MlflowException:
+                found = self._client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        return found.experiment_id
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
         """One request."""
