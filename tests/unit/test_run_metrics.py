@@ -233,7 +233,8 @@ def test_dump_round_trip_has_the_contract_schema(directory):
 def test_dump_schema_is_the_contract_of_the_design():
     types = {column.name: str(column.type).replace("element: ", "").replace("item: ", "") for column in ROLLOUT_SCHEMA}
     assert types == {
-        "step": "int32", "role": "string", "group_id": "string", "response_id": "string", "question": "string",
+        "step": "int32", "role": "string", "group_id": "string", "response_id": "string", "question_id": "string",
+        "question": "string",
         "gold_answer": "string", "source": "string", "metadata": "string", "prompt_ids": "list<int32>", "response_ids": "list<int32>",
         "response_text": "string", "response_logprobs": "list<float>", "step_end_tokens": "list<int32>",
         "solution_text": "string", "solution_correct": "bool", "verification_text": "string",

@@ -56,9 +56,8 @@ def test_an_own_tasks_error_that_repeats_an_answer(directory: RunDirectory, tmp_
         "class T:\n    def grade(self, question, answer):\n        raise ValueError('cannot read ' + answer)\n"
     )
     with GradingPool(1) as pool:
-        (verdict,) = pool.grade(
-            [GradeItem("own", "x", EVIL, {"file": str(task), "settings": {}, "question": {"question": "q"}})]
-        )
+        called = {"file": str(task), "source": task.read_text(), "settings": {}, "question": {"question": "q"}}
+        (verdict,) = pool.grade([GradeItem("own", "x", EVIL, called)])
     stop = StopSignal(directory, Worker(0, "generator"), reads_file=False)
     journal = Journal(directory, "train", stop, total_steps=9, resumed_step=0, writes=True, trackers=())
 
