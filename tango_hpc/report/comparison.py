@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tango_hpc.config.load import read_tree
-from tango_hpc.config.paths import flatten
+from tango_hpc.config.paths import absolute, flatten
 from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
 from tango_hpc.report.formats import label_of
@@ -62,6 +62,7 @@ def collect(folder: Path) -> list[Point]:
 
     Raises `UserError` without either, or where curves.csv is damaged.
     """
+    folder = absolute(folder)  # as run directories are
     runs = [RunDirectory(path) for path in sorted(runs_below(folder))]
     runs = [run for run in runs if read_metrics(run, STAGE)]
     if not runs:

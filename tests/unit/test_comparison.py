@@ -164,8 +164,9 @@ def test_what_it_took_to_reach_the_plain_algorithms_end(folder: Path) -> None:
     assert held.to_reach is None and held.final["accuracy"] == (0.2, None)
 
 
-def test_figure_and_table_come_again_from_the_small_file(folder: Path) -> None:
-    done = CliRunner().invoke(app, ["report", str(folder)])
+def test_figure_and_table_come_again_from_the_small_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    done = CliRunner().invoke(app, ["report", folder.name])
     assert done.exit_code == 0, done.output
     assert [Path(line).name for line in done.output.split()] == ["curves.csv", "comparison.md", "comparison.png"]
     first = {name: (folder / name).read_bytes() for name in ("curves.csv", "comparison.md", "comparison.png")}

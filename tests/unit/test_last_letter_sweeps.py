@@ -37,7 +37,13 @@ ARMS = {
         "Tango, GRPO, generator_steps_per_cycle=10",
     ],
     "independent_verdicts": ["Tango, GRPO"],
-    "algorithms": ["Tango, RLOO", "RLOO alone", "Tango, REINFORCE++", "REINFORCE++ alone"],
+    "algorithms": [
+        "Tango, RLOO",
+        "RLOO alone",
+        "Tango, REINFORCE++, alpha_start=0.5, alpha_end=0.05",
+        "Tango, REINFORCE++, alpha_start=0.1, alpha_end=0.01",
+        "REINFORCE++ alone",
+    ],
     "four_and_five_words": [
         "GRPO alone",
         "Tango, GRPO",
