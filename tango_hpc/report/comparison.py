@@ -114,20 +114,17 @@ def _models_apart(
 
     Models are named by what tells their paths apart.
     """
-    alike: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for i, settings in enumerate(flat):
-        alike[kinds[i], repr(sorted(settings.items(), key=repr))].append(i)
     apart: list[dict[str, str]] = [{} for _ in trees]
-    for members in alike.values():
-        for role in ("generator", "verifier"):
-            paths = {i: str((trees[i].get(role) or {}).get("model", {}).get("path")) for i in members}
-            of_seed: dict[int, set[str]] = defaultdict(set)
+    for role in ("generator", "verifier"):
+        paths = [str((tree.get(role) or {}).get("model", {}).get("path")) for tree in trees]
+        models: dict[tuple[str, str, int], set[str]] = defaultdict(set)
+        for kind, settings, tree, path in zip(kinds, flat, trees, paths, strict=True):
+            models[kind, repr(sorted(settings.items(), key=repr)), tree["seed"]].add(path)
+        for kind in {kind for (kind, _, _), different in models.items() if len(different) > 1}:
+            members = [i for i in range(len(trees)) if kinds[i] == kind]
+            common = os.path.commonpath([os.path.dirname(paths[i]) for i in members])
             for i in members:
-                of_seed[trees[i]["seed"]].add(paths[i])
-            if any(len(different) > 1 for different in of_seed.values()):
-                common = os.path.commonpath([os.path.dirname(path) for path in paths.values()])
-                for i in members:
-                    apart[i][role] = os.path.relpath(paths[i], common)
+                apart[i][role] = os.path.relpath(paths[i], common)
     return apart
 
 
@@ -194,7 +191,10 @@ def read_points(path: Path) -> list[Point]:
     points = []
     reader = csv.DictReader(text.splitlines())
     if tuple(reader.fieldnames or ()) != COLUMNS:
-        raise UserError(f"{path}: the first line must name the columns {', '.join(COLUMNS)}")
+        raise UserError(
+            f"{path}: the first line must name the columns {', '.join(COLUMNS)}; where the runs are still there, remove the "
+            "file, and it is made anew"
+        )
     for number, row in enumerate(reader, 2):
         try:
             if None in row or None in row.values():
