@@ -109,9 +109,18 @@ def evenly_spaced(rows: Sequence[Item], count: int | None) -> list[Item]:
     return [rows[i * len(rows) // count] for i in range(count)]
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]], *, made_with: Mapping[str, Any] | None = None) -> None:
-    """Write rows as Parquet, whole or not at all; the file carries the settings that it was `made_with`."""
-    table = pa.Table.from_pylist(rows)
+def write_rows(
+    path: Path,
+    rows: list[dict[str, Any]],
+    *,
+    made_with: Mapping[str, Any] | None = None,
+    schema: pa.Schema | None = None,
+) -> None:
+    """Write rows as Parquet, whole or not at all; the file carries the settings that it was `made_with`.
+
+    `schema`: the types of the columns; by default those of the rows' values.
+    """
+    table = pa.Table.from_pylist(rows, schema)
     if made_with is not None:
         table = table.replace_schema_metadata({MADE_WITH: json.dumps(made_with)})
     write_parquet(path, table)

@@ -28,6 +28,10 @@ STAGE = "train"
 CURVES = "curves.csv"
 SCORES = ("outcome_f1", "step_f1", "outcome_pr_f1", "step_pr_f1", "outcome_j", "step_j", "correct_share")
 FIRST = ("first_outcome_f1", "first_step_f1")  # on the solutions of the first evaluation, which stay the same
+# Where rows of metrics.jsonl and of evaluations.jsonl have them.
+OF_STEP = {score: f"verifier/{score}" for score in SCORES}
+OF_EVALUATION = {score: f"verifier/present_{score}" for score in SCORES}
+OF_EVALUATION |= {"first_outcome_f1": "verifier/outcome_f1", "first_step_f1": "verifier/step_f1"}
 COUNTS = ("step", "generator_steps", "verifier_steps", "tokens", "seconds")
 NUMBERS = (*COUNTS, "accuracy", *SCORES, *FIRST, "alpha")
 COLUMNS = ("arm", "algorithm", "seed", "run", "kind", *NUMBERS)
@@ -153,18 +157,15 @@ def _points(run: RunDirectory, arm: str, algorithm: str, seed: int, place: str) 
         done["tokens"] += row["tokens/generated"] or 0
         done["seconds"] += row["seconds/total"] or 0.0
         reached[row["step"]] = dict(done)
-        yield Point(arm, algorithm, seed, place, "step", _numbers(row, "verifier/", reached[row["step"]]))
+        yield Point(arm, algorithm, seed, place, "step", _numbers(row, OF_STEP, reached[row["step"]]))
     for row in read_evaluations(run, STAGE):
         if row["step"] in reached:
-            numbers = _numbers(row, "verifier/present_", reached[row["step"]])
-            first = {name: row.get(name.replace("first_", "verifier/")) for name in FIRST}
-            numbers |= {name: float(value) for name, value in first.items() if value is not None}
-            yield Point(arm, algorithm, seed, place, "evaluation", numbers)
+            yield Point(arm, algorithm, seed, place, "evaluation", _numbers(row, OF_EVALUATION, reached[row["step"]]))
 
 
-def _numbers(row: MetricsRow, prefix: str, done: Mapping[str, float]) -> dict[str, float]:
+def _numbers(row: MetricsRow, keys: Mapping[str, str], done: Mapping[str, float]) -> dict[str, float]:
     found = {"step": row["step"], **done, "accuracy": row.get("generator/accuracy"), "alpha": row.get("alpha")}
-    found |= {score: row.get(f"{prefix}{score}") for score in SCORES}
+    found |= {name: row.get(key) for name, key in keys.items()}
     return {name: float(value) for name, value in found.items() if value is not None}
 
 

@@ -23,7 +23,7 @@ from tango_hpc.config.roles import RoleConfig
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.data.prepare.metadata import read_metadata
 from tango_hpc.data.tables import evenly_spaced, read_questions, read_rows
-from tango_hpc.errors import CheckFailed, StoppedEarly
+from tango_hpc.errors import CheckFailed
 from tango_hpc.grading.pool import GradingPool, Verdict
 from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.policy.checkpoints import find_damage
@@ -56,7 +56,7 @@ class BenchmarkRun:
     """The roles that are asked, and where their answers go."""
 
     def __init__(self, config: Config, directory: RunDirectory, stop: StopSignal, exchange: Exchange) -> None:
-        self.config, self.settings, self.stop, self.exchange = config, config.eval, stop, exchange
+        self.config, self.settings, self.exchange = config, config.eval, exchange
         self.directory = directory
         self.folder = directory.path / "eval"
         self.checkpoints = exchange.all_gather(evaluated_checkpoints(config))[0]  # the run may be going on
@@ -114,11 +114,7 @@ class BenchmarkRun:
         self.pool.close()
 
     def _begin(self, phase: str) -> None:
-        """A safe point, then `phase`."""
-        if self.stop.check(phase):
-            self.journal.ended("stopped")
-            raise StoppedEarly(f"stopped with {self.num_left} of {len(self.units)} sets to ask")
-        self.journal.phase(phase)
+        self.journal.begin(phase, stopped=f"stopped with {self.num_left} of {len(self.units)} sets to ask")
 
     def _turns(self, label: str, name: str, rows: Sequence[dict[str, Any]]) -> Turns:
         """The turns of one set."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from tango_hpc.control.stop import StopSignal
+from tango_hpc.errors import StoppedEarly
 from tango_hpc.report.formats import visible
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import MetricsRow, MetricsWriter
@@ -44,6 +45,13 @@ class Journal:
         self._stop.enter(name)
         if self._writes:
             self._progress.phase(name, step=self._step, role=role)
+
+    def begin(self, phase: str, *, stopped: str) -> None:
+        """A safe point, then `phase`. Raises `StoppedEarly`, which says `stopped`, where the run is told to stop."""
+        if self._stop.check(phase):
+            self.ended("stopped")
+            raise StoppedEarly(stopped)
+        self.phase(phase)
 
     def note(self, text: str) -> None:
         """Say once what whoever starts the run should know, in the log and on the display."""

@@ -29,7 +29,7 @@ from tango_hpc.config.paths import same_value
 from tango_hpc.config.schema import TeacherConfig
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.data.tables import read_questions
-from tango_hpc.errors import CheckFailed, StoppedEarly
+from tango_hpc.errors import CheckFailed
 from tango_hpc.files import write_atomically, write_parquet
 from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.run.directory import RunDirectory
@@ -62,10 +62,7 @@ def teach(config: Config, directory: RunDirectory, stop: StopSignal, exchange: E
         stop.enter("loading the teacher")
         teacher = Teacher(config, exchange, journal.note)
     for index in todo:
-        if stop.check(f"chunk {index + 1} of {len(chunks)}"):
-            journal.ended("stopped")
-            raise StoppedEarly(f"stopped after {index} of {len(chunks)} chunks")
-        journal.phase(f"chunk {index + 1} of {len(chunks)}")
+        journal.begin(f"chunk {index + 1} of {len(chunks)}", stopped=f"stopped after {index} of {len(chunks)} chunks")
         rows = teacher.solve(chunks[index], index)
         if exchange.is_first:
             write_parquet(_part(settings, index), pa.Table.from_pylist(rows, _PART))

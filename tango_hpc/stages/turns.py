@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tango_hpc.data.tables import MADE_WITH
-from tango_hpc.files import write_parquet
+from tango_hpc.data.tables import read_made_with, write_rows
+from tango_hpc.errors import UserError
 from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.stages.role import Through
 from tango_hpc.types import Generation
@@ -41,7 +41,7 @@ class Turns:
         tell: Callable[[str], None],
     ) -> None:
         self._folder, self._exchange, self._begin, self._tell = folder, exchange, begin, tell
-        self._made_with = json.dumps(made_with).encode()
+        self._made_with = json.loads(json.dumps(made_with))  # as it is read again
 
     def through(self, turn: str) -> Through:
         """Has a role give the responses that an interrupted attempt wrote down, or generate and write them. Collective."""
@@ -67,16 +67,14 @@ class Turns:
         if not file.is_file():
             return None
         try:
-            table = pq.read_table(file)
-        except (OSError, pa.ArrowInvalid) as error:
-            self._tell(f"{file} is damaged and asked for again: {error}")
-            return None
-        if (table.schema.metadata or {}).get(MADE_WITH) != self._made_with:
+            if read_made_with(file) == self._made_with:
+                table = pq.read_table(file)
+                return list(zip(table["token_ids"].to_pylist(), table["finish_reason"].to_pylist(), strict=True))
             self._tell(f"{file} was asked for with other settings, and is asked for again")
-            return None
-        return list(zip(table["token_ids"].to_pylist(), table["finish_reason"].to_pylist(), strict=True))
+        except (UserError, OSError, pa.ArrowInvalid) as error:
+            self._tell(f"{file} is damaged and asked for again: {error}")
+        return None
 
     def _write(self, file: Path, generations: list[Generation]) -> None:
         rows = [{"token_ids": made.token_ids, "finish_reason": made.finish_reason} for made in generations]
-        schema = _SCHEMA.with_metadata({MADE_WITH: self._made_with})
-        write_parquet(file, pa.Table.from_pylist(rows, schema))
+        write_rows(file, rows, made_with=self._made_with, schema=_SCHEMA)
