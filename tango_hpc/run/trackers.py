@@ -80,7 +80,7 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """One run per attempt, tagged with run directory and stage."""
+    """One run per attempt, tagged with run directory and stage. The next attempt ends that of one that was killed."""
 
     def __init__(self, directory: RunDirectory, stage: str, resumed_step: int) -> None:
         from mlflow.tracking import MlflowClient
@@ -91,7 +91,11 @@ class MLflow:
         )
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         number = self._experiment(name)
-        tags = {"run.dir": str(directory.path), "stage": stage, "resumed_step": str(resumed_step)}
+        place = {"run.dir": str(directory.path), "stage": stage}
+        for left in self._client.search_runs([number], "attributes.status = 'RUNNING'"):
+            if place.items() <= left.data.tags.items():
+                self._client.set_terminated(left.info.run_id, status="KILLED")
+        tags = place | {"resumed_step": str(resumed_step)}
         self._run = self._client.create_run(number, tags=tags, run_name=f"{directory.path.name} {stage}").info.run_id
 
     def _experiment(self, name: str) -> str:

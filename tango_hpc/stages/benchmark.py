@@ -11,7 +11,7 @@ A set whose file is there is not asked again: a stopped evaluation goes on with 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +148,15 @@ class BenchmarkRun:
         generator = self.roles["generator"]
         assert isinstance(generator, Generator)
         failures = FailureWatch(task)
-        solutions: list[ReadSolution] = []
+        solved: dict[str, list[ReadSolution]] = {}
         answers: list[Answer] = []
         for sample in (GREEDY, *range(self.settings.samples)):
             turn = "greedy" if sample == GREEDY else f"sample {sample + 1} of {self.settings.samples}"
             seeds = request_seeds(self.config.seed, max(sample, 0), f"{name} sample", len(rows))
-            asked = settled(generator.solve(task, rows, seeds, greedy=sample == GREEDY, through=turns.through(turn)))
-            solutions += asked
-            answers += [_answer(solution, sample) for solution in asked]
+            asked = generator.solve(task, rows, seeds, greedy=sample == GREEDY, through=turns.through(turn))
+            solved[turn] = settled(asked)
+            answers += [_answer(solution, sample) for solution in solved[turn]]
+        solutions = [solution for of_turn in solved.values() for solution in of_turn]
         _cluster(
             self.exchange,
             task,
@@ -163,7 +164,7 @@ class BenchmarkRun:
             [answer for answer in answers if answer.sample != GREEDY],
         )
         if "verifier" in self.roles and self.settings.use_verifier:
-            self._verify(solutions, answers, turns)
+            self._verify(solved, answers, turns)
         labels = task.label_all([(solution.question, solution.solution.steps) for solution in solutions])
         for answer, step_labels in zip(answers, labels, strict=True):
             answer.step_labels = step_labels or []
@@ -172,28 +173,32 @@ class BenchmarkRun:
 
     # -- judging -----------------------------------------------------------------------------------------------
 
-    def _verify(self, solutions: Sequence[ReadSolution], answers: Sequence[Answer], turns: Turns) -> None:
+    def _verify(self, solved: Mapping[str, list[ReadSolution]], answers: Sequence[Answer], turns: Turns) -> None:
         """One verdict for each answer, and a score: half the verdict, half the share of steps judged right."""
         rounds = self.settings.verifier_samples
-        judged = [self._judge(solutions, number, turns) for number in range(rounds)]
+        judged = [self._judge(solved, number, turns) for number in range(rounds)]
         for answer, *readings in zip(answers, *judged, strict=True):
             first = readings[0]
             answer.verification, answer.verdict = first.response.text, first.verification.final
             answer.step_judgements = first.verification.judgements
             answer.score = round(sum(verifier_score(reading.verification) / rounds for reading in readings), 6)
 
-    def _judge(self, solutions: Sequence[ReadSolution], number: int, turns: Turns) -> list[ReadVerification]:
+    def _judge(self, solved: Mapping[str, list[ReadSolution]], number: int, turns: Turns) -> list[ReadVerification]:
+        """The `number`-th verification of every solution; those of a generator's turn are a turn of the verifier."""
         verifier = self.roles["verifier"]
         assert isinstance(verifier, Verifier)
         rounds = self.settings.verifier_samples
-        turn = "judging" if rounds == 1 else f"judging {number + 1} of {rounds}"
-        seeds = request_seeds(self.config.seed, number, "verification", len(solutions))
-        return verifier.judge(solutions, seeds, greedy=rounds == 1, through=turns.through(turn))
+        seeds = iter(request_seeds(self.config.seed, number, "verification", sum(map(len, solved.values()))))
+        read: list[ReadVerification] = []
+        for turn, solutions in solved.items():
+            judging = turns.through(f"judging {turn}" + (f", time {number + 1} of {rounds}" if rounds > 1 else ""))
+            read += verifier.judge(solutions, list(islice(seeds, len(solutions))), greedy=rounds == 1, through=judging)
+        return read
 
     def _ask_verifier(self, rows: Sequence[dict[str, Any]], turns: Turns) -> list[Answer]:
         """ProcessBench: greedy judgements of solutions that come with their steps."""
         answers = []
-        for read in self._judge([_given_solution(row) for row in rows], 0, turns):
+        for read in self._judge({"solutions": [_given_solution(row) for row in rows]}, 0, turns):
             row, verification = read.judged.question, read.verification
             prediction = processbench.first_wrong_step(verification.judgements)
             answers.append(

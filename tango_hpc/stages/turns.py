@@ -1,6 +1,6 @@
 """What a set of `tango eval` has been answered so far, turn by turn, so that a stopped evaluation goes on with the next.
 
-A turn is one response of a role to all that the set asks it. RUN/eval/LABEL/NAME.turns/TURN.parquet has a response a row:
+A turn is one response of a role to each question, or to each solution of one of the generator's turns. RUN/eval/LABEL/NAME.turns/TURN.parquet has a response a row:
 its token ids and why it ended; the file's metadata say what it was asked with. The folder goes when the set is complete.
 """
 
@@ -47,7 +47,7 @@ class Turns:
         """Has a role give the responses that an interrupted attempt wrote down, or generate and write them. Collective."""
 
         def responses(generate: Callable[[], list[Generation]]) -> list[Generation]:
-            file = self._folder / f"{turn.replace(' ', '_')}.parquet"
+            file = self._folder / f"{turn.replace(',', '').replace(' ', '_')}.parquet"
             kept = self._exchange.all_gather(self._read(file) if self._exchange.is_first else None)[0]
             if kept is not None:
                 return [Generation(token_ids, [], reason) for token_ids, reason in kept]

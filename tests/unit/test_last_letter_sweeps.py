@@ -39,6 +39,7 @@ ARMS = {
     "independent_verdicts": ["Tango, GRPO"],
     "algorithms": [
         "Tango, RLOO",
+        "verifier frozen, RLOO",
         "RLOO alone",
         "Tango, REINFORCE++, alpha_start=0.5, alpha_end=0.05",
         "Tango, REINFORCE++, alpha_start=0.1, alpha_end=0.01",
@@ -53,6 +54,7 @@ ARMS = {
         "Tango, GRPO, verification_draws=3",
         "Tango, GRPO, warmup_min_share=0.1",
         "Tango, GRPO, min_verifier_j=0.1, verifier_draws=8, verification_draws=3",
+        "Tango, GRPO, alpha_end=0.05, alpha_schedule=exponential, verifier_draws=8",
         "verifier frozen, GRPO",
     ],
 }

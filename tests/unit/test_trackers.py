@@ -21,7 +21,10 @@ WRITE = """
 import sys
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import MetricsWriter
+from tango_hpc.run.trackers import MLflow
 directory = RunDirectory(sys.argv[1])
+MLflow(directory, "sft", 0).log({"loss": 3.0}, 1)  # of attempts that were killed
+MLflow(directory, "train", 0).log({"loss": 2.0}, 1)
 for resumed, steps in ((0, (1, 2, 3)), (2, (3, 4))):
     writer = MetricsWriter(directory, "train", resumed_step=resumed, trackers=("tensorboard", "wandb", "mlflow"))
     for step in steps:
@@ -41,7 +44,8 @@ runs = client.search_runs([client.get_experiment_by_name("tango_hpc").experiment
 for run in runs:
     keys = ("loss", "tokens/trained", "eval/generator/accuracy", "kl")
     history = {key: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, key)] for key in keys}
-    found["mlflow"].append({"tags": run.data.tags["resumed_step"], "status": run.info.status, **history})
+    at = run.data.tags["stage"], run.data.tags["resumed_step"]
+    found["mlflow"].append({"at": at, "status": run.info.status, **history})
 for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime):
     data, at, rows = file.read_bytes(), 7, []  # a head of 7 bytes; then LevelDB's log format, here in one block
     while at < len(data):
@@ -75,9 +79,13 @@ def test_wandb_and_mlflow_get_every_scalar_without_a_network(tmp_path: Path) -> 
     found = json.loads(python(READ).splitlines()[-1])
     first = {"loss": [[1, 0.5], [2, 1.0], [3, 1.5]], "tokens/trained": [[1, 7], [2, 7], [3, 7]], "kl": []}
     again = {"loss": [[3, 1.5], [4, 2.0]], "tokens/trained": [[3, 7], [4, 7]], "kl": []}
+    killed = {"tokens/trained": [], "eval/generator/accuracy": [], "kl": []}
     assert found["mlflow"] == [
-        {"tags": "0", "status": "FINISHED", **first, "eval/generator/accuracy": [[3, 0.25]]},
-        {"tags": "2", "status": "FINISHED", **again, "eval/generator/accuracy": [[4, 0.25]]},
+        # Of another stage, which may be going on for all that is known.
+        {"at": ["sft", "0"], "status": "RUNNING", "loss": [[1, 3.0]], **killed},
+        {"at": ["train", "0"], "status": "KILLED", "loss": [[1, 2.0]], **killed},
+        {"at": ["train", "0"], "status": "FINISHED", **first, "eval/generator/accuracy": [[3, 0.25]]},
+        {"at": ["train", "2"], "status": "FINISHED", **again, "eval/generator/accuracy": [[4, 0.25]]},
     ]
     rows = [{"train/step": step, "train/loss": 0.5 * step, "train/tokens/trained": 7} for step in (1, 2, 3, 4)]
     asked = [{"train/step": step, "train/eval/generator/accuracy": 0.25} for step in (3, 4)]

@@ -84,7 +84,8 @@ def test_the_last_checkpoint_is_evaluated_with_votes_and_the_verifiers_choice(fo
     assert len(answers) == 64 * 5 and all(one.verdict is not None for one in answers)
     assert any(one.step_labels for one in answers)
     assert (folder / "eval/eval/answers.html").is_file()
-    turns = ["greedy", *(f"sample {number} of 4" for number in range(1, 5)), "judging"]
+    solving = ["greedy", *(f"sample {number} of 4" for number in range(1, 5))]
+    turns = [*solving, *(f"judging {turn}" for turn in solving)]
     said = re.findall(rf"\[eval\] task of {label}(?:, )?(.*)\n", (folder / "said.txt").read_text())
     # The display looks once a second, so that short ones pass by.
     assert said and said == [turn for turn in turns if turn in said]
