@@ -191,7 +191,8 @@ class BenchmarkRun:
         seeds = iter(request_seeds(self.config.seed, number, "verification", sum(map(len, solved.values()))))
         read: list[ReadVerification] = []
         for turn, solutions in solved.items():
-            judging = turns.through(f"judging {turn}" + (f", time {number + 1} of {rounds}" if rounds > 1 else ""))
+            name = f"judging {turn}" + (f", time {number + 1} of {rounds}" if rounds > 1 else "")
+            judging = turns.through(name, about=[solution.response.text for solution in solutions])
             read += verifier.judge(solutions, list(islice(seeds, len(solutions))), greedy=rounds == 1, through=judging)
         return read
 

@@ -6,9 +6,10 @@ its token ids and why it ended; the file's metadata say what it was asked with. 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +44,22 @@ class Turns:
         self._folder, self._exchange, self._begin, self._tell = folder, exchange, begin, tell
         self._made_with = json.loads(json.dumps(made_with))  # as it is read again
 
-    def through(self, turn: str) -> Through:
-        """Has a role give the responses that an interrupted attempt wrote down, or generate and write them. Collective."""
+    def through(self, turn: str, about: Sequence[str] = ()) -> Through:
+        """Has a role give the responses that an interrupted attempt wrote down, or generate and write them. Collective.
+
+        `about`: texts that are asked about, beside the questions; responses about others are asked for again.
+        """
+        made_with = self._made_with | {"about": hashlib.sha256(json.dumps(about).encode()).hexdigest()}
 
         def responses(generate: Callable[[], list[Generation]]) -> list[Generation]:
             file = self._folder / f"{turn.replace(',', '').replace(' ', '_')}.parquet"
-            kept = self._exchange.all_gather(self._read(file) if self._exchange.is_first else None)[0]
+            kept = self._exchange.all_gather(self._read(file, made_with) if self._exchange.is_first else None)[0]
             if kept is not None:
                 return [Generation(token_ids, [], reason) for token_ids, reason in kept]
             self._begin(turn)
             generations = generate()
             if self._exchange.is_first:
-                self._write(file, generations)
+                self._write(file, generations, made_with)
             return generations
 
         return responses
@@ -63,18 +68,18 @@ class Turns:
         """Forget them; one process calls it."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _read(self, file: Path) -> list[tuple[list[int], str]] | None:
+    def _read(self, file: Path, made_with: dict[str, Any]) -> list[tuple[list[int], str]] | None:
         if not file.is_file():
             return None
         try:
-            if read_made_with(file) == self._made_with:
+            if read_made_with(file) == made_with:
                 table = pq.read_table(file)
                 return list(zip(table["token_ids"].to_pylist(), table["finish_reason"].to_pylist(), strict=True))
-            self._tell(f"{file} was asked for with other settings, and is asked for again")
+            self._tell(f"{file} was asked for otherwise, and is asked for again")
         except (UserError, OSError, pa.ArrowInvalid) as error:
             self._tell(f"{file} is damaged and asked for again: {error}")
         return None
 
-    def _write(self, file: Path, generations: list[Generation]) -> None:
+    def _write(self, file: Path, generations: list[Generation], made_with: dict[str, Any]) -> None:
         rows = [{"token_ids": made.token_ids, "finish_reason": made.finish_reason} for made in generations]
-        write_rows(file, rows, made_with=self._made_with, schema=_SCHEMA)
+        write_rows(file, rows, made_with=made_with, schema=_SCHEMA)
