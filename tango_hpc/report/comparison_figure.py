@@ -69,17 +69,22 @@ def draw(path: Path, points: Sequence[Point]) -> None:
             axes.set_xlabel(AXES[x])
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
             axes.set_ylim(max(axes.get_ylim()[0], -0.02), min(axes.get_ylim()[1], 1.02))
-        entries: dict[str, Any] = {}
-        for axes in grid.flat:
-            entries |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
-        figure.legend(
-            list(entries.values()),
-            list(entries),
-            loc="outside upper center",
-            ncols=min(len(entries), 4) or 1,
-            fontsize=9.5,
-        )
+        _name_arms(figure)
         figure.savefig(path, dpi=150, facecolor="white")
+
+
+def _name_arms(figure: Figure) -> None:
+    """A legend above the panels, in as many columns as the figure is wide enough for, at most four."""
+    entries: dict[str, Any] = {}
+    for axes in figure.axes:
+        entries |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+    for columns in range(min(len(entries), 4) or 1, 0, -1):
+        legend = figure.legend(
+            list(entries.values()), list(entries), loc="outside upper center", ncols=columns, fontsize=9.5
+        )
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def _draw_arm(axes: Axes, points: Sequence[Point], arm: str, color: str, line: str, x: str, y: str) -> None:

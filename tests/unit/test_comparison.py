@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from tango_hpc.cli import app
@@ -228,6 +229,9 @@ def test_results_in_the_docs_are_made_again_from_their_curves(kept: Path, tmp_pa
     made = (tmp_path / "comparison.md").read_text()
     assert made == (kept / "comparison.md").read_text()
     assert (tmp_path / "curves.csv").read_bytes() == (kept / "curves.csv").read_bytes()
-    assert (tmp_path / "comparison.png").stat().st_size > 50_000 and (kept / "comparison.png").is_file()
+    for picture in (tmp_path / "comparison.png", kept / "comparison.png"):
+        pixels = imread(picture)
+        assert picture.stat().st_size > 50_000 and pixels.shape[0] > 1000
+        assert (pixels[:, :3, :3] == 1).all() and (pixels[:, -3:, :3] == 1).all()  # nothing is cut off at the sides
     shown = (kept.parents[1] / "reproduce.md").read_text()
     assert made.split("\n\n")[0] in shown and f"results/{kept.name}/comparison.png" in shown

@@ -56,6 +56,7 @@ ARMS = {
         "Tango, GRPO, min_verifier_j=0.1, verifier_draws=8, verification_draws=3",
         "Tango, GRPO, alpha_end=0.05, alpha_schedule=exponential, verifier_draws=8",
         "verifier frozen, GRPO",
+        "verifier frozen, GRPO, alpha_end=0.05, alpha_schedule=exponential",
     ],
 }
 
