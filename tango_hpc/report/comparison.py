@@ -246,8 +246,8 @@ def curve(points: Sequence[Point], arm: str, x: str, y: str) -> list[Mean]:
 
 @dataclass(frozen=True)
 class Row:
-    """An arm of the table: each score at the last evaluation that all its seeds have reached, and what it took to reach
-    the plain algorithm's. A score that a seed lacks there (no solution was right) is missing.
+    """An arm of the table: each score at the last evaluation that all its seeds have reached, by steps of the generator or,
+    where it is frozen, of the verifier; and what it took to reach the plain algorithm's. A score that a seed lacks there (no solution was right) is missing.
     """
 
     arm: str
@@ -267,14 +267,16 @@ def table(points: Sequence[Point]) -> list[Row]:
     rows = []
     for arm in dict.fromkeys(point.arm for point in points):
         of_arm = [point for point in points if point.arm == arm and point.kind == "evaluation"]
+        trained = "generator_steps" if any(point.numbers["generator_steps"] for point in of_arm) else "verifier_steps"
         ends: dict[int, float] = {}
         for point in of_arm:
-            ends[point.seed] = max(point.numbers["step"], ends.get(point.seed, 0.0))
+            ends[point.seed] = max(point.numbers[trained], ends.get(point.seed, 0.0))
         common = min(ends.values(), default=0.0)
         last: dict[int, Mapping[str, float]] = {}
         for point in of_arm:
-            if last.get(point.seed, {}).get("step", -1) <= point.numbers["step"] <= common:
-                last[point.seed] = point.numbers
+            numbers = point.numbers
+            if numbers[trained] <= common and numbers["step"] >= last.get(point.seed, numbers)["step"]:
+                last[point.seed] = numbers
         final = {}
         for name in ("accuracy", *SCORES, *FIRST):
             values = [numbers[name] for numbers in last.values() if name in numbers]
