@@ -247,7 +247,8 @@ def curve(points: Sequence[Point], arm: str, x: str, y: str) -> list[Mean]:
 @dataclass(frozen=True)
 class Row:
     """An arm of the table: each score at the last evaluation that all its seeds have reached, by steps of the generator or,
-    where it is frozen, of the verifier; and what it took to reach the plain algorithm's. A score that a seed lacks there (no solution was right) is missing.
+    where it is frozen, of the verifier; and what it took to reach the plain algorithm's. A score that a seed lacks there
+    (no solution was right) is missing.
     """
 
     arm: str

@@ -1,7 +1,8 @@
 """What a set of `tango eval` has been answered so far, turn by turn, so that a stopped evaluation goes on with the next.
 
-A turn is one response of a role to each question, or to each solution of one of the generator's turns. RUN/eval/LABEL/NAME.turns/TURN.parquet has a response a row:
-its token ids and why it ended; the file's metadata say what it was asked with. The folder goes when the set is complete.
+A turn is one response of a role to each question, or to each solution of one of the generator's turns.
+RUN/eval/LABEL/NAME.turns/TURN.parquet has a response a row: its token ids and why it ended; the file's metadata say what
+it was asked with. The folder goes when the set is complete.
 """
 
 from __future__ import annotations
