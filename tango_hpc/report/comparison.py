@@ -269,27 +269,25 @@ def table(points: Sequence[Point]) -> list[Row]:
     for arm in dict.fromkeys(point.arm for point in points):
         of_arm = [point for point in points if point.arm == arm and point.kind == "evaluation"]
         trained = "generator_steps" if any(point.numbers["generator_steps"] for point in of_arm) else "verifier_steps"
-        ends: dict[int, float] = {}
-        for point in of_arm:
-            ends[point.seed] = max(point.numbers[trained], ends.get(point.seed, 0.0))
-        common = min(ends.values(), default=0.0)
-        last: dict[int, Mapping[str, float]] = {}
-        for point in of_arm:
-            numbers = point.numbers
-            if numbers[trained] <= common and numbers["step"] >= last.get(point.seed, numbers)["step"]:
-                last[point.seed] = numbers
+        num_seeds = len({point.seed for point in of_arm})
+        end = _end(points, arm, trained)
         final = {}
         for name in ("accuracy", *SCORES, *FIRST):
-            values = [numbers[name] for numbers in last.values() if name in numbers]
-            if values and len(values) == len(ends):
-                final[name] = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+            for entry in curve(points, arm, trained, name):
+                if end is not None and entry.x == end.x and entry.of_all:
+                    final[name] = entry.mean, entry.high - entry.mean if num_seeds > 1 else None
         algorithm = of_arm[0].algorithm if of_arm else ""
-        plain = curve(points, f"{NAMES.get(algorithm, '')} alone", "generator_steps", "accuracy")
-        target = next((entry.mean for entry in reversed(plain) if entry.of_all), None)
+        plain = _end(points, f"{NAMES.get(algorithm, '')} alone", "generator_steps")
+        target = None if plain is None else plain.mean
         judged = curve(points, arm, "verifier_steps", "first_step_f1")
         before = judged[0].mean if judged and judged[0].of_all else None
-        rows.append(Row(arm, len(last), before, final, _to_reach(points, arm, target), target))
+        rows.append(Row(arm, num_seeds, before, final, _to_reach(points, arm, target), target))
     return rows
+
+
+def _end(points: Sequence[Point], arm: str, x: str) -> Mean | None:
+    """The accuracy at the last evaluation that all seeds of an arm have reached."""
+    return next((entry for entry in reversed(curve(points, arm, x, "accuracy")) if entry.of_all), None)
 
 
 def _to_reach(points: Sequence[Point], arm: str, target: float | None) -> dict[str, float] | None:
