@@ -5,19 +5,21 @@
 #   tango import Qwen/Qwen2.5-0.5B-Instruct --out models/Qwen2.5-0.5B-Instruct
 #   bash tools/half_billion.sh            # hours; stop it with Ctrl-C at any time, run it again and it goes on
 #
-# GSM8K comes from its hub, or from a folder with train.jsonl and test.jsonl that the variable GSM8K names.
-# Uses the tango on the PATH, else installs it (tools/install.sh).
+# Arguments are settings of configs/half_billion.yaml for all stages: launch.dtype=float32 where the CPU has no bfloat16
+# instructions, which then takes four times as long. GSM8K comes from its hub, or from a folder with train.jsonl and
+# test.jsonl that the variable GSM8K names. Uses the tango on the PATH, else installs it (tools/install.sh).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 command -v tango >/dev/null || source tools/install.sh
 config=configs/half_billion.yaml data=data/half_billion runs=runs/half_billion
 alone=(verifier=null sft.generator=null sft.verifier=null algorithm.alpha_start=0 algorithm.alpha_end=0 train.verifier_steps_per_cycle=0)
+settings=("$@")
 say() { printf '\n== %s\n' "$*"; }
 stage() { # stage NAME RUN CONFIG SETTINGS...: begin it, or go on with it
     local name=$1 run=$2 file=$3
     shift 3
     [ -e "$run/config.yaml" ] && set -- "$@" --resume
-    tango "$name" "$file" run.dir="$run" "$@"
+    tango "$name" "$file" run.dir="$run" "${settings[@]}" "$@"
 }
 
 say "questions of one or two calculations"
