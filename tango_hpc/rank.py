@@ -26,6 +26,7 @@ from tango_hpc.launch.gpu_driver import why_no_gpu, why_not_shared
 from tango_hpc.launch.snapshot import check_runs_code_of_attempt
 from tango_hpc.launch.staging import staged_overrides
 from tango_hpc.launch.workers import Body, host_ranks
+from tango_hpc.plan.disk import SAVING
 from tango_hpc.plan.memory import memory_of_this_job, saves_in_background
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
@@ -41,7 +42,6 @@ STAGES = {
     "eval": "tango_hpc.stages.benchmark:evaluate",
     "teacher": "tango_hpc.stages.teacher:teach",
 }
-SAVING = ("sft", "train")  # those that write checkpoints
 
 
 def prepare_stage(directory: RunDirectory, stage: str) -> tuple[Sequence[str], Body]:

@@ -39,6 +39,7 @@ from tango_hpc.launch.requeue import requeue, resume_command
 from tango_hpc.launch.snapshot import check_runs_snapshot
 from tango_hpc.launch.starters import LocalStarter, SrunStarter, Starter
 from tango_hpc.launch.supervisor import ENDED_WHILE_LOADING, Supervisor
+from tango_hpc.plan.disk import check_disk
 from tango_hpc.report.formats import say, visible
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.steps import is_newer
@@ -100,6 +101,8 @@ def run_attempt(
             computes_with, refused = compare_with_last(directory, stage, config)
             record_attempt(directory, stage=stage, record_diff=config.run.record_diff, computes_with=computes_with)
             check_inputs(config, stage)  # as this machine sees them, and what the stage before has written
+            if (note := check_disk(directory, config, stage)) is not None:
+                say(console, f"Note: {note}")
             refuse(directory, refused)
             supervisor = Supervisor(
                 directory,

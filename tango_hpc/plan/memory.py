@@ -11,7 +11,7 @@ has; contexts, communicators and CUDA graphs of all stay on the GPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +58,8 @@ class Phase:
 class MemoryPlan:
     """Phases on the GPU (empty on a CPU) and on a node's memory, against what there is (None: not known).
 
-    `background_bytes`: memory from which on a node writes checkpoints while training goes on.
+    `background_bytes`: memory from which on a node writes checkpoints while training goes on. `checkpoint_bytes`: what
+    each trained role writes into one, all ranks together.
     """
 
     gpu: list[Phase]
@@ -66,6 +67,7 @@ class MemoryPlan:
     gpu_bytes: int | None
     node_bytes: int | None
     background_bytes: int
+    checkpoint_bytes: dict[str, int]
     problems: list[str]
 
 
@@ -93,7 +95,8 @@ def plan_memory(
             gpu += _gpu_phases(config, role, gpu_bytes)
     node = _node_phases(config, roles, copies=bool(config.checkpoint.background))
     with_copies = max(phase.total for phase in _node_phases(config, roles, copies=True))
-    plan = MemoryPlan(gpu, node, gpu_bytes, node_bytes, int(with_copies / ROOM), problems)
+    saved = {name: _saved_bytes([role], range(config.world_size)) for name, role in roles.items() if role.stages}
+    plan = MemoryPlan(gpu, node, gpu_bytes, node_bytes, int(with_copies / ROOM), saved, problems)
     caches = [cache_problem(config, name, gpu_bytes or 0) for name in roles]
     problems += [problem for problem in caches if problem is not None]
     problems += [_over("GPU", phase, gpu_bytes) for phase in gpu if gpu_bytes is not None and phase.total > gpu_bytes]
@@ -245,7 +248,9 @@ def _node_phases(config: Config, roles: Mapping[str, _Role], *, copies: bool) ->
     shared = {"imported packages": num_tasks * CPU_SHARED_BYTES} if on_cpu else {}
     resident = [_sum([shared, *(_rank_resident(config, roles, rank) for rank in ranks)]) for ranks in nodes]
     if copies:
-        resident = [items | {COPIES: _saved_bytes(roles, ranks)} for items, ranks in zip(resident, nodes, strict=True)]
+        resident = [
+            items | {COPIES: _saved_bytes(roles.values(), ranks)} for items, ranks in zip(resident, nodes, strict=True)
+        ]
     fullest = max(range(len(nodes)), key=lambda node: sum(resident[node].values()))
     base, ranks = resident[fullest], nodes[fullest]
     throughout = "training" if any(role.stages for role in roles.values()) else "generating"
@@ -275,10 +280,10 @@ def _node_phases(config: Config, roles: Mapping[str, _Role], *, copies: bool) ->
     return phases
 
 
-def _saved_bytes(roles: Mapping[str, _Role], ranks: Sequence[int]) -> int:
+def _saved_bytes(roles: Iterable[_Role], ranks: Sequence[int]) -> int:
     """What these ranks write into a checkpoint: each its optimizer's share, the first data rank weights and reference."""
     total = 0
-    for role in roles.values():
+    for role in roles:
         for rank in ranks if role.stages else ():
             trainer = role.stage_of(rank)
             is_first = rank // trainer.tensor % trainer.data == 0

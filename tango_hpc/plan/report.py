@@ -75,6 +75,8 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Pl
         "checkpoint": {
             "background": config.checkpoint.background,
             "background_from_bytes": memory.background_bytes if stage == "train" else None,
+            "bytes": sum(memory.checkpoint_bytes.values()) if stage == "train" else None,
+            "keep": config.checkpoint.keep,
         },
         "batch": batch,
         "schedule": {
@@ -149,6 +151,12 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
         console.print(
             f"checkpoints are written while training goes on where a node gives the job {needed:,.0f} GiB or more "
             "(checkpoint.background)"
+        )
+    if plan["stage"] == "train":
+        one, keep = plan["checkpoint"]["bytes"] / GIB, plan["checkpoint"]["keep"]
+        console.print(
+            f"a checkpoint takes {one:,.1f} GiB of disk; the {keep} that are kept (checkpoint.keep) and the one that is being "
+            f"written {(keep + 1) * one:,.1f} GiB"
         )
     for place, title in (("gpu", "One GPU"), ("node", "Memory of one node")):
         memory = plan["memory"][place]

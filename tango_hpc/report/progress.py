@@ -63,7 +63,9 @@ class ProgressView:
         self.state: dict[str, Any] = {}
         self._last_phase: tuple[Any, ...] = ()
         self._notes_shown: list[str] = []
-        self._collect()  # what earlier attempts and stages wrote is history, not news
+        # What earlier attempts and stages wrote is history, not news.
+        self._earlier = read_progress(directory).get("attempt_started")
+        self._collect()
         self._live: Live | None = None
 
     def __enter__(self) -> ProgressView:
@@ -124,7 +126,9 @@ class ProgressView:
         self.rows = rows if rewritten else self.rows + rows
         evaluations, evaluations_rewritten = self._evaluations.new_rows()
         self.evaluations = evaluations if evaluations_rewritten else self.evaluations + evaluations
-        self.state = read_progress(self._directory) or self.state
+        state = read_progress(self._directory)
+        if state and state.get("attempt_started") != self._earlier:
+            self.state = state
         return ([] if rewritten else rows), ([] if evaluations_rewritten else evaluations)
 
     # -- what is shown -------------------------------------------------------------------------------------

@@ -59,7 +59,20 @@ def test_rows_of_earlier_attempts_are_no_news(directory):
     assert [one["step"] for one in view.rows] == [1, 2, 3]
 
 
+def test_what_the_attempt_before_said_is_no_news(directory):
+    earlier = ProgressReporter(directory, "train", total_steps=5)
+    earlier.note("the verifier says the same to all")
+    earlier.phase("saving", step=4)
+    view, output = log_view(directory)
+    view.refresh()
+    assert output.getvalue() == "" and view.state == {}
+    ProgressReporter(directory, "train", total_steps=5, first_step=2).note("the verifier says the same to all")
+    view.refresh()
+    assert output.getvalue().splitlines() == ["Note: the verifier says the same to all", "[train] starting"]
+
+
 def test_terminal_shows_both_models_before_and_now(directory):
+    view, output = log_view(directory)
     reporter = ProgressReporter(directory, "train", total_steps=4)
     with MetricsWriter(directory, "train") as metrics:
         metrics.write_evaluation(0, {"generator/accuracy": 0.125, "verifier/outcome_f1": 0.5})
@@ -67,7 +80,7 @@ def test_terminal_shows_both_models_before_and_now(directory):
             metrics.write(row(step, **{"generator/accuracy": 0.25 * step, "verifier/outcome_f1": 0.75}))
         metrics.write_evaluation(2, {"generator/accuracy": 0.5, "verifier/outcome_f1": 0.8})
     reporter.phase("rollout", step=2, role="verifier")
-    view, output = log_view(directory)
+    view.refresh()
     Console(file=output, width=140).print(view.render())
     shown = output.getvalue()
     assert "2/4" in shown and "ETA 0:00:04" in shown and "verifier: rollout" in shown

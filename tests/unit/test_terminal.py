@@ -59,10 +59,10 @@ def test_an_own_tasks_error_that_repeats_an_answer(directory: RunDirectory, tmp_
         called = {"file": str(task), "source": task.read_text(), "settings": {}, "question": {"question": "q"}}
         (verdict,) = pool.grade([GradeItem("own", "x", EVIL, called)])
     stop = StopSignal(directory, Worker(0, "generator"), reads_file=False)
-    journal = Journal(directory, "train", stop, total_steps=9, resumed_step=0, writes=True, trackers=())
 
     def follow(console: Console) -> None:
         view = ProgressView(directory, console)
+        journal = Journal(directory, "train", stop, total_steps=9, resumed_step=0, writes=True, trackers=())
         journal.note(f"grading failed: {verdict.error}")
         view.refresh()
 
@@ -74,11 +74,16 @@ def test_notes_of_a_run_on_the_display_and_in_the_log(
     directory: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stop = StopSignal(directory, Worker(0, "generator"), reads_file=False)
-    journal = Journal(directory, "train", stop, total_steps=9, resumed_step=0, writes=True, trackers=())
-    journal.note(EVIL)
-    assert capsys.readouterr().out == f"{SHOWN}\n"
-    directory.progress.write_text(directory.progress.read_text().replace("abc", r"abc \u001b]0;edited"))
-    text = shown_by(lambda console: ProgressView(directory, console).refresh())
+
+    def follow(console: Console) -> None:
+        view = ProgressView(directory, console)
+        journal = Journal(directory, "train", stop, total_steps=9, resumed_step=0, writes=True, trackers=())
+        journal.note(EVIL)
+        assert capsys.readouterr().out == f"{SHOWN}\n"
+        directory.progress.write_text(directory.progress.read_text().replace("abc", r"abc \u001b]0;edited"))
+        view.refresh()
+
+    text = shown_by(follow)
     assert SHOWN in text and "␛]0;edited" in text and not COMMANDS.search(text)
 
 

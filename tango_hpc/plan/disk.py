@@ -1,0 +1,53 @@
+"""Room on the disk for the checkpoints of a stage, looked at before anything loads."""
+
+from __future__ import annotations
+
+import shutil
+
+from tango_hpc.config import Config
+from tango_hpc.errors import UserError
+from tango_hpc.plan.memory import plan_memory
+from tango_hpc.rollout.sizes import GIB
+from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.steps import steps_in
+
+SAVING = ("sft", "train")  # the stages that write checkpoints
+
+
+def checkpoint_bytes(config: Config, stage: str) -> int:
+    """The largest checkpoint of `stage`, of all ranks together: training writes both roles, fine-tuning one at a time.
+
+    Raises UserError where a model's sizes are not known.
+    """
+    by_role = plan_memory(config, gpu_gb=0, node_gb=None, sync_bytes={}).checkpoint_bytes
+    if stage == "sft":
+        return max((size for name, size in by_role.items() if getattr(config.sft, name) is not None), default=0)
+    return sum(by_role.values())
+
+
+def check_disk(directory: RunDirectory, config: Config, stage: str) -> str | None:
+    """What to tell the user where the disk has no room for all checkpoints to come; None where it has, or nobody knows.
+
+    Raises UserError where there is not even room for one. A quota below what the file system has free is not seen.
+    """
+    if stage not in SAVING:
+        return None
+    try:
+        one = checkpoint_bytes(config, stage)
+    except UserError:  # sizes are not known; what reads the model says so
+        return None
+    keep = config.checkpoint.keep
+    # The oldest goes when the newest is complete.
+    to_come = max(keep - len(steps_in(directory.checkpoints / stage)), 0) + 1
+    free = shutil.disk_usage(directory.path).free
+    there = f"{free / GIB:.1f} GiB are free at {directory.path}"
+    if free < one:
+        raise UserError(
+            f"no room for a checkpoint: it takes {one / GIB:.1f} GiB, and {there}; make room, or set run.dir"
+        )
+    if free < to_come * one:
+        return (
+            f"checkpoints will need {to_come * one / GIB:.1f} GiB more ({one / GIB:.1f} each, {keep} kept and one being written), "
+            f"and {there}: make room, or lower checkpoint.keep, or the run ends when the disk is full"
+        )
+    return None

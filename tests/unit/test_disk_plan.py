@@ -1,0 +1,88 @@
+"""Room for the checkpoints of a run, before anything loads."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tango_hpc.config import Config, load_config
+from tango_hpc.config.models import role_shape
+from tango_hpc.errors import UserError
+from tango_hpc.model.shape import ModelShape
+from tango_hpc.plan.disk import check_disk, checkpoint_bytes
+from tango_hpc.plan.report import make_plan
+from tango_hpc.rollout.sizes import GIB
+from tango_hpc.run.directory import RunDirectory
+from tests.unit.test_plan import CONFIGS, make_config, trainer
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return make_config(
+        tmp_path, launch__dtype="float32", launch__tasks_per_node=4, algorithm__kl_coef=0.0, checkpoint__keep=2
+    )
+
+
+def parameters(shape: ModelShape, tensor: int) -> int:
+    return trainer(shape=shape, tensor=tensor).sizes.num_parameters
+
+
+def test_a_checkpoint_is_weights_and_the_optimizers_state_of_both_roles(config: Config) -> None:
+    """fp32 on four tensor ranks: 4 bytes of weights, 12 of main weights and two moments for each parameter."""
+    by_hand = sum(4 * 16 * parameters(role_shape(config, name), 4) for name in ("generator", "verifier"))
+    assert checkpoint_bytes(config, "train") == by_hand
+    plan = make_plan(config, gpu_gb=1000, node_gb=None)["checkpoint"]
+    assert (plan["bytes"], plan["keep"]) == (by_hand, 2)
+    assert make_plan(config, gpu_gb=1000, node_gb=None, stage="eval")["checkpoint"]["bytes"] is None
+
+
+def test_the_half_billion_model_takes_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its run in float32 wrote 7.36 GiB for a role, as the error of a full disk said."""
+    monkeypatch.chdir(CONFIGS.parent)  # its prompts
+    config = load_config(CONFIGS / "half_billion.yaml", ["launch.dtype=float32"])
+    assert checkpoint_bytes(config, "train") / GIB == pytest.approx(2 * 7.36, abs=0.02)
+    assert checkpoint_bytes(config, "sft") / GIB == pytest.approx(7.36, abs=0.01)  # one role at a time
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "free", "told"),
+    [
+        ([], 3.0, None),
+        ([], 2.9, "checkpoints will need 3.0 times"),
+        (["step_000010"], 2.0, None),
+        (["step_000010"], 1.9, "checkpoints will need 2.0 times"),
+        (["step_000010", "step_000020"], 1.0, None),
+        (["step_000010", "step_000020", "step_000030"], 1.0, None),
+        (["step_000010", "step_000020"], 0.9, "no room"),
+    ],
+)
+def test_the_disk_has_room_for_those_to_come(
+    config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    checkpoints: list[str],
+    free: float,
+    told: str | None,
+) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    for name in checkpoints:
+        (directory.checkpoints / "train" / name).mkdir(parents=True)
+    one = checkpoint_bytes(config, "train")
+    usage: Any = SimpleNamespace(free=int(free * one))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    if told == "no room":
+        with pytest.raises(
+            UserError, match=r"no room for a checkpoint: it takes .* GiB are free at .*; make room, or set run\.dir"
+        ):
+            check_disk(directory, config, "train")
+        return
+    note = check_disk(directory, config, "train")
+    assert (note is None) == (told is None)
+    if note is not None and told is not None:
+        needed = float(told.split()[-2]) * one / GIB
+        assert f"will need {needed:.1f} GiB more ({one / GIB:.1f} each, 2 kept and one being written)" in note
+    assert check_disk(directory, config, "eval") is None
