@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 
+from rich.filesize import decimal
+
 from tango_hpc.config import Config
 from tango_hpc.errors import UserError
 from tango_hpc.plan.memory import plan_memory
-from tango_hpc.rollout.sizes import GIB
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.steps import steps_in
 
@@ -40,14 +41,12 @@ def check_disk(directory: RunDirectory, config: Config, stage: str) -> str | Non
     # The oldest goes when the newest is complete.
     to_come = max(keep - len(steps_in(directory.checkpoints / stage)), 0) + 1
     free = shutil.disk_usage(directory.path).free
-    there = f"{free / GIB:.1f} GiB are free at {directory.path}"
+    there = f"{decimal(free)} are free at {directory.path}"
     if free < one:
-        raise UserError(
-            f"no room for a checkpoint: it takes {one / GIB:.1f} GiB, and {there}; make room, or set run.dir"
-        )
+        raise UserError(f"no room for a checkpoint: it takes {decimal(one)}, and {there}; make room, or set run.dir")
     if free < to_come * one:
         return (
-            f"checkpoints will need {to_come * one / GIB:.1f} GiB more ({one / GIB:.1f} each, {keep} kept and one being written), "
+            f"checkpoints will need {decimal(to_come * one)} more ({decimal(one)} each, {keep} kept and one being written), "
             f"and {there}: make room, or lower checkpoint.keep, or the run ends when the disk is full"
         )
     return None

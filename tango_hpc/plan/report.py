@@ -23,6 +23,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from tango_hpc.config import Config
@@ -153,10 +154,10 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
             "(checkpoint.background)"
         )
     if plan["stage"] == "train":
-        one, keep = plan["checkpoint"]["bytes"] / GIB, plan["checkpoint"]["keep"]
+        one, keep = plan["checkpoint"]["bytes"], plan["checkpoint"]["keep"]
         console.print(
-            f"a checkpoint takes {one:,.1f} GiB of disk; the {keep} that are kept (checkpoint.keep) and the one that is being "
-            f"written {(keep + 1) * one:,.1f} GiB"
+            f"a checkpoint takes {decimal(one)} of disk; the {keep} that are kept (checkpoint.keep) and the one that is being "
+            f"written {decimal((keep + 1) * one)}"
         )
     for place, title in (("gpu", "One GPU"), ("node", "Memory of one node")):
         memory = plan["memory"][place]

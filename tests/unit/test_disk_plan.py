@@ -76,13 +76,14 @@ def test_the_disk_has_room_for_those_to_come(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     if told == "no room":
         with pytest.raises(
-            UserError, match=r"no room for a checkpoint: it takes .* GiB are free at .*; make room, or set run\.dir"
+            UserError,
+            match=r"no room for a checkpoint: it takes .* GB, and .* GB are free at .*; make room, or set run\.dir",
         ):
             check_disk(directory, config, "train")
         return
     note = check_disk(directory, config, "train")
     assert (note is None) == (told is None)
     if note is not None and told is not None:
-        needed = float(told.split()[-2]) * one / GIB
-        assert f"will need {needed:.1f} GiB more ({one / GIB:.1f} each, 2 kept and one being written)" in note
+        needed = float(told.split()[-2]) * one
+        assert f"will need {needed / 1e9:.1f} GB more ({one / 1e9:.1f} GB each, 2 kept and one being written)" in note
     assert check_disk(directory, config, "eval") is None
