@@ -10,7 +10,7 @@ from tango_hpc.config import Config
 from tango_hpc.errors import UserError
 from tango_hpc.plan.memory import plan_memory
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.steps import steps_in
+from tango_hpc.run.steps import leftovers_in, steps_in
 
 SAVING = ("sft", "train")  # the stages that write checkpoints
 
@@ -39,8 +39,10 @@ def check_disk(directory: RunDirectory, config: Config, stage: str) -> str | Non
         return None
     keep = config.checkpoint.keep
     # The oldest goes when the newest is complete.
-    to_come = max(keep - len(steps_in(directory.checkpoints / stage)), 0) + 1
-    free = shutil.disk_usage(directory.path).free
+    folder = directory.checkpoints / stage
+    to_come = max(keep - len(steps_in(folder)), 0) + 1
+    files = (file for leftover in leftovers_in(folder) for file in leftover.rglob("*") if file.is_file())
+    free = shutil.disk_usage(directory.path).free + sum(file.stat().st_size for file in files)
     there = f"{decimal(free)} are free at {directory.path}"
     if free < one:
         raise UserError(f"no room for a checkpoint: it takes {decimal(one)}, and {there}; make room, or set run.dir")

@@ -39,7 +39,7 @@ from tango_hpc.run.manifest import (
     wrong_contents,
     wrong_sizes,
 )
-from tango_hpc.run.steps import StepName, steps_in
+from tango_hpc.run.steps import StepName, leftovers_in, steps_in
 from tango_hpc.run.summary import note_resumed_from
 
 # NFS shows what another node has written up to a minute late.
@@ -78,7 +78,7 @@ class Checkpoints:
         self._begun: tuple[Path, dict[str, Saved], dict[str, FileSum]] | None = None
         if exchange.is_first:
             self._folder.mkdir(parents=True, exist_ok=True)
-            for leftover in self._folder.glob(".step_*"):
+            for leftover in leftovers_in(self._folder):
                 shutil.rmtree(leftover)
         exchange.barrier()
 

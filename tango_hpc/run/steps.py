@@ -48,6 +48,11 @@ def steps_in(folder: Path) -> list[tuple[StepName, Path]]:
     return sorted(found, key=lambda entry: (*_order(entry[0]), entry[1].name))
 
 
+def leftovers_in(folder: Path) -> list[Path]:
+    """Checkpoints in `folder` that an attempt began to write or to delete; the next one removes them as it starts."""
+    return sorted(folder.glob(".step_*"))
+
+
 def is_newer(name: str | None, other: str | None) -> bool:
     """Whether the checkpoint `name` was written later in a run than `other`; None comes before the first."""
     first, second = (StepName.read(text) if text is not None else None for text in (name, other))

@@ -81,10 +81,11 @@ def look(directory: RunDirectory) -> None:
     show_status(directory.path, Console(file=io.StringIO()), as_json=False)
     show_logs(directory.path, Console(file=io.StringIO()), rank=None, lines=2, follow=False)
     run_page.write_report(directory)
-    written = directory.progress.read_bytes() if directory.progress.is_file() else b""
+    written = directory.progress.read_bytes() if directory.progress.is_file() else None
     directory.progress.unlink(missing_ok=True)
     view = ProgressView(directory, Console(file=io.StringIO(), force_terminal=True))
-    directory.progress.write_bytes(written)  # by the attempt that is shown
+    if written is not None:
+        directory.progress.write_bytes(written)  # by the attempt that is shown
     view.refresh()
     Console(file=io.StringIO()).print(view.render())
 

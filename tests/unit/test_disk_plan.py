@@ -87,3 +87,21 @@ def test_the_disk_has_room_for_those_to_come(
         needed = float(told.split()[-2]) * one
         assert f"will need {needed / 1e9:.1f} GB more ({one / 1e9:.1f} GB each, 2 kept and one being written)" in note
     assert check_disk(directory, config, "eval") is None
+
+
+def test_what_a_killed_attempt_left_half_written_is_room(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt removes it before it writes anything: a job that is requeued must not be refused for it."""
+    directory = RunDirectory(tmp_path / "run")
+    one = checkpoint_bytes(config, "train")
+    half = directory.checkpoints / "train/.step_000010/generator/__0_0.distcp"
+    half.parent.mkdir(parents=True)
+    with half.open("wb") as file:
+        file.truncate(one)  # takes no room itself
+    usage: Any = SimpleNamespace(free=one // 2)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert "will need" in str(check_disk(directory, config, "train"))
+    half.unlink()
+    with pytest.raises(UserError, match="no room for a checkpoint"):
+        check_disk(directory, config, "train")
