@@ -43,6 +43,9 @@ STAGES = {
     "teacher": "tango_hpc.stages.teacher:teach",
 }
 
+# A role waits for what the other is at for as long as that advances, which is the watchdog's to say.
+LONGEST_PHASE_SECONDS = 30 * 86_400.0
+
 
 def prepare_stage(directory: RunDirectory, stage: str) -> tuple[Sequence[str], Body]:
     """The roles of `stage` and what their processes do, with all that they import; no GPU is touched."""
@@ -111,9 +114,7 @@ def run_stage(
         device = init_distributed(launch.collective_timeout_seconds, PrefixStore(worker.role, store)).device
         if device.type == "cuda":
             stop.watch_stream = lambda: partial(is_busy, torch.cuda.current_stream(device))
-        # A role waits for what the other is at; how long that may take is the watchdog's to say.
-        longest = max(launch.hang_timeout_seconds, launch.loading_limit_seconds) + launch.collective_timeout_seconds
-        exchange = Exchange.join(store, roles, worker.role, longest)
+        exchange = Exchange.join(store, roles, worker.role, LONGEST_PHASE_SECONDS)
         stop.agree = exchange.any
         if stage in SAVING:
             config = decided(config, exchange)

@@ -32,6 +32,7 @@ class Beat:
     host: str = ""
     pid: int | None = None
     phase: str = "starting"
+    part: str = ""  # of the phase, as far as it is counted: "35 of 160 responses"
     progress: int = -1  # grows whenever the process advances
     reached_safe_point: bool = False
     stack: str = ""  # of the main thread, once it has not advanced for STALL_SECONDS
@@ -55,6 +56,13 @@ def is_loading(directory: RunDirectory) -> bool:
     """Whether rank 0 has not come to its first safe point: there is nothing to save."""
     files = directory.heartbeats.glob(f"{Worker(0).stem}*.json")
     return not any(read_beat(directory, Worker.from_stem(file.stem)).reached_safe_point for file in files)
+
+
+def part_under_way(directory: RunDirectory, phase: str) -> str:
+    """How far rank 0 has come in `phase`, in words; "" where nobody counts, or it is at something else by now."""
+    files = directory.heartbeats.glob(f"{Worker(0).stem}*.json")
+    beats = [read_beat(directory, Worker.from_stem(file.stem)) for file in files]
+    return next((beat.part for beat in beats if beat.phase == phase and beat.part), "")
 
 
 def seconds_since_beat(directory: RunDirectory, rank: int) -> float:
@@ -95,7 +103,7 @@ class Heart:
 
     def __init__(self, directory: RunDirectory, worker: Worker, board: PhaseBoard | None = None) -> None:
         self.directory, self.worker, self._board = directory, worker, board
-        self.phase = "starting"
+        self.phase, self.part = "starting", ""
         self.reached_safe_point = False
         # Whether this process's GPU has work that has not ended. Collectives of a GPU end there, not in the call that
         # starts them: who waits for a peer stands wherever it next asks for a number. It is asked from the heartbeat's
@@ -126,10 +134,15 @@ class Heart:
         self.phase = phase
         if self._board is not None:
             self._board.write(phase)
-        self._progress += 1
-        self._advanced_at = time.monotonic()
+        self.advance("")
         if changed:
             self._phase_changed.set()
+
+    def advance(self, part: str) -> None:
+        """Note that this process advanced within its phase, of which `part` is done. As cheap as `enter`."""
+        self.part = part
+        self._progress += 1
+        self._advanced_at = time.monotonic()
 
     def _beat(self) -> None:
         # Many ranks beat more slowly together: their files lie on one file system.
@@ -152,6 +165,7 @@ class Heart:
             host=socket.gethostname(),
             pid=os.getpid(),
             phase=self.phase,
+            part=self.part,
             progress=self._progress,
             reached_safe_point=self.reached_safe_point,
             stack="".join(traceback.format_list(stack[-12:])),

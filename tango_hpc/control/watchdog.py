@@ -17,8 +17,9 @@ from tango_hpc.run.worker import Worker
 class Watchdog:
     """Finds a hang: a process has not advanced for `timeout_seconds`, or its heartbeat has stopped for that long.
 
-    Until its first safe point a process imports libraries and loads models: then `loading_seconds` is the limit.
-    Only the order of changes that this process sees counts, never the clocks of other nodes.
+    Whoever waits for others does not hang while any of them advances. Until its first safe point a process imports
+    libraries and loads models: then `loading_seconds` is the limit. Only the order of changes that this process sees
+    counts, never the clocks of other nodes.
     """
 
     directory: RunDirectory
@@ -32,15 +33,16 @@ class Watchdog:
         now = time.monotonic() if now is None else now
         beats: dict[Worker, Beat] = {}
         waits: dict[Worker, float] = {}
-        for worker in self.workers:
+        running = [worker for worker in self.workers if not self.directory.outcome_file(worker).exists()]
+        for worker in running:
             beat = beats[worker] = read_beat(self.directory, worker)
             mark = (beat.pid, beat.progress)
             if self._seen.get(worker, (None, 0.0))[0] != mark:
                 self._seen[worker] = (mark, now)
             wait = now - self._seen[worker][1]
-            if wait > self._limit(beat) and not self.directory.outcome_file(worker).exists():
+            if wait > self._limit(beat):
                 waits[worker] = wait
-        if not waits:
+        if not waits or (len(waits) < len(running) and all(beats[worker].waits_for_peers for worker in waits)):
             return None
         blamed = self._blame(waits, beats)
         beat = beats[blamed]

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tango_hpc.control.heartbeat import seconds_since_beat
+from tango_hpc.control.heartbeat import part_under_way, seconds_since_beat
 from tango_hpc.control.outcome import read_failures
 from tango_hpc.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.files import warn_once
@@ -125,7 +125,8 @@ def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> Run
     if state == "running":
         has_told = last is None or (last.ended is None and _is_newer(directory.progress, directory.attempts_file))
         between = "starting" if last is None or last.ended is None else "starting or ending"
-        detail = f"{current.get('role') or ''} {current.get('phase', '')}".strip() if has_told else between
+        told = (current.get("role"), current.get("phase"), part_under_way(directory, current.get("phase", "")))
+        detail = " ".join(map(str, filter(None, told))) if has_told else between
     if troubles := current.get("troubles"):
         detail = "; ".join(filter(None, (detail, *map(str, troubles))))
     damaged = damaged_in(directory.checkpoints / stage)

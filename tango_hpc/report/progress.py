@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tango_hpc.control.heartbeat import part_under_way
 from tango_hpc.files import is_of_disk
 from tango_hpc.report.formats import clock, say, sparkline
 from tango_hpc.run.directory import RunDirectory
@@ -179,7 +180,9 @@ class ProgressView:
             Text(f"ETA {clock(left)}" if left is not None else "", style="dim"),
         )
         doing = f"{state['role']}: " if state.get("role") and state["phase"] in PHASES else ""
-        phase = Text(f"{doing}{state['phase']} … {now - state['phase_started']:.0f} s", style="cyan")
+        part = part_under_way(self._directory, state["phase"])
+        since = f"{now - state['phase_started']:.0f} s" + (f", {part}" if part else "")
+        phase = Text(f"{doing}{state['phase']} … {since}", style="cyan")
         body = Table(box=None, padding=(0, 2), show_edge=False)
         for title in ("", "this step", "held out", "before", "trend"):
             body.add_column(title, justify="left" if title in ("", "trend") else "right", header_style="dim")

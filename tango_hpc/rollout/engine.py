@@ -17,7 +17,7 @@ import shutil
 import socket
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ import torch.distributed as dist
 from tango_hpc.config.values import MIN_TEMPERATURE
 from tango_hpc.parallel.ranks import sees_one_gpu
 from tango_hpc.protocol.tokenizer import load_tokenizer
+from tango_hpc.rollout.counted import CountedResponses
 from tango_hpc.rollout.spread import spread_requests
 from tango_hpc.types import Generation, GenerationRequest, SamplingSettings
 
@@ -145,8 +146,15 @@ class RolloutEngine:
     def _tokenizer(self) -> Any:
         return load_tokenizer(self.model_dir)
 
-    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSettings) -> list[Generation]:
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        sampling: SamplingSettings,
+        tell: Callable[[int, int], None] | None = None,
+    ) -> list[Generation]:
         """Complete every request, in their order. Collective, with the same arguments on every rank.
+
+        `tell` gets the number of complete responses and of all, of this rank's share, whenever one is complete.
 
         Starts with an empty prefix cache: the result depends on the weights and the arguments alone, not on what
         was generated before, in this process or in the one that it resumes.
@@ -156,7 +164,7 @@ class RolloutEngine:
         groups = spread_requests(requests, self.num_groups, sampling.max_tokens)
         mine = groups[self.group]
         self.num_cached_tokens = 0
-        generations = self._complete([requests[index] for index in mine], sampling) if mine else []
+        generations = self._complete([requests[index] for index in mine], sampling, tell) if mine else []
         if self.num_groups == 1:
             return generations
         packed: list[Any] = [None] * self.world_size
@@ -166,7 +174,12 @@ class RolloutEngine:
             result.update(zip(indices, _unpack(packed[group * self.tensor_size]), strict=True))
         return [result[index] for index in range(len(requests))]
 
-    def _complete(self, requests: list[GenerationRequest], sampling: SamplingSettings) -> list[Generation]:
+    def _complete(
+        self,
+        requests: list[GenerationRequest],
+        sampling: SamplingSettings,
+        tell: Callable[[int, int], None] | None,
+    ) -> list[Generation]:
         from vllm import SamplingParams
 
         if 0 < sampling.temperature < MIN_TEMPERATURE:
@@ -193,7 +206,8 @@ class RolloutEngine:
             for request in requests
         ]
         prompts = [{"prompt_token_ids": request.prompt_ids} for request in requests]
-        outputs = self.llm.generate(prompts, parameters, use_tqdm=False)
+        counted = functools.partial(CountedResponses, tell=tell) if tell is not None else False
+        outputs = self.llm.generate(prompts, parameters, use_tqdm=counted)
         self.num_cached_tokens = sum(output.num_cached_tokens or 0 for output in outputs)
         return [_to_generation(output.outputs[0]) for output in outputs]
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tango_hpc.config import Config
+from tango_hpc.control.stop import StopSignal
 from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.policy.loss import LossSettings, UpdateStats
 from tango_hpc.protocol.prompts import generator_prompt_ids, read_prompt, stop_token_ids, verifier_prompt_ids
@@ -48,8 +49,8 @@ class Role:
     generates; so it is at first, after an update, and on a GPU whenever it has slept.
     """
 
-    def __init__(self, name: str, config: Config, exchange: Exchange, total_steps: int = 0) -> None:
-        self.name, self.config, self.exchange = name, config, exchange
+    def __init__(self, name: str, config: Config, exchange: Exchange, stop: StopSignal, total_steps: int = 0) -> None:
+        self.name, self.config, self.exchange, self._stop = name, config, exchange, stop
         self.settings = config.roles[name]
         self.tokenizer = load_tokenizer(self.settings.model.path, self.settings.chat_template)
         self.prompt_text = read_prompt(
@@ -96,9 +97,14 @@ class Role:
         if self.stale:
             self.sync_weights()
         requests = [GenerationRequest(*prompt) for prompt in prompts]
-        generations = self.exchange.run(self.name, lambda: self._here.generate(requests, sampling))
+        generations = self.exchange.run(self.name, lambda: self._here.generate(requests, sampling, self._count))
         self.stale = self._forgets
         return generations
+
+    def _count(self, done: int, total: int) -> None:
+        """Tell whoever looks at the run how far this process has come."""
+        share = f" of rank {self._stop.worker.rank}" if self.exchange.size > len(self.exchange.roles) else ""
+        self._stop.advance(f"{done} of {total} responses{share}" if done < total else "")
 
     def sync_weights(self) -> SyncStats:
         """Bring the trainer's weights into the engine, which must generate next."""

@@ -8,7 +8,7 @@ back when it returns, but for what the next call is known to need: after `sync` 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -78,11 +78,13 @@ class RoleWorker:
         assert self._policy is not None, f"the {self._name} has no trainer"
         return self._policy
 
-    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSettings) -> list[Generation]:
-        """Complete every request, in their order."""
+    def generate(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, tell: Callable[[int, int], None]
+    ) -> list[Generation]:
+        """Complete every request, in their order; `tell` as in `RolloutEngine.generate`."""
         with self._turn("generate", "wake"):
             self.engine.wake()
-        generations = self.engine.generate(requests, sampling)
+        generations = self.engine.generate(requests, sampling, tell)
         with self._turn("generate", "sleep"):
             self.engine.sleep()
             self._give_back()

@@ -60,11 +60,11 @@ class Tango:
         self.task = get_task(config.task)
         num_updates = {name: steps * config.train.updates_per_batch for name, steps in Counter(self.schedule).items()}
         stop.enter("loading the generator")
-        self.generator = Generator("generator", config, exchange, num_updates.get("generator", 0))
+        self.generator = Generator("generator", config, exchange, stop, num_updates.get("generator", 0))
         self.verifier: Verifier | None = None
         if config.verifier is not None:
             stop.enter("loading the verifier")
-            self.verifier = Verifier("verifier", config, exchange, num_updates.get("verifier", 0))
+            self.verifier = Verifier("verifier", config, exchange, stop, num_updates.get("verifier", 0))
         self.roles: dict[str, Role] = {role.name: role for role in (self.generator, self.verifier) if role is not None}
         self.trained = {name: role for name, role in self.roles.items() if role.settings.trainable}
         eval_questions = evenly_spaced(read_questions(config.data.eval), config.data.eval_questions)

@@ -60,7 +60,7 @@ def teach(config: Config, directory: RunDirectory, stop: StopSignal, exchange: E
     journal = Journal(directory, STAGE, stop, len(chunks), len(chunks) - len(todo), writes=writes, trackers=trackers)
     if todo:
         stop.enter("loading the teacher")
-        teacher = Teacher(config, exchange, journal.note)
+        teacher = Teacher(config, exchange, stop, journal.note)
     for index in todo:
         journal.begin(f"chunk {index + 1} of {len(chunks)}", stopped=f"stopped after {index} of {len(chunks)} chunks")
         rows = teacher.solve(chunks[index], index)
@@ -83,7 +83,7 @@ def question_chunks(settings: TeacherConfig) -> list[list[dict[str, Any]]]:
 class Teacher:
     """The model of `generator`, asked for solutions at the teacher's sampling settings."""
 
-    def __init__(self, config: Config, exchange: Exchange, tell: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, exchange: Exchange, stop: StopSignal, tell: Callable[[str], None]) -> None:
         """`tell` says in the log what grading failed at."""
         assert config.teacher is not None
         self.settings, self.seed, self._tell = config.teacher, config.seed, tell
@@ -94,7 +94,7 @@ class Teacher:
         role = config.generator.model_copy(
             update=frozen if greedy else {**frozen, "temperature": self.settings.temperature}
         )
-        self.generator = Generator("generator", config.model_copy(update={"generator": role}), exchange)
+        self.generator = Generator("generator", config.model_copy(update={"generator": role}), exchange, stop)
         self._greedy = greedy
 
     def solve(self, questions: Sequence[dict[str, Any]], chunk: int) -> list[dict[str, Any]]:

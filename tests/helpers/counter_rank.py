@@ -4,7 +4,8 @@
 counter as training does. RUN.behaviour.json says how: "roles" (the generator alone), "steps", "step_seconds",
 "load_seconds", "save_every", "results" for the summary, "saves": false for checkpoints that never come, "gloo": true
 for torch.distributed in place of plain sockets, which start faster. And what goes wrong: "rank", "role" (the first),
-"step" and "action", which is "fail", "kill", "hang", "crash", "check" or "full" (the disk); "once": true for the first attempt only.
+"step" and "action", which is "fail", "kill", "hang", "crash", "check", "full" (the disk) or "write" (for 24 s, response after response);
+"once": true for the first attempt only.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def count(
             raise StoppedEarly
         wrong = Worker(behaviour.get("rank", -1), behaviour.get("role", roles[0]))
         if (worker, step) == (wrong, behaviour.get("step")) and not (behaviour.get("once") and first):
-            misbehave(behaviour["action"], directory)
+            misbehave(behaviour["action"], directory, stop)
         time.sleep(behaviour.get("step_seconds", 0.1))
         any_rank(False)
         step += 1
@@ -124,8 +125,12 @@ def join_over_sockets(number: int, size: int) -> Callable[[bool], bool]:
     return any_rank
 
 
-def misbehave(action: str, directory: RunDirectory) -> None:
+def misbehave(action: str, directory: RunDirectory, stop: StopSignal) -> None:
     """Whatever happens to ranks."""
+    if action == "write":
+        for done in range(1, 25):
+            time.sleep(1)
+            stop.advance(f"{done} of 24 responses")
     if action == "full":
         fill(directory.path)
         write_atomically(directory.rollout_file("generator", 2), bytes(2**20))

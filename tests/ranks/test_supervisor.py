@@ -156,6 +156,16 @@ def test_a_hang_names_rank_role_and_phase(tmp_path: Path, roles: list[str], role
     assert "time.sleep(600)" in text
 
 
+def test_a_long_phase_that_advances_is_no_hang(tmp_path: Path) -> None:
+    """A verifier's rank writes twice as long as the limit; its generator waits for it, the other rank for both."""
+    launch = {"hang_timeout_seconds": 12, "grace_seconds": 5}
+    how = {"rank": 1, "role": "verifier", "step": 2, "action": "write", "gloo": True}
+    supervisor = make_run(tmp_path / "run", launch, roles=BOTH, **how)
+    started = time.monotonic()
+    assert supervisor.run() == 0, output(supervisor)
+    assert time.monotonic() - started > 24 and counted(supervisor.directory) == 5
+
+
 def test_no_safe_point_within_the_grace_time(tmp_path: Path) -> None:
     supervisor = make_run(tmp_path / "run", {"grace_seconds": 1}, steps=1, step_seconds=60)
     log = supervisor.directory.log_file(FIRST)

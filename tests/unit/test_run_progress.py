@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
+from tango_hpc.control.heartbeat import Beat, write_beat
 from tango_hpc.launch.enter import enter_run
 from tango_hpc.report.formats import clock, sparkline
 from tango_hpc.report.progress import ProgressView
 from tango_hpc.run.metrics import MetricsWriter
 from tango_hpc.run.progress import ProgressReporter
 from tango_hpc.run.summary import update_summary
+from tango_hpc.run.worker import Worker
 
 
 @pytest.fixture
@@ -86,6 +89,20 @@ def test_terminal_shows_both_models_before_and_now(directory):
     assert "2/4" in shown and "ETA 0:00:04" in shown and "verifier: rollout" in shown
     accuracy = next(line for line in shown.splitlines() if "generator accuracy" in line)
     assert accuracy.split()[2:] == ["50.0%", "50.0%", "12.5%", "▁█"]
+
+
+def test_how_far_a_long_phase_has_come_is_shown(directory):
+    view, output = log_view(directory)
+    ProgressReporter(directory, "train", total_steps=4).phase("verify", step=2, role="generator")
+    write_beat(directory, Worker(0, "generator"), Beat(phase="verify"))
+    write_beat(directory, Worker(0, "verifier"), Beat(phase="verify", part="35 of 160 responses"))
+    view.refresh()
+    Console(file=output, width=140).print(view.render())
+    assert re.search(r"generator: verify … \d+ s, 35 of 160 responses", output.getvalue())
+    ProgressReporter(directory, "train", total_steps=4).phase("train", step=2)
+    view.refresh()
+    Console(file=output, width=140).print(view.render())
+    assert "responses" not in output.getvalue().split("160 responses")[1]
 
 
 def test_live_display_starts_before_the_run_has_written_anything(directory):

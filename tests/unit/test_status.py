@@ -13,6 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tango_hpc.cli import app
+from tango_hpc.control.heartbeat import Beat, write_beat
 from tango_hpc.errors import UserError
 from tango_hpc.launch.attempts import AttemptLog, remember_job
 from tango_hpc.launch.enter import prepare_run
@@ -23,6 +24,7 @@ from tango_hpc.manage.status_table import show_status, table
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.progress import ProgressReporter
 from tango_hpc.run.summary import update_summary
+from tango_hpc.run.worker import Worker
 from tests.helpers.fake_slurm import said
 from tests.slurm.jobs import counting_config
 
@@ -84,6 +86,10 @@ def test_after_a_requeue_the_phase_is_that_of_the_present_attempt(tmp_path: Path
         assert (state.state, state.detail, state.step) == ("running", "starting", 7)
         ProgressReporter(directory, "train", 200, first_step=7).phase("loading the generator")
         assert run_state(directory, {}).detail == "loading the generator"
+        ProgressReporter(directory, "train", 200, first_step=7).phase("rollout", role="generator")
+        directory.heartbeats.mkdir()
+        write_beat(directory, Worker(0, "generator"), Beat(phase="rollout", part="35 of 160 responses"))
+        assert run_state(directory, {}).detail == "generator rollout 35 of 160 responses"
 
 
 def test_a_job_that_found_all_done_changes_nothing(tmp_path: Path) -> None:

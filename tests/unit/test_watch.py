@@ -174,6 +174,41 @@ def test_of_two_roles_the_one_that_works_is_blamed(directory: RunDirectory) -> N
     assert "rank 1 (generator): 'rollout' for 11 s (waits for its peers)" in found.traceback
 
 
+def test_who_waits_for_one_that_advances_does_not_hang(directory: RunDirectory) -> None:
+    """A verifier, and a rank that has written its share, wait for a rank that writes longer than the limit."""
+    dog = Watchdog(directory, workers(2, G, V), 10, loading_seconds=600)
+    waiting = [Worker(0, G), Worker(0, V), Worker(1, V)]
+    for second in range(0, 60, 5):
+        for worker in waiting:
+            beat(directory, worker.rank, 7, role=worker.role, stack="asleep", waits_for_peers=True)
+        beat(directory, 1, second, part=f"{second} of 64 responses of rank 1")
+        assert dog.look(now=second) is None
+    assert dog.look(now=66) is not None  # it has not advanced since second 55
+
+
+def test_who_waits_for_peers_that_have_ended_hangs(directory: RunDirectory) -> None:
+    dog = Watchdog(directory, workers(2), 10, loading_seconds=600)
+    write_outcome(directory, Outcome(1, G, code=0))
+    beat(directory, 0, 7, stack="asleep", waits_for_peers=True)
+    assert dog.look(now=0) is None
+    found = dog.look(now=11)
+    assert found is not None and found.worker == Worker(0, G)
+
+
+def test_a_part_of_a_phase_is_told_while_it_lasts(directory: RunDirectory) -> None:
+    heart = heartbeat.Heart(directory, Worker(0, V))
+    heart.enter("verify")
+    before = heart._progress
+    heart.advance("35 of 160 responses")
+    heart._write()
+    assert heartbeat.read_beat(directory, Worker(0, V)).progress == before + 1
+    assert heartbeat.part_under_way(directory, "verify") == "35 of 160 responses"
+    assert heartbeat.part_under_way(directory, "train") == ""  # what progress.json says by now
+    heart.enter("train")
+    heart._write()
+    assert heartbeat.part_under_way(directory, "train") == ""
+
+
 @pytest.mark.parametrize("busy", [True, False])
 def test_who_stands_before_a_busy_gpu_waits_for_its_peers(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, busy: bool

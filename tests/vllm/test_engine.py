@@ -144,6 +144,26 @@ def test_the_samples_of_a_question_share_its_prompt(model_dir: Path) -> None:
     ]
 
 
+def counted_on_ranks(model_dir: str, tensor: int) -> list[tuple[int, int]]:
+    """What an engine tells while it generates."""
+    engine = make_engine(Path(model_dir), tensor, load_weights=True)
+    told: list[tuple[int, int]] = []
+    assert engine.generate(requests(), SAMPLED, lambda done, total: told.append((done, total))) == engine.generate(
+        requests(), SAMPLED
+    )
+    return told
+
+
+@pytest.mark.parametrize(("num_ranks", "tensor", "shares"), [(1, 1, [13]), (2, 1, [7, 6]), (2, 2, [13, 13])])
+def test_responses_are_counted_as_they_come(
+    model_dir: Path, num_ranks: int, tensor: int, shares: list[int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each rank counts its share, and no progress bar is drawn."""
+    told = run_ranks(counted_on_ranks, num_ranks, str(model_dir), tensor)
+    assert sorted(told, reverse=True) == [[(done, share) for done in range(1, share + 1)] for share in shares]
+    assert "Processed prompts" not in "".join(capfd.readouterr())
+
+
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_ranks_agree_with_one_process(model_dir: Path, alone: dict[str, list[Generation]], tensor: int) -> None:
     """Data parallel (TP=1) and tensor parallel (TP=2), in fresh processes; also fewer requests than groups."""

@@ -1,0 +1,26 @@
+"""How many responses an engine has completed, while it generates."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+from tqdm import tqdm
+
+
+class CountedResponses(tqdm):
+    """The progress bar that vLLM asks for (`use_tqdm` of `LLM.generate`): it draws nothing, it tells."""
+
+    monitor_interval = 0  # no thread that draws it again
+
+    def __init__(self, *args: Any, tell: Callable[[int, int], None], **settings: Any) -> None:
+        """`tell` gets the number of complete responses and of all, whenever one is complete."""
+        super().__init__(*args, file=io.StringIO(), **settings)
+        self._tell = tell
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """Count `n` more."""
+        drawn = super().update(n)
+        self._tell(int(self.n), int(self.total))
+        return drawn
