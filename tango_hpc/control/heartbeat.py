@@ -33,10 +33,12 @@ class Beat:
     pid: int | None = None
     phase: str = "starting"
     part: str = ""  # of the phase, as far as it is counted: "35 of 160 responses"
-    progress: int = -1  # grows whenever the process advances
+    progress: int = -1  # phases entered; processes that are equally far have entered as many
+    number: int = 0  # of this heartbeat: it grows as long as the process lives
     reached_safe_point: bool = False
     stack: str = ""  # of the main thread, once it has not advanced for STALL_SECONDS
-    waits_for_peers: bool = False  # it stands in a collective, its GPU does, or it waits for what the other role is at
+    in_collective: bool = False  # it stands in one, or waits for what the other role is at
+    waits_for_peers: bool = False  # it does, or its GPU is at work
 
 
 def read_beat(directory: RunDirectory, worker: Worker) -> Beat:
@@ -109,7 +111,7 @@ class Heart:
         # starts them: who waits for a peer stands wherever it next asks for a number. It is asked from the heartbeat's
         # thread, which must not happen while CUDA graphs are captured: that would invalidate them.
         self.gpu_is_busy: Callable[[], bool] = lambda: False
-        self._progress = 0
+        self._progress = self._number = 0
         self._advanced_at = time.monotonic()
         self._main_thread = threading.main_thread().ident
         self._closed = threading.Event()
@@ -134,6 +136,7 @@ class Heart:
         self.phase = phase
         if self._board is not None:
             self._board.write(phase)
+        self._progress += 1
         self.advance("")
         if changed:
             self._phase_changed.set()
@@ -141,7 +144,6 @@ class Heart:
     def advance(self, part: str) -> None:
         """Note that this process advanced within its phase, of which `part` is done. As cheap as `enter`."""
         self.part = part
-        self._progress += 1
         self._advanced_at = time.monotonic()
 
     def _beat(self) -> None:
@@ -161,15 +163,19 @@ class Heart:
         stack = traceback.StackSummary()
         if time.monotonic() - self._advanced_at > STALL_SECONDS:
             stack = traceback.extract_stack(sys._current_frames().get(self._main_thread or 0))
+        in_collective = any(_waits(entry) for entry in stack[-4:])
+        self._number += 1
         beat = Beat(
             host=socket.gethostname(),
             pid=os.getpid(),
             phase=self.phase,
             part=self.part,
             progress=self._progress,
+            number=self._number,
             reached_safe_point=self.reached_safe_point,
             stack="".join(traceback.format_list(stack[-12:])),
-            waits_for_peers=any(_waits(entry) for entry in stack[-4:]) or (bool(stack) and self.gpu_is_busy()),
+            in_collective=in_collective,
+            waits_for_peers=in_collective or (bool(stack) and self.gpu_is_busy()),
         )
         write_beat(self.directory, self.worker, beat)
 

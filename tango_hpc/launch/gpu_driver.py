@@ -39,7 +39,7 @@ class GpuSoftware:
         if self.cuda is None:
             return (
                 "the installed torch is a CPU build",
-                "pip install 'tango_hpc[gpu]' into a new environment, or set launch.device=cpu",
+                "pip install '.[gpu]', in the folder of tango_hpc, into a new environment, or set launch.device=cpu",
             )
         if self.driver is None:
             return "there is no NVIDIA driver here", ASK_FOR_GPUS

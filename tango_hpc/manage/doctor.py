@@ -108,7 +108,7 @@ def _software() -> Iterator[Finding]:
         yield Finding(
             "fail",
             f"not installed: {', '.join(missing)}",
-            "pip install 'tango_hpc[gpu]', or bash tools/test.sh on a CPU",
+            "in the folder of tango_hpc: pip install '.[gpu]', or bash tools/test.sh on a CPU",
         )
 
 

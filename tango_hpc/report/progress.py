@@ -1,6 +1,6 @@
 """What a run is doing now, shown from another process.
 
-It needs the run directory only (progress.json, metrics.jsonl, evaluations.jsonl, summary.json), so the same display
+It needs the run directory only (progress.json, metrics.jsonl, evaluations.jsonl, summary.json, rank 0's heartbeats), so the same display
 serves the foreground command, a job on another machine and a run that has ended. On a terminal it is live; elsewhere
 (a Slurm log, a pipe) it prints one plain line per optimizer step.
 """
@@ -62,6 +62,7 @@ class ProgressView:
         self.rows: list[MetricsRow] = []
         self.evaluations: list[MetricsRow] = []
         self.state: dict[str, Any] = {}
+        self._part = ""  # of the phase
         self._last_phase: tuple[Any, ...] = ()
         self._notes_shown: list[str] = []
         # What earlier attempts and stages wrote is history, not news.
@@ -130,6 +131,7 @@ class ProgressView:
         state = read_progress(self._directory)
         if state and state.get("attempt_started") != self._earlier:
             self.state = state
+        self._part = part_under_way(self._directory, self.state["phase"]) if self.state else ""
         return ([] if rewritten else rows), ([] if evaluations_rewritten else evaluations)
 
     # -- what is shown -------------------------------------------------------------------------------------
@@ -180,8 +182,7 @@ class ProgressView:
             Text(f"ETA {clock(left)}" if left is not None else "", style="dim"),
         )
         doing = f"{state['role']}: " if state.get("role") and state["phase"] in PHASES else ""
-        part = part_under_way(self._directory, state["phase"])
-        since = f"{now - state['phase_started']:.0f} s" + (f", {part}" if part else "")
+        since = f"{now - state['phase_started']:.0f} s" + (f", {self._part}" if self._part else "")
         phase = Text(f"{doing}{state['phase']} … {since}", style="cyan")
         body = Table(box=None, padding=(0, 2), show_edge=False)
         for title in ("", "this step", "held out", "before", "trend"):

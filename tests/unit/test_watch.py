@@ -74,10 +74,11 @@ def test_how_long_loading_may_take_is_a_setting() -> None:
 
 def test_the_rank_that_does_not_wait_for_its_peers_is_blamed(directory: RunDirectory) -> None:
     dog = Watchdog(directory, workers(3), 10, loading_seconds=600)
-    for rank in range(3):
-        beat(directory, rank, 7, stack=f"stack of {rank}", waits_for_peers=rank != 2)
-    assert dog.look(now=0) is None
-    found = dog.look(now=11)
+    for second in (0, 11):
+        for rank in range(3):
+            beat(directory, rank, 7, stack=f"stack of {rank}", waits_for_peers=rank != 2, number=second)
+        found = dog.look(now=second)
+        assert second or found is None
     assert found is not None and found.rank == 2
     assert found.title() == (
         "rank 2 (generator) on n2 failed in phase 'rollout': hangs: no progress for 11 s (limit launch.hang_timeout_seconds)"
@@ -177,13 +178,53 @@ def test_of_two_roles_the_one_that_works_is_blamed(directory: RunDirectory) -> N
 def test_who_waits_for_one_that_advances_does_not_hang(directory: RunDirectory) -> None:
     """A verifier, and a rank that has written its share, wait for a rank that writes longer than the limit."""
     dog = Watchdog(directory, workers(2, G, V), 10, loading_seconds=600)
-    waiting = [Worker(0, G), Worker(0, V), Worker(1, V)]
     for second in range(0, 60, 5):
-        for worker in waiting:
-            beat(directory, worker.rank, 7, role=worker.role, stack="asleep", waits_for_peers=True)
-        beat(directory, 1, second, part=f"{second} of 64 responses of rank 1")
+        write_for(directory, second)
         assert dog.look(now=second) is None
-    assert dog.look(now=66) is not None  # it has not advanced since second 55
+    found = dog.look(now=66)  # it has not advanced since second 55
+    assert found is not None and found.worker == Worker(1, G)
+
+
+@pytest.mark.parametrize("trouble", ["no longer answers", "on its GPU"])
+def test_who_does_not_wait_is_found_while_others_advance(directory: RunDirectory, trouble: str) -> None:
+    """A stopped process whose last heartbeat stood in a collective, and one that waits for its own GPU."""
+    dog = Watchdog(directory, workers(2, G, V), 10, loading_seconds=600)
+    for second in range(0, 15, 5):
+        assert dog.look(now=second) is None
+        write_for(directory, second)
+        more = {"number": 3} if trouble == "no longer answers" else {"in_collective": False}
+        beat(directory, 0, 7, role=V, **(waiting(second) | more))
+    found = dog.look(now=16)
+    assert found is not None and found.worker == Worker(0, V)
+
+
+def test_responses_do_not_decide_who_got_least_far(directory: RunDirectory) -> None:
+    """Rank 0 has written more of them, and is one phase behind."""
+    heart = heartbeat.Heart(directory, Worker(0, G))
+    ahead = heartbeat.Heart(directory, Worker(1, G))
+    for done in range(33):
+        heart.advance(f"{done} of 33 responses of rank 0")
+    for phase in ("rollout", "train"):
+        ahead.enter(phase)
+    heart.enter("rollout")
+    for rank, progress in ((0, heart._progress), (1, ahead._progress)):
+        beat(directory, rank, progress, stack="in the GPU", waits_for_peers=True)
+    dog = Watchdog(directory, workers(2), 10, loading_seconds=600)
+    assert dog.look(now=0) is None
+    found = dog.look(now=11)
+    assert found is not None and found.rank == 0
+
+
+def waiting(second: int) -> dict[str, Any]:
+    """What the heartbeat of a process that waits for others says."""
+    return {"stack": "asleep", "in_collective": True, "waits_for_peers": True, "number": second}
+
+
+def write_for(directory: RunDirectory, second: int) -> None:
+    """The heartbeats while one of two ranks writes."""
+    for worker in (Worker(0, G), Worker(0, V), Worker(1, V)):
+        beat(directory, worker.rank, 7, role=worker.role, **waiting(second))
+    beat(directory, 1, 7, part=f"{second} of 64 responses of rank 1", number=second)
 
 
 def test_who_waits_for_peers_that_have_ended_hangs(directory: RunDirectory) -> None:
@@ -201,7 +242,7 @@ def test_a_part_of_a_phase_is_told_while_it_lasts(directory: RunDirectory) -> No
     before = heart._progress
     heart.advance("35 of 160 responses")
     heart._write()
-    assert heartbeat.read_beat(directory, Worker(0, V)).progress == before + 1
+    assert heartbeat.read_beat(directory, Worker(0, V)).progress == before  # others that are as far count no responses
     assert heartbeat.part_under_way(directory, "verify") == "35 of 160 responses"
     assert heartbeat.part_under_way(directory, "train") == ""  # what progress.json says by now
     heart.enter("train")
