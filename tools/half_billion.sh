@@ -12,7 +12,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 command -v tango >/dev/null || source tools/install.sh
 config=configs/half_billion.yaml data=data/half_billion runs=runs/half_billion
-alone=(verifier=null sft.generator=null sft.verifier=null algorithm.alpha_start=0 algorithm.alpha_end=0 train.verifier_steps_per_cycle=0)
+alone=(
+    verifier=null sft.generator=null sft.verifier=null train.verifier_steps_per_cycle=0 train.verifier_draws=1
+    algorithm.alpha_start=0 algorithm.alpha_end=0 algorithm.min_verifier_j=null
+)
 settings=("$@")
 say() { printf '\n== %s\n' "$*"; }
 stage() { # stage NAME RUN CONFIG SETTINGS...: begin it, or go on with it

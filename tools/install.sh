@@ -33,7 +33,7 @@ tango_install() {
 }
 
 tango_install_requirements() {
-    [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] || tango_fail "the pinned CPU environment is for Linux on x86-64; this is $(uname -s) on $(uname -m). On a GPU cluster install with: pip install 'tango_hpc[gpu]'."
+    [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] || tango_fail "the pinned CPU environment is for Linux on x86-64; this is $(uname -s) on $(uname -m). On a GPU cluster install with: pip install '.[gpu]'."
     python="$(tango_find_python)"
     "$python" -c 'import venv, ensurepip' 2>/dev/null || tango_fail "$python has no venv module. On Debian: apt-get install python3-venv."
     free_mb="$(df -Pm "$TANGO_ROOT" | awk 'NR==2 {print $4}')"
