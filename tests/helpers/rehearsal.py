@@ -367,11 +367,15 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
         rehearsal.here.work("load the engine", "engine weights", "kv cache")
         return engine
 
-    def complete(engine: RolloutEngine, requests: list[Any], _sampling: Any) -> list[Generation]:
+    def complete(
+        engine: RolloutEngine, requests: list[Any], _sampling: Any, tell: Callable[[int, int], None]
+    ) -> list[Generation]:
         process = rehearsal.here
         process.work("generate", "engine weights", "kv cache", together=False)
         process.note("generate", versions=(engine.llm.version, process.num_updates))
         process.use_for_a_while("engine activations")
+        for done in range(1, len(requests) + 1):
+            tell(done, len(requests))
         return [Generation([5, 6], [-1.0, -1.0], "length") for _ in requests]
 
     def all_gather_object(values: list[Any], value: Any) -> None:
