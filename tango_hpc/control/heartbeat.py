@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from tango_hpc.files import read_json, write_atomically
@@ -56,15 +56,18 @@ def write_beat(directory: RunDirectory, worker: Worker, beat: Beat) -> None:
 
 def is_loading(directory: RunDirectory) -> bool:
     """Whether rank 0 has not come to its first safe point: there is nothing to save."""
-    files = directory.heartbeats.glob(f"{Worker(0).stem}*.json")
-    return not any(read_beat(directory, Worker.from_stem(file.stem)).reached_safe_point for file in files)
+    return not any(beat.reached_safe_point for beat in _beats_of_first_rank(directory))
 
 
 def part_under_way(directory: RunDirectory, phase: str) -> str:
     """How far rank 0 has come in `phase`, in words; "" where nobody counts, or it is at something else by now."""
-    files = directory.heartbeats.glob(f"{Worker(0).stem}*.json")
-    beats = [read_beat(directory, Worker.from_stem(file.stem)) for file in files]
+    beats = _beats_of_first_rank(directory)
     return next((beat.part for beat in beats if beat.phase == phase and beat.part), "")
+
+
+def _beats_of_first_rank(directory: RunDirectory) -> Iterator[Beat]:
+    for file in directory.heartbeats.glob(f"{Worker(0).stem}*.json"):
+        yield read_beat(directory, Worker.from_stem(file.stem))
 
 
 def seconds_since_beat(directory: RunDirectory, rank: int) -> float:
