@@ -14,7 +14,7 @@ from typing import Any
 import torch.multiprocessing as mp
 
 
-def run_ranks(func: Callable[..., Any], world_size: int, *args: Any, timeout: float = 120) -> list[Any]:
+def run_ranks(func: Callable[..., Any], world_size: int, *args: Any, timeout: float = 280) -> list[Any]:
     """Call the top-level function `func(*args)` on `world_size` ranks and return the results in rank order.
 
     Each rank is a fresh process with a launcher's environment and an initialised process group. The first
