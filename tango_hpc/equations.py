@@ -270,8 +270,9 @@ def alpha_schedule(
     """
     if start == 0.0:
         return 0.0
-    if not (0.0 < start <= 1.0 and 0.0 < end <= 1.0):
-        raise ValueError(f"alpha must start within [0, 1] and end within (0, 1], got {start} and {end}")
+    least = "(0" if schedule == "exponential" else "[0"
+    if not (0.0 < start <= 1.0 and 0.0 <= end <= 1.0) or (schedule == "exponential" and end == 0.0):
+        raise ValueError(f"alpha must start within [0, 1] and end within {least}, 1], got {start} and {end}")
     if schedule == "constant" or total_steps <= 1:
         return start
     done = min(step / (total_steps - 1), 1.0)

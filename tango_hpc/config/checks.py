@@ -74,11 +74,14 @@ def _training_conflicts(config: Config) -> Iterator[str]:
         for key in ("verifier_warmup_steps", "verifier_steps_per_cycle"):
             if getattr(train, key):
                 yield f"train.{key}: must be 0 with verifier.trainable false"
-    if not config.generator.trainable and not (train.verifier_steps_per_cycle or train.verifier_warmup_steps):
+    cycles = (train.generator_steps - 1) // train.generator_steps_per_cycle  # after which the verifier takes its steps
+    if not config.generator.trainable and not (train.verifier_warmup_steps or cycles * train.verifier_steps_per_cycle):
         yield "generator.trainable: false, and the verifier takes no steps either: nothing would be trained"
     for key in ("verifier_draws", "verification_draws"):
-        if config.verifier is None and getattr(train, key) > 1:
-            yield f"train.{key}: {getattr(train, key)} needs a verifier; set it to 1"
+        if getattr(train, key) > 1 and (config.verifier is None or not config.verifier.trainable):
+            yield f"train.{key}: {getattr(train, key)} needs a verifier that is trained; set it to 1"
+    if train.max_draws > 1 and not config.generator.trainable:
+        yield f"train.max_draws: {train.max_draws} is for the generator's steps, and generator.trainable is false; set it to 1"
     if train.warmup_min_share is not None and not (config.generator.trainable and train.verifier_warmup_steps):
         yield (
             "train.warmup_min_share: needs a warm-up that can wait for the generator to learn; set it to null, or "
@@ -115,8 +118,13 @@ def _training_conflicts(config: Config) -> Iterator[str]:
             f"train.max_draws: {train.max_draws} with reinforce++, which compares a question's rollouts with the whole "
             "batch: no question is without signal by itself; set it to 1, or take grpo or rloo"
         )
-    if algorithm.alpha_start > 0 and algorithm.alpha_end == 0:
+    if algorithm.alpha_start > 0 and algorithm.alpha_end == 0 and algorithm.alpha_schedule == "exponential":
         yield "algorithm.alpha_end: an exponential decay never reaches 0; give a small number such as 1e-3"
+    if algorithm.blend == "rewards" and algorithm.step_advantage_scale != 1:
+        yield (
+            f"algorithm.step_advantage_scale: {algorithm.step_advantage_scale:g} scales advantages, and algorithm.blend rewards "
+            "blends before there are any; set it to 1"
+        )
 
 
 def _task_conflicts(config: Config) -> Iterator[str]:

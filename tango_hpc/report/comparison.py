@@ -236,12 +236,12 @@ def curve(points: Sequence[Point], arm: str, x: str, y: str) -> list[Mean]:
             if y in point.numbers:
                 groups.setdefault(point.numbers[steps], {})[point.seed] = point.numbers
     found = []
-    for same in groups.values():
+    for _, same in sorted(groups.items()):  # in the order of steps: what fewer seeds have reached may have taken less
         values = [numbers[y] for numbers in same.values()]
         mean, spread = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
         at = statistics.fmean(numbers[x] for numbers in same.values())
         found.append(Mean(at, mean, mean - spread, mean + spread, same.keys() == seeds))
-    return sorted(found, key=lambda entry: entry.x)
+    return found
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,7 @@ class TensorBoard:
     def __init__(self, directory: RunDirectory, stage: str, resumed_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(
-            str(directory.tensorboard / stage), purge_step=resumed_step + 1 if resumed_step else None, flush_secs=10
-        )
+        self._writer = SummaryWriter(str(directory.tensorboard / stage), purge_step=resumed_step + 1, flush_secs=10)
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
         """One event for each value."""

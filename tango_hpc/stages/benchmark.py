@@ -66,7 +66,11 @@ class BenchmarkRun:
         for name in evaluated_roles(config):
             stop.enter(f"loading the {name}")
             self.roles[name] = (Generator if name == "generator" else Verifier)(name, frozen, exchange, stop)
-        self.labels = {AS_THEY_ARE: None} if not self.checkpoints else {path.name: path for path in self.checkpoints}
+        self.labels = (
+            {AS_THEY_ARE: None}
+            if not self.checkpoints
+            else {path.name.partition("+")[0]: path for path in self.checkpoints}
+        )
         self.units = [(label, name) for label in self.labels for name in self.settings.benchmarks]
         todo = [(label, name) for label, name in self.units if not self._file(label, name).is_file()]
         self.todo = exchange.all_gather(todo)[0]

@@ -43,5 +43,11 @@ def evaluated_checkpoints(config: Config) -> list[Path]:
 
 
 def training_checkpoints(run: Path) -> dict[int, Path]:
-    """The complete checkpoints between two steps of a training run, in order, by their step."""
-    return {name.step: path for name, path in steps_in(run / "checkpoints/train") if not name.phase}
+    """The complete checkpoints of a training run, in order, by the number of steps done.
+
+    One that was written within a step counts as well, where the run was told to stop there: it has the same weights.
+    """
+    found: dict[int, Path] = {}
+    for name, path in steps_in(run / "checkpoints/train"):
+        found.setdefault(name.step, path)
+    return found

@@ -50,11 +50,11 @@ def fine_tune(config: Config, directory: RunDirectory, stop: StopSignal, exchang
     writes, trackers = exchange.is_first, config.run.trackers
     journal = Journal(directory, STAGE, stop, total_steps, resumed_step, writes=writes, trackers=trackers)
     journal.checkpoints_set_aside(checkpoints.set_aside)
-    first_step = 0
+    first_step, reached = 0, next((role for role in named if latest is not None and (latest / role).is_dir()), None)
     for role, settings in named.items():
         last_step = first_step + settings.steps
-        if resumed_step < last_step or not (settings.output / "config.json").exists():
-            here = latest if latest is not None and first_step < resumed_step else None
+        if resumed_step < last_step or role == reached or not (settings.output / "config.json").exists():
+            here = latest if role == reached else None
             FineTuning(config, role, settings, checkpoints, journal, stop, exchange, first_step).finish(here)
             gc.collect()  # Megatron-core's modules refer to each other in circles; the next role needs their memory
             give_back_freed_memory(this_device())
@@ -122,6 +122,7 @@ class FineTuning:
         step = 0
         if checkpoint is not None:
             state = self.checkpoints.load(checkpoint, {self.role: self.policy})
+            self._check_counts(state)
             step = state["step"] - self.first_step
             self.sampler.load_state_dict(state["sampler"])
         if step == 0:
@@ -142,6 +143,22 @@ class FineTuning:
         self.journal.phase("exporting", role=self.role)
         self.policy.export_hf(self.settings.output)
         self._save(step)
+
+    def _check_counts(self, state: dict[str, Any]) -> None:
+        """Steps that were done stay as they are: raise `CheckFailed` where the settings now have fewer, or the first role
+        had others when it was done.
+        """
+        done = state["step"] - state["first_step"]
+        if state["first_step"] != self.first_step:
+            raise CheckFailed(
+                f"sft.generator.steps: the generator was done after {state['first_step']}, it is {self.first_step} now, and the "
+                f"verifier has been reached; set it back to {state['first_step']}, or begin in another run.dir"
+            )
+        if done > self.settings.steps:
+            raise CheckFailed(
+                f"sft.{self.role}.steps: {self.settings.steps}, and {done} are done already; give {done} or more, or begin in "
+                "another run.dir"
+            )
 
     def _step(self, step: int) -> int:
         self.journal.phase("train", role=self.role)
@@ -175,7 +192,7 @@ class FineTuning:
 
     def _save(self, step: int, *, background: bool = False) -> None:
         self.journal.phase("saving", role=self.role)
-        state = {"step": self.first_step + step, "sampler": self.sampler.state_dict()}
+        state = {"step": self.first_step + step, "first_step": self.first_step, "sampler": self.sampler.state_dict()}
         self.checkpoints.save(self.first_step + step, "", {self.role: self.policy}, state, background=background)
 
 

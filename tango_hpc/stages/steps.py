@@ -6,7 +6,7 @@ Shape legend: N responses of the step, V verifications of a solution, K steps of
 from __future__ import annotations
 
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -89,11 +89,13 @@ class GeneratorBatch:
             for group_id, read, judged_V in zip(group_ids_N, solutions_N, verifications_N_V, strict=True)
         ]
         scored = score_solutions(read_N, config.algorithm, alpha)
-        groups: set[Hashable] = set(group_ids_N)
+        groups = drawn = list(dict.fromkeys(group_ids_N))
         if train.max_draws > 1:
-            groups = groups_with_signal(group_ids_N, scored.advantages_N_T)
-        num_missing = train.questions_per_step - len(groups)
-        groups = groups or set(group_ids_N[: train.questions_per_step * train.rollouts_per_question])
+            signal = groups_with_signal(group_ids_N, scored.advantages_N_T)
+            groups = [group_id for group_id in drawn if group_id in signal]
+        num_missing = max(train.questions_per_step - len(groups), 0)
+        # At most as many: what had no signal in the first draw may have one now that the verifier is listened to.
+        groups = (groups or drawn)[: train.questions_per_step]
         trained = [i for i, group_id in enumerate(group_ids_N) if group_id in groups and scored.kept_N[i]]
         return cls(
             step,
@@ -253,7 +255,8 @@ class VerifierBatch:
     def metrics(self, task: Task) -> Metrics:
         """What the drawn solutions and the verifications of those that are judged are like."""
         metrics = solution_metrics(self.drawn) | verification_metrics(task, self.verifications[: self.num_first])
-        metrics["verifier/reward"] = float(self.scored.rewards_N.mean())
+        first = [place for place, i in enumerate(self.asked) if i < self.num_first]
+        metrics["verifier/reward"] = float(self.scored.rewards_N[first].mean())
         metrics["verifier/class_weight_right"], metrics["verifier/class_weight_wrong"] = self.weights
         group_ids_N = [self.group_ids[i] for i in self.asked]
         metrics["groups_with_signal"] = signal_share(group_ids_N, self.scored.advantages_N_T)

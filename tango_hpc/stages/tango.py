@@ -172,7 +172,7 @@ class Tango:
         again = list(range(len(judged_K)))
         for draw in range(1, train.verification_draws + 1):
             asked = [k for k in again for _ in range(train.rollouts_per_question)]
-            phase = self._phase("verify", len(asked), draw)
+            phase = self._phase("verify", len(asked), draw, after=train.verifier_draws)
             verifications += verifier.judge([judged_K[k] for k in asked], **phase)
             groups += asked
             grading.settle()
@@ -240,12 +240,12 @@ class Tango:
             self.pending[name] = self.sampler.draw(count)
         return [self.questions[index] for index in self.pending[name]]
 
-    def _phase(self, phase: str, count: int, draw: int = 1) -> dict[str, Any]:
+    def _phase(self, phase: str, count: int, draw: int = 1, after: int = 1) -> dict[str, Any]:
         """How a role is asked in `phase`: the seeds depend on run seed, step, phase, draw and how often the run went back
-        alone, and what was generated before an interruption is not generated again.
+        alone, and what was generated before an interruption is not again. `after`: the most draws of questions before.
         """
         seeds = request_seeds(self.config.seed, self.step, numbered(phase, draw), count, self.rollbacks)
-        return {"seeds_N": seeds, "through": partial(self._generated_in, phase, draw)}
+        return {"seeds_N": seeds, "through": partial(self._generated_in, phase, after - 1 + draw)}
 
     def _generated_in(self, phase: str, draw: int, generate: Callable[[], list[Generation]]) -> list[Generation]:
         """What `generate` gives in `phase`, or gave before the interruption; then a safe point."""
@@ -316,10 +316,10 @@ class Tango:
         self.pending, self.clock, self.synced = {}, Clock(), SyncStats()
         last = self.step == len(self.schedule)
         num_done = self.schedule[: self.step].count(role)
-        dump_every = self.config.train.dump_every
+        dump_every, of_role = self.config.train.dump_every, self.schedule.count(role)
         self.warm_up.observe([read.correct for read in batch.graded()])
         with self.clock("score"):  # of the next row: this one is written in it
-            if dump_every and (num_done % dump_every == 0 or num_done == 1 or last) and self.exchange.is_first:
+            if dump_every and (num_done % dump_every == 0 or num_done in (1, of_role)) and self.exchange.is_first:
                 write_rollouts(self.directory.rollout_file(role, self.step), batch.dump_rows())
             found, troubles = self.watch.observe(row, batch.verdict_counts())
             self.journal.step_done(row | found)
@@ -390,8 +390,8 @@ class Tango:
         self.class_weights.load_state_dict(state["class_weights"])
         self.watch.load_state_dict(state["watch"])
         if self.rollbacks > state["rollbacks"]:
-            # What was sampled for a step that this was saved in is what led to going back; the step's questions stay.
-            self.pending = {name: drawn for name, drawn in self.pending.items() if name.startswith("questions")}
+            # What was sampled for a step that this was saved in is what led to going back; its first questions stay.
+            self.pending = {name: drawn for name, drawn in self.pending.items() if name == "questions"}
         self.rollbacks = max(self.rollbacks, state["rollbacks"])
         self.schedule = self.warm_up.schedule
         self.held_out.load_state_dict(state["evaluation"])

@@ -56,6 +56,7 @@ def teach(config: Config, directory: RunDirectory, stop: StopSignal, exchange: E
         _claim(config, settings)
     chunks = question_chunks(settings)
     todo = [index for index in range(len(chunks)) if not _part(settings, index).is_file()]
+    todo = exchange.all_gather(todo)[0]  # where NFS is late, processes see different folders
     writes, trackers = exchange.is_first, config.run.trackers
     journal = Journal(directory, STAGE, stop, len(chunks), len(chunks) - len(todo), writes=writes, trackers=trackers)
     if todo:

@@ -169,6 +169,18 @@ def test_curves_are_means_over_seeds(folder: Path) -> None:
     assert [(mean.x, mean.mean) for mean in by_verifier] == [(0, 0.8), (1, 0.8), (2, 0.8)]  # on present solutions
 
 
+def test_what_it_took_is_of_the_evaluation_that_reached_it(tmp_path: Path) -> None:
+    """A seed that got on farther, with fewer tokens a step, does not put the others' tokens in another place."""
+    write_run(tmp_path / "0", tree(0, verifier=False), "gggg", {0: 0.1, 2: 0.3, 4: 0.6}, 0)
+    write_run(tmp_path / "1", tree(1, verifier=False), "gggggg", {0: 0.1, 2: 0.3, 4: 0.6, 6: 0.7}, 0)
+    steps = tmp_path / "1/metrics.jsonl"
+    steps.write_text(steps.read_text().replace('"tokens/generated": 100', '"tokens/generated": 10'))
+    points = collect(tmp_path)
+    assert [mean.x for mean in curve(points, "GRPO alone", "tokens", "accuracy")] == [0, 110, 220, 60]
+    (row,) = table(points)
+    assert row.to_reach == {"generator_steps": 4, "tokens": 220, "seconds": 8}
+
+
 def test_what_it_took_to_reach_the_plain_algorithms_end(folder: Path) -> None:
     rows = {row.arm: row for row in table(collect(folder))}
     assert rows["GRPO alone"].final == {"accuracy": (pytest.approx(0.6), pytest.approx(0.02**0.5))}

@@ -18,7 +18,7 @@ from tango_hpc.report.evaluation import write_results
 from tango_hpc.run.metrics import read_evaluations
 from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_file, evaluated_roles
 from tango_hpc.stages.preflight import check_inputs
-from tests.unit.test_hand_over import SHORT, Run
+from tests.unit.test_hand_over import SHORT, Run, work_of
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
 
@@ -129,11 +129,25 @@ def test_complete_checkpoints_are_evaluated_and_no_others(tmp_path: Path) -> Non
     assert [path.name for path in evaluated_checkpoints(one)] == ["step_000100"]
     both = config(tmp_path, f"eval.checkpoints_of={tmp_path}/other", "eval.checkpoints=all")
     assert [path.name for path in evaluated_checkpoints(both)] == ["step_000020", "step_000100"]
+    make_checkpoints(
+        tmp_path / "other", "step_000139+rollout_2"
+    )  # what a stop within step 140 left: 139 steps' weights
+    assert [path.name for path in evaluated_checkpoints(one)] == ["step_000139+rollout_2"]
     assert evaluated_checkpoints(config(tmp_path)) == []
     make_checkpoints(tmp_path / "run", "step_000007")
     assert [path.name for path in evaluated_checkpoints(config(tmp_path))] == ["step_000007"]
     with pytest.raises(UserError, match="holds no training checkpoints"):
         evaluated_checkpoints(config(tmp_path, f"eval.checkpoints_of={tmp_path}/nowhere"))
+
+
+def test_what_a_stop_within_a_step_left_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, monkeypatch, *SHORT)
+    _, errors = run.rehearse("train", ("rollout", 2))
+    assert all(error.startswith("StoppedEarly") for error in errors)
+    assert [path.name for path in (run.directory.path / "checkpoints/train").iterdir()] == ["step_000001+rollout"]
+    events, errors = run.rehearse("eval")
+    assert errors == [] and "load" in work_of(events, "verifier")
+    assert json.loads((run.directory.path / "eval/results.json").read_text()).keys() == {"step_000001"}
 
 
 def test_models_are_loaded_for_what_is_asked_only(tmp_path: Path) -> None:

@@ -14,14 +14,16 @@ from typing import Any
 
 import pytest
 
-from tango_hpc.config import config_to_yaml
+from tango_hpc.config import Config, config_to_yaml
 from tango_hpc.launch.enter import enter_run
 from tango_hpc.policy import saved_state
 from tango_hpc.policy.memory import DeviceMemory
 from tango_hpc.policy.policy import Policy
 from tango_hpc.reshard.sync import SyncStats
 from tango_hpc.rollout.engine import RolloutEngine
+from tango_hpc.run.dumps import dumped_steps
 from tango_hpc.run.metrics import read_evaluations, read_metrics
+from tango_hpc.run.steps import is_newer, steps_in
 from tango_hpc.stages import benchmark, sft, tango
 from tango_hpc.stages.processes import process_roles
 from tango_hpc.stages.role import Role, request_seeds
@@ -145,6 +147,10 @@ SCENARIOS: dict[str, tuple[Sequence[str], Attempts]] = {
             ("train", None),
         ),
     ),
+    "stopped and resumed among the draws of a verifier's step": (
+        (*LONGER, "train.verifier_draws=3"),
+        (("train", ("rollout_3", 1)), ("train", ("verify_3", 1)), ("train", None)),
+    ),
     "checkpoints are written while training goes on": (
         (*LONGER, "checkpoint.every_steps=1", "checkpoint.background=true"),
         (("train", ("rollout", 2)), *THROUGH),
@@ -193,6 +199,7 @@ def work_of(events: Events, role: str, rank: int = 0) -> list[str]:
 def test_every_rule_holds_in_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: str) -> None:
     overrides, attempts = SCENARIOS[scenario]
     run = Run(tmp_path, monkeypatch, *overrides)
+    saved: dict[str, str] = {}
     for stage, stop in attempts:
         events, errors = run.rehearse(stage, stop)
         assert [error.partition(":")[0] for error in errors] == ([] if stop is None else ["StoppedEarly"]), errors
@@ -201,6 +208,10 @@ def test_every_rule_holds_in_every_stage(tmp_path: Path, monkeypatch: pytest.Mon
         assert {rule.__name__: rule(events) for rule in rules} == {rule.__name__: [] for rule in rules}
         for role in {event.role for event in events}:
             assert work_of(events, role, 0) == work_of(events, role, 1) != []
+        if stage != "eval":  # what an attempt saved last is what the next one goes on with
+            newest = steps_in(run.directory.path / "checkpoints" / stage)[-1][1].name
+            assert is_newer(newest, saved.get(stage))
+            saved[stage] = newest
 
 
 def test_a_step_of_either_role_is_what_the_rules_are_asked_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,3 +372,51 @@ def test_each_rule_notices_code_that_breaks_it(
     monkeypatch.setattr(owner, name, replacement)
     events, _ = run.rehearse(stage)
     assert rule(events) != []
+
+
+def test_first_and_last_step_of_either_role_are_dumped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, monkeypatch, *LONGER, "train.dump_every=100")
+    _, errors = run.rehearse("train")
+    assert errors == []
+    steps: dict[str, list[int]] = {}
+    for row in read_metrics(run.directory):
+        steps.setdefault(row["role"], []).append(row["step"])
+    assert len(steps["verifier"]) > 1 and len(steps["generator"]) > 2
+    for role, of_role in steps.items():
+        assert dumped_steps(run.directory.rollouts)[role] == [of_role[0], of_role[-1]]
+
+
+def with_steps(config: Config, role: str, steps: int) -> Config:
+    """With another number of steps of fine-tuning; not read anew, as the models that were made here are none."""
+    settings = getattr(config.sft, role).model_copy(update={"steps": steps})
+    return config.model_copy(update={"sft": config.sft.model_copy(update={role: settings})})
+
+
+@pytest.mark.parametrize(
+    ("stop", "role", "steps", "message"),
+    [
+        (None, "generator", 5, "sft.generator.steps: the generator was done after 4, it is 5 now"),
+        (("between steps", 3), "generator", 2, "sft.generator.steps: 2, and 3 are done already"),
+        (("between steps", 5), "verifier", 1, "sft.verifier.steps: 1, and 2 are done already"),
+    ],
+)
+def test_fine_tuning_that_was_done_is_not_counted_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: tuple[str, int] | None, role: str, steps: int, message: str
+) -> None:
+    run = Run(tmp_path, monkeypatch, *ON_A_GPU, "sft.generator.steps=4", "sft.verifier.steps=4")
+    _, errors = run.rehearse("sft", stop)
+    assert {error.partition(":")[0] for error in errors} == ({"StoppedEarly"} if stop else set())
+    run.config = with_steps(run.config, role, steps)
+    _, errors = run.rehearse("sft")
+    assert errors and all(error.startswith(f"CheckFailed: {message}") for error in errors), errors
+
+
+def test_a_role_whose_fine_tuning_was_done_can_have_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, monkeypatch, *ON_A_GPU, "sft.generator.steps=4", "sft.verifier.steps=4")
+    run.rehearse("sft")
+    run.config = with_steps(run.config, "verifier", 6)
+    before = read_metrics(run.directory, "sft")
+    _, errors = run.rehearse("sft")
+    rows = read_metrics(run.directory, "sft")
+    assert errors == [] and rows[: len(before)] == before and len(before) == 8  # nothing was done again
+    assert [(row["step"], row["role"]) for row in rows[8:]] == [(9, "verifier"), (10, "verifier")]

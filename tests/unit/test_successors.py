@@ -269,6 +269,14 @@ def test_questions_without_a_signal_are_dropped_and_as_many_are_missing():
     assert len(batch.dump_rows()) == 12 and batch.dump_rows()[8].group_id == "3-2"
 
 
+def test_no_more_questions_are_trained_on_than_a_step_has():
+    """A verifier that begins to be listened to after the first draw gives its questions a signal that they had not."""
+    config = make_config(train__max_draws=3)
+    batch = score(config, verifications(*BY_STEPS), verifications(*BY_OUTCOME), verifications(*BY_OUTCOME))
+    assert (config.train.questions_per_step, batch.num_missing) == (2, 0)
+    assert batch.trained == list(range(8))
+
+
 def test_steps_are_no_signal_where_they_have_no_weight():
     config = make_config(train__max_draws=3, algorithm__alpha_start=0.0)
     assert score(config, verifications(*BY_OUTCOME), verifications(*BY_STEPS)).trained == [0, 1, 2, 3]

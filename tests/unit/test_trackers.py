@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,24 @@ def test_wandb_and_mlflow_get_every_scalar_without_a_network(tmp_path: Path) -> 
     asked = [{"train/step": step, "train/eval/generator/accuracy": 0.25} for step in (3, 4)]
     assert found["wandb"] == [[*rows[:3], asked[0]], [*rows[2:], asked[1]]]
     assert [path.name for path in run.iterdir() if path.name == "wandb"] == []
+
+
+def test_tensorboard_shows_no_step_twice(tmp_path: Path) -> None:
+    """An attempt that was killed before it saved anything, and the next one, which begins anew."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    directory = RunDirectory(tmp_path)
+    for losses in ((3.0, 2.0, 1.0), (9.0, 8.0)):
+        writer = MetricsWriter(directory, "train", resumed_step=0, trackers=("tensorboard",))
+        writer.write_evaluation(0, {"generator/accuracy": 0.25})
+        for step, loss in enumerate(losses, 1):
+            writer.write({"step": step, "role": "generator", "loss": loss})
+        writer.close()
+        time.sleep(1.1)  # files of events are ordered by the second
+    events = EventAccumulator(str(directory.tensorboard / "train"))
+    events.Reload()
+    found = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert [values for tag, values in found.items() if "loss" in tag] == [[(1, 9.0), (2, 8.0)]]
 
 
 def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(tmp_path: Path) -> None:
