@@ -183,6 +183,8 @@ def data(
         return
     if out is None:
         raise UserError(f"give the file to write: tango data {name} --out {name}.parquet")
+    if out.is_dir():
+        raise UserError(f"--out {out} is a folder; name the file, {out / name}.parquet, say")
     if name == "last_letter":
         from tango_hpc.tasks.last_letter_files import make_last_letter
 
@@ -216,6 +218,12 @@ def explain_mistake(error: OSError) -> str | None:
     """In words, a path that cannot be one, or what belongs to somebody else; None for all else."""
     if error.errno == errno.ENAMETOOLONG:
         return f"this is no path, a name in it is too long: {error.filename}"
+    if isinstance(error, IsADirectoryError):
+        return f"{error.filename} is a folder; name a file"
+    if isinstance(error, NotADirectoryError):
+        return f"{error.filename}: a part of this path is a file, and no folder; give another place"
+    if isinstance(error, FileExistsError):
+        return f"{error.filename} is there already, and is no folder; give another place"
     if not isinstance(error, PermissionError):
         return None
     if error.filename is None:

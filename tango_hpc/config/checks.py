@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tango_hpc.config.models import built_otherwise, model_dimensions
 from tango_hpc.config.paths import NO_TEMPLATE_FILE
-from tango_hpc.config.roles import ModelConfig, RoleConfig
+from tango_hpc.config.roles import ModelConfig, OptimizerConfig, RoleConfig
 from tango_hpc.config.schema import Config
 from tango_hpc.errors import UserError
 from tango_hpc.model.engine_layout import check_rollout_tensor
@@ -32,6 +32,7 @@ def _conflicts(config: Config) -> Iterator[str]:
     for name, role in config.roles.items():
         yield from _role_conflicts(name, role, config)
         yield from _engine_conflicts(name, role, config)
+        yield from _optimizer_conflicts(f"{name}.optimizer", role.optimizer)
     for role_name in ("generator", "verifier"):
         sft = getattr(config.sft, role_name)
         tuned = config.roles.get(role_name)
@@ -43,6 +44,7 @@ def _conflicts(config: Config) -> Iterator[str]:
         if sft.init.path == sft.output:
             yield f"sft.{role_name}.output: is sft.{role_name}.init.path; the starting weights would be lost"
         yield from _model_conflicts(f"sft.{role_name}.init", sft.init, tuned, config)
+        yield from _optimizer_conflicts(f"sft.{role_name}.optimizer", sft.optimizer)
     yield from _training_conflicts(config)
     yield from _task_conflicts(config)
     if config.launch.grace_seconds >= config.launch.hang_timeout_seconds:
@@ -187,6 +189,11 @@ def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str
             f"{name}.max_response_tokens: max_prompt_tokens + max_response_tokens = {length} is over the "
             f"model's {limit} positions"
         )
+
+
+def _optimizer_conflicts(key: str, optimizer: OptimizerConfig) -> Iterator[str]:
+    if optimizer.schedule == "exponential" and optimizer.final_ratio == 0:
+        yield f"{key}.final_ratio: an exponential decay never reaches 0; give a small number such as 1e-3"
 
 
 def _engine_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str]:

@@ -70,8 +70,8 @@ class OptimizerConfig(Section):
     schedule: Literal["constant", "cosine", "exponential"] = "constant"
     warmup_ratio: Share = Field(0.0, description="Share of the steps over which the rate rises linearly from 0.")
     final_ratio: Share = Field(0.1, description="Last learning rate over first, for cosine and exponential.")
-    beta1: Share = 0.9
-    beta2: Share = 0.95
+    beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+    beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
     epsilon: PositiveFloat = 1e-8
     weight_decay: NonNegative = 0.0
     clip_grad_norm: PositiveFloat = 1.0

@@ -272,6 +272,11 @@ class TeacherConfig(Section):
     num_shards: Positive = Field(1, description="Jobs that share the questions, as the tasks of an array.")
     shard: Count = Field(0, description="Which of them this is, from 0.")
 
+    @property
+    def parts(self) -> Path:
+        """Where the chunks of this shard lie that are done."""
+        return self.output / f"parts/{self.shard:04d}_of_{self.num_shards:04d}"
+
 
 class ReshardConfig(Section):
     """Weight sync from trainer to engine."""

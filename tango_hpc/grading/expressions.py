@@ -29,7 +29,9 @@ EQUAL = mpmath.mpf(10) ** -40  # relative distance below which two exact express
 APPROXIMATE = 2e-6  # relative distance allowed to an answer that is written as a decimal: six good digits
 _REAL_POINTS = [sympy.Rational(p, q) for p, q in ((17, 7), (43, 19), (5, 3), (7, 23), (101, 9), (29, 31))]
 _WHOLE_POINTS = [sympy.Integer(n) for n in (5, 12, 7, 3, 11, 4, 9, 2)]
-_WHOLE_FUNCTIONS = (sympy.floor, sympy.ceiling, sympy.factorial, sympy.binomial, sympy.Mod)
+_COUNTING = (sympy.factorial, sympy.binomial)
+_ROUNDING = (sympy.floor, sympy.ceiling, sympy.Mod)
+_NAMES_OF_WHOLE_NUMBERS = "ijklmnpqKMN"
 
 # Unlike math-verify's defaults: no units cut off (`2 m` may be a product), and R is not r.
 _NORMALIZATION = NormalizationConfig(
@@ -48,12 +50,16 @@ _FOR_PARSER: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] 
     (re.compile(r"\s+!"), "!"),
     (re.compile(r"((?:\d+|[A-Za-z]|\([^()]*\))!)\s*\^"), r"{(\1)}^"),
 ]  # fmt: skip
+_DIVISORS = re.compile(r"\\(?:gcd|lcm|operatorname\s*\{\s*(?:gcd|lcm)\s*\})")
+_COMMANDS = re.compile(r"\\operatorname\s*\{[^{}]*\}|\\[A-Za-z]+")
 
 
 def read(text: str) -> Readable | None:
     """The expression that cleaned LaTeX or plain text stands for; None where the parser finds none."""
     for pattern, replacement in _FOR_PARSER:
         text = pattern.sub(replacement, text)
+    if _DIVISORS.search(text) and re.search("[A-Za-z]", _COMMANDS.sub("", text)):
+        return None  # to the parser, letters have no common divisor
     try:
         found = latex2sympy(text, normalization_config=_NORMALIZATION, conversion_config=_CONVERSION)
     except Exception:  # the parser raises errors of many kinds on what is no mathematics; that is its answer
@@ -162,10 +168,15 @@ def _close(left: mpmath.mpc, right: mpmath.mpc, relative: mpmath.mpf | float) ->
 
 def _points(gold: sympy.Expr, answer: sympy.Expr, num_symbols: int) -> list[tuple[sympy.Rational, ...]]:
     """Points of the domain: whole numbers where an expression counts something, else rationals, some negative."""
-    if gold.has(*_WHOLE_FUNCTIONS) or answer.has(*_WHOLE_FUNCTIONS) or _has_sign_power(gold, answer):
+    counts = gold.has(*_COUNTING) or answer.has(*_COUNTING) or _has_sign_power(gold, answer)
+    if counts or gold.has(*_ROUNDING) or answer.has(*_ROUNDING):
         points = _drawn_from(_WHOLE_POINTS, num_symbols, rise=12)
         # n over k wants n the larger, whichever name sorts first
-        return points if num_symbols == 1 else [either for point in points for either in (point, point[::-1])]
+        points = points if num_symbols == 1 else [either for point in points for either in (point, point[::-1])]
+        letters = gold.free_symbols | answer.free_symbols
+        if counts or any(str(letter)[0] in _NAMES_OF_WHOLE_NUMBERS for letter in letters):
+            return points
+        return points + _drawn_from(_REAL_POINTS, num_symbols)  # of whole numbers alone, x and its floor are one
     points = _drawn_from(_REAL_POINTS, num_symbols)
     if num_symbols == 1:
         return points + [(-value,) for (value,) in points[:3]]

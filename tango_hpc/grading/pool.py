@@ -133,6 +133,7 @@ class GradingPool:
         self.memory_limit_bytes = memory_limit_bytes
         self.outcomes: Counter[str] = Counter()
         self._workers: list[_Worker] = []
+        self._crashed: set[str] = set()  # requests that a worker ended at, once
         atexit.register(self.close)
 
     def __enter__(self) -> Self:
@@ -210,7 +211,10 @@ class GradingPool:
 
     def _replace(self, worker: _Worker, selector: selectors.BaseSelector, waiting: deque[str],
                  verdicts: dict[str, Verdict], outcome: str | None = None) -> int:  # fmt: skip
-        """Put a fresh worker in the place of one that ended, and settle what it was grading as wrong."""
+        """Put a fresh worker in the place of one that ended, and settle what it was grading as wrong.
+
+        What it crashed at is graded once more: somebody else may have ended the worker.
+        """
         selector.unregister(worker.stdout)
         if not worker.is_ready:
             worker.close()
@@ -223,8 +227,14 @@ class GradingPool:
         status = worker.close()
         settled = 0
         if worker.key is not None:
-            verdicts[worker.key] = Verdict(False, outcome or ("time" if status == -_SIGPROF else "crash"))
-            settled = 1
+            outcome = outcome or ("time" if status == -_SIGPROF else "crash")
+            if outcome == "crash" and worker.key not in self._crashed:
+                self._crashed.add(worker.key)
+                waiting.appendleft(worker.key)
+            else:
+                self._crashed.discard(worker.key)
+                verdicts[worker.key] = Verdict(False, outcome)
+                settled = 1
         position = self._workers.index(worker)
         self._workers[position] = self._start()
         selector.register(self._workers[position].stdout, selectors.EVENT_READ, self._workers[position])

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tango_hpc.config.load import read_tree
+from tango_hpc.config.schema import TeacherConfig
 from tango_hpc.files import (
     append_line,
     is_number,
@@ -38,7 +40,7 @@ class Attempt:
     host: str
     job: str | None  # Slurm's job id
     started: float  # Unix seconds
-    saved_before: str | None  # the newest checkpoint when it started; once it has ended, the one that it went on from
+    saved_before: str | None  # `saved_so_far` when it started; once it has ended, the checkpoint that it went on from
     log: str | None = None  # the file that the supervisor's output goes to
     ended: float | None = None
     code: int | None = None
@@ -48,8 +50,14 @@ class Attempt:
 
     @property
     def made_progress(self) -> bool:
-        """Whether it left a newer checkpoint."""
-        return self.ended is not None and is_newer(self.saved_after, self.saved_before)
+        """Whether it left a newer checkpoint, or more results."""
+        return self.ended is not None and self.is_progress(self.saved_after)
+
+    def is_progress(self, saved: str | None) -> bool:
+        """Whether what is saved now is more than what it went on from."""
+        if self.stage in OF_RESULTS:
+            return saved != self.saved_before
+        return is_newer(saved, self.saved_before)
 
     def went_on_from(self, taken: str | None) -> None:
         """Note that its ranks took an older checkpoint than the newest, which was damaged."""
@@ -61,6 +69,23 @@ def newest_checkpoint(directory: RunDirectory, stage: str) -> str | None:
     """Name of the newest complete checkpoint of `stage`."""
     complete = steps_in(directory.checkpoints / stage)
     return str(complete[-1][0]) if complete else None
+
+
+# Stages without checkpoints, which keep their results part by part.
+OF_RESULTS = ("eval", "teacher")
+
+
+def saved_so_far(directory: RunDirectory, stage: str) -> str | None:
+    """What an attempt at `stage` goes on from: the name of the newest checkpoint, or how many files of results there are,
+    and their bytes.
+    """
+    if stage not in OF_RESULTS:
+        return newest_checkpoint(directory, stage)
+    folder = directory.path / "eval"
+    if stage == "teacher":
+        folder = TeacherConfig.model_validate(read_tree(directory.config)["teacher"]).parts
+    sizes = [file.stat().st_size for file in folder.rglob("*.parquet") if file.is_file()]
+    return f"{len(sizes)} files of results, {sum(sizes):,} bytes" if sizes else None
 
 
 _NUMBERS = ("number", "started", "ended", "code")
@@ -112,7 +137,7 @@ class AttemptLog:
             host=socket.gethostname(),
             job=slurm.job_id(),
             started=time.time(),
-            saved_before=newest_checkpoint(self._directory, stage),
+            saved_before=saved_so_far(self._directory, stage),
             log=_own_log(),
             own_job=slurm.is_batch_process(),
         )
@@ -122,14 +147,14 @@ class AttemptLog:
     def end(self, attempt: Attempt, code: int, reason: str) -> None:
         """Note how it ended."""
         attempt.ended, attempt.code, attempt.reason = time.time(), code, reason
-        attempt.saved_after = newest_checkpoint(self._directory, attempt.stage)
+        attempt.saved_after = saved_so_far(self._directory, attempt.stage)
         attempt.went_on_from(attempt.saved_after)  # that it was set aside may be all that is known
         names = ("number", "ended", "code", "reason", "saved_before", "saved_after")
         self._append({name: getattr(attempt, name) for name in names})
 
     def without_progress(self, stage: str, jobs: Collection[str]) -> int:
-        """How many starts of `jobs` in a row, up to the last one, found the checkpoint that is the newest now."""
-        saved = newest_checkpoint(self._directory, stage)
+        """How many starts of `jobs` in a row, up to the last one, found saved what is saved now."""
+        saved = saved_so_far(self._directory, stage)
         count = 0
         for attempt in reversed(self.read()):
             if (attempt.stage, attempt.saved_before) != (stage, saved) or attempt.job not in jobs:

@@ -34,8 +34,8 @@ from tango_hpc.run.directory import RunDirectory
 VARIABLE = "TANGO_CHAIN"
 # While the ranks run, there is time.
 RETRY_WHILE_RUNNING_SECONDS = 60.0
-# Slurm answers, and refuses all the same.
-MAX_REFUSALS = 5
+# Slurm answers, and refuses all the same: so long the nodes are held in the end, where the job has the time.
+REFUSED_SECONDS = 600.0
 # What is not cancelled by then does nothing when it starts, and this job holds its nodes no longer.
 CANCEL_SECONDS = 60.0
 
@@ -93,12 +93,12 @@ class Chain:
     def goes_on(self, seconds_left: float | None, command: str, wait: Callable[[float], None]) -> bool:
         """Whether the next job continues this run, which has saved or failed: it is submitted now if need be.
 
-        What Slurm answers nothing to is tried again until the end of this job. `command` continues the run by hand,
-        `wait` passes so many seconds.
+        What Slurm answers nothing to is tried again until the end of this job, what it refuses for `REFUSED_SECONDS`.
+        `command` continues the run by hand, `wait` passes so many seconds.
         """
         patience = PATIENCE_SECONDS if seconds_left is None else max(seconds_left - LAST_SECONDS, 0.0)
         until = time.monotonic() + patience
-        refusals = 0
+        refused_until = time.monotonic() + REFUSED_SECONDS
         while True:
             asked = read_stop_request(self._directory)
             if asked is not None and asked.by == "user":
@@ -117,12 +117,12 @@ class Chain:
             if following is not None:
                 self._say(f"Job {following} continues from the last checkpoint when this one has ended.")
                 return True
-            refusals += not problem
+            end = until if problem else min(until, refused_until)
             problem = problem or self._try()
             if not problem:
                 return True
-            left = until - time.monotonic()
-            if left < 0 or refusals >= MAX_REFUSALS:
+            left = end - time.monotonic()
+            if left < 0:
                 self._say(f"Not continued: {problem}")
                 return False
             if not self._problem:

@@ -27,7 +27,7 @@ from tango_hpc.control.stop import read_stop_request
 from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.files import explain_disk, is_of_disk
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import Attempt, AttemptLog, newest_checkpoint
+from tango_hpc.launch.attempts import OF_RESULTS, Attempt, AttemptLog, saved_so_far
 from tango_hpc.launch.chain import Chain
 from tango_hpc.launch.continuity import compare_with_last, refuse
 from tango_hpc.launch.deadline import Deadline
@@ -42,8 +42,8 @@ from tango_hpc.launch.supervisor import ENDED_WHILE_LOADING, Supervisor
 from tango_hpc.plan.disk import check_disk
 from tango_hpc.report.formats import say, visible
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.steps import is_newer
 from tango_hpc.run.summary import read_summary, resumed_from, update_summary
+from tango_hpc.stages.eval_inputs import evaluated_models, unanswered
 from tango_hpc.stages.preflight import check_inputs
 from tango_hpc.stages.processes import process_roles
 
@@ -66,7 +66,8 @@ def run_attempt(
 
     `held` is the run's lock where the caller has it, `chain` the jobs that continue each other, where this is one.
     """
-    if is_done(directory, stage):
+    # What was trained since a stage asked its benchmarks is asked as well.
+    if is_done(directory, stage) and not (stage == "eval" and unanswered(config, evaluated_models(config))):
         say(console, f"{stage} in {directory.path} is done already.")
         return 0
     job = slurm.job_id()
@@ -167,7 +168,7 @@ def _wait(lock: RunLock, seconds: float) -> None:
 def _given_up(log: AttemptLog, attempt: Attempt, jobs: Sequence[str], limit: int) -> str | None:
     """Why a requeued job, or one of a chain of `jobs`, is not tried once more, if it is not.
 
-    That is so where its last `limit` attempts left no new checkpoint.
+    That is so where its last `limit` attempts left no new checkpoint or result.
     """
     if log.without_progress(attempt.stage, jobs) <= limit:
         return None
@@ -181,15 +182,16 @@ def _given_up(log: AttemptLog, attempt: Attempt, jobs: Sequence[str], limit: int
             f"{longest:.0f} s; ask for more time (time in the profile, --time of sbatch), or load from the nodes' own "
             "disks (stage_weights_to in the profile)"
         )
+    what = "result" if attempt.stage in OF_RESULTS else "checkpoint"
     return (
-        f"given up: {limit} attempts of {which} in a row ended without a new checkpoint "
+        f"given up: {limit} attempts of {which} in a row ended without a new {what} "
         "(launch.max_attempts_without_progress)"
     )
 
 
 def _has_saved(directory: RunDirectory, attempt: Attempt) -> bool:
-    """Whether there is a newer checkpoint than the one that the attempt went on from."""
-    return is_newer(newest_checkpoint(directory, attempt.stage), attempt.saved_before)
+    """Whether more is saved than what the attempt went on from."""
+    return attempt.is_progress(saved_so_far(directory, attempt.stage))
 
 
 def _told(reason: str, *, saved: bool) -> str:

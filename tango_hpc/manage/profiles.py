@@ -231,6 +231,22 @@ def job_variables(profile: Profile) -> dict[str, str]:
     return variables
 
 
+def variables_here(profile: Profile) -> dict[str, str]:
+    """Those of `job_variables` and `env` for a job on this machine, with its variables in them filled in.
+
+    Raises UserError where one of these is not set.
+    """
+    variables = {name: os.path.expandvars(value) for name, value in (job_variables(profile) | profile.env).items()}
+    for name, value in variables.items():
+        missing = re.search(r"\$\{?[A-Za-z_]\w*\}?", value)
+        if missing is not None:
+            raise UserError(
+                f"the profile gives {name} the value {value}, and {missing[0]} is not set here; set it, or take a profile "
+                "without it for jobs on this machine"
+            )
+    return variables
+
+
 def _with_variables(text: str) -> str:
     """`text` quoted for bash, with $NAME and ${NAME} still replaced by the job's variables."""
     escaped = re.sub(r'(["\\`])', r"\\\1", text)

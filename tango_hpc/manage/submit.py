@@ -27,10 +27,10 @@ from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.manage.profiles import (
     Profile,
     export_lines,
-    job_variables,
     load_profile,
     setup_lines,
     time_limit_minutes,
+    variables_here,
 )
 from tango_hpc.manage.resources import Memory, asked_of_a_node, cpus_per_rank, node_memory
 from tango_hpc.run.directory import RunDirectory
@@ -219,7 +219,7 @@ def job_environment(profile: Profile, snapshot: Path, cluster: Cluster) -> Itera
     if cluster == "slurm":
         _set_environment(slurm.without_job(before))
     else:
-        os.environ.update(job_variables(profile) | profile.env | {"PYTHONPATH": python_path(snapshot)})
+        os.environ.update(variables_here(profile) | {"PYTHONPATH": python_path(snapshot)})
     try:
         yield
     finally:

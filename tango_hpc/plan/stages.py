@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from tango_hpc.config import Config
-from tango_hpc.plan.memory import plan_memory
+from tango_hpc.plan.memory import copied_in_fine_tuning, plan_memory
 from tango_hpc.plan.sizes import GPU_PROCESS_BYTES, SAVE_BYTES
 from tango_hpc.stages.processes import process_roles
 
@@ -33,7 +33,8 @@ def job_node_bytes(config: Config, stages: Sequence[str]) -> int:
     needed = []
     for stage in stages:
         if stage == "sft":  # one process on each rank, whose trainer stays on the GPU
-            needed.append(config.launch.tasks_per_node * (GPU_PROCESS_BYTES + SAVE_BYTES))
+            copies = copied_in_fine_tuning(config) if config.checkpoint.background else 0
+            needed.append(config.launch.tasks_per_node * (GPU_PROCESS_BYTES + SAVE_BYTES) + copies)
             continue
         planned: PlannedStage = next(name for name in get_args(PlannedStage) if name == stage)
         plan = plan_memory(

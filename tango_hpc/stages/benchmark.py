@@ -19,6 +19,7 @@ from tango_hpc import benchmarks
 from tango_hpc.benchmarks import processbench
 from tango_hpc.benchmarks.records import GREEDY, Answer, write_answers
 from tango_hpc.config import Config
+from tango_hpc.config.load import read_tree
 from tango_hpc.config.roles import RoleConfig
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.data.prepare.metadata import read_metadata
@@ -31,7 +32,15 @@ from tango_hpc.protocol.solution import Solution, Step
 from tango_hpc.protocol.verification import Verification
 from tango_hpc.report.evaluation import write_results
 from tango_hpc.run.directory import RunDirectory
-from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_columns, evaluated_file, evaluated_roles
+from tango_hpc.stages.eval_inputs import (
+    AS_THEY_ARE,
+    answers_file,
+    evaluated_columns,
+    evaluated_file,
+    evaluated_models,
+    evaluated_roles,
+    unanswered,
+)
 from tango_hpc.stages.journal import Journal
 from tango_hpc.stages.responses import NOT_ASKED, FailureWatch, ReadSolution, ReadVerification, Response, settled
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
@@ -41,7 +50,6 @@ from tango_hpc.tasks import Task, get_task
 from tango_hpc.tasks.evaluated import BenchmarkTask
 
 STAGE = "eval"
-AS_THEY_ARE = "model"
 _COMPARED_ANSWERS = 16
 # What of a role's section does not decide what it answers.
 _HOW = {"parallel", "optimizer", "rollout", "trainable", "micro_batch_tokens", "recompute"}
@@ -59,28 +67,25 @@ class BenchmarkRun:
         self.config, self.settings, self.exchange = config, config.eval, exchange
         self.directory = directory
         self.folder = directory.path / "eval"
-        self.checkpoints = exchange.all_gather(evaluated_checkpoints(config))[0]  # the run may be going on
+        tree = read_tree(directory.config)
+        self.models = {name: tree[name]["model"] for name in evaluated_roles(config)}
+        # The run that they are of may be going on, and NFS may be late.
+        self.labels = exchange.all_gather(evaluated_models(config))[0]
+        self.todo = exchange.all_gather(unanswered(config, self.labels))[0]
         self.pool = GradingPool()
         frozen = _for_evaluation(config)
         self.roles: dict[str, Role] = {}
         for name in evaluated_roles(config):
             stop.enter(f"loading the {name}")
             self.roles[name] = (Generator if name == "generator" else Verifier)(name, frozen, exchange, stop)
-        self.labels = (
-            {AS_THEY_ARE: None}
-            if not self.checkpoints
-            else {path.name.partition("+")[0]: path for path in self.checkpoints}
-        )
-        self.units = [(label, name) for label in self.labels for name in self.settings.benchmarks]
-        todo = [(label, name) for label, name in self.units if not self._file(label, name).is_file()]
-        self.todo = exchange.all_gather(todo)[0]
+        self.num_units = len(self.labels) * len(self.settings.benchmarks)
         self.num_left = len(self.todo)
         self.journal = Journal(
             directory,
             STAGE,
             stop,
-            len(self.units),
-            len(self.units) - len(self.todo),
+            self.num_units,
+            self.num_units - len(self.todo),
             writes=exchange.is_first,
             trackers=config.run.trackers,
         )
@@ -118,7 +123,7 @@ class BenchmarkRun:
         self.pool.close()
 
     def _begin(self, phase: str) -> None:
-        self.journal.begin(phase, stopped=f"stopped with {self.num_left} of {len(self.units)} sets to ask")
+        self.journal.begin(phase, stopped=f"stopped with {self.num_left} of {self.num_units} sets to ask")
 
     def _turns(self, label: str, name: str, rows: Sequence[dict[str, Any]]) -> Turns:
         """The turns of one set."""
@@ -128,7 +133,11 @@ class BenchmarkRun:
             "eval": self.settings.model_dump(
                 mode="json", include={"samples", "temperature", "top_p", "verifier_samples"}
             ),
-            "roles": {key: role.settings.model_dump(mode="json", exclude=_HOW) for key, role in self.roles.items()},
+            "roles": {
+                # Which model by the path that the run knows: what was loaded may be a copy on this node's disk.
+                key: role.settings.model_dump(mode="json", exclude=_HOW) | {"model": self.models[key]}
+                for key, role in self.roles.items()
+            },
             "questions": [row["id"] for row in rows],
         }
         return Turns(
@@ -140,7 +149,7 @@ class BenchmarkRun:
         )
 
     def _file(self, label: str, name: str) -> Path:
-        return self.folder / label / f"{name}.parquet"
+        return answers_file(self.folder, label, name)
 
     # -- asking ----------------------------------------------------------------------------------------------
 

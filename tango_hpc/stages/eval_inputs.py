@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from tango_hpc.config import Config
@@ -9,6 +10,8 @@ from tango_hpc.data.prepare.rows import SCHEMA
 from tango_hpc.data.tables import QUESTION_COLUMNS
 from tango_hpc.errors import UserError
 from tango_hpc.run.steps import steps_in
+
+AS_THEY_ARE = "model"
 
 
 def evaluated_file(config: Config, name: str) -> Path:
@@ -40,6 +43,24 @@ def evaluated_checkpoints(config: Config) -> list[Path]:
     if not found and config.eval.checkpoints_of is not None:
         raise UserError(f"eval.checkpoints_of: {run} holds no training checkpoints")
     return found[-1:] if config.eval.checkpoints == "last" else found
+
+
+def evaluated_models(config: Config) -> dict[str, Path | None]:
+    """What is asked, by the name of its folder of answers: checkpoints, or the models as they are (None)."""
+    checkpoints = evaluated_checkpoints(config)
+    return {path.name.partition("+")[0]: path for path in checkpoints} if checkpoints else {AS_THEY_ARE: None}
+
+
+def answers_file(folder: Path, label: str, name: str) -> Path:
+    """Where the answers of a model to benchmark `name` are, below a run's `eval` folder."""
+    return folder / label / f"{name}.parquet"
+
+
+def unanswered(config: Config, labels: Iterable[str]) -> list[tuple[str, str]]:
+    """Of the models of these names the benchmarks, in order, that the run has no answers to yet."""
+    folder = config.run.dir / "eval"
+    units = ((label, name) for label in labels for name in config.eval.benchmarks)
+    return [unit for unit in units if not answers_file(folder, *unit).is_file()]
 
 
 def training_checkpoints(run: Path) -> dict[int, Path]:

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tango_hpc.config import Config
+from tango_hpc.config.load import read_tree
 from tango_hpc.config.paths import same_value
 from tango_hpc.config.schema import TeacherConfig
 from tango_hpc.control.stop import StopSignal
@@ -53,7 +54,7 @@ def teach(config: Config, directory: RunDirectory, stop: StopSignal, exchange: E
     settings = config.teacher
     assert settings is not None, "checked before the ranks start"
     if exchange.is_first:
-        _claim(config, settings)
+        _claim(config, settings, read_tree(directory.config)["generator"]["model"]["path"])
     chunks = question_chunks(settings)
     todo = [index for index in range(len(chunks)) if not _part(settings, index).is_file()]
     todo = exchange.all_gather(todo)[0]  # where NFS is late, processes see different folders
@@ -131,11 +132,14 @@ def _outcome(read: ReadSolution) -> str:
     return "right" if read.correct else "wrong"
 
 
-def _claim(config: Config, settings: TeacherConfig) -> None:
-    """Note in the folder what its parts are made with; refuse a folder whose parts were made otherwise."""
+def _claim(config: Config, settings: TeacherConfig, model: str) -> None:
+    """Note in the folder what its parts are made with; refuse a folder whose parts were made otherwise.
+
+    `model`: its path as the run knows it; what is loaded may be a copy on this node's disk.
+    """
     made_with = settings.model_dump(mode="json", exclude={"output", "shard", "test_rows", "test_share"})
     asked = config.generator.model_dump(mode="json", include=set(ASKED_WITH))
-    made_with |= {"model": str(config.generator.model.path), "seed": config.seed, **asked}
+    made_with |= {"model": model, "seed": config.seed, **asked}
     made_with["task"] = config.task.model_dump(mode="json")
     file = settings.output / "settings.json"
     if not file.is_file():
@@ -203,4 +207,4 @@ def _num_test(settings: TeacherConfig, num_kept: int) -> int:
 
 
 def _part(settings: TeacherConfig, index: int) -> Path:
-    return settings.output / f"parts/{settings.shard:04d}_of_{settings.num_shards:04d}/{index:06d}.parquet"
+    return settings.parts / f"{index:06d}.parquet"

@@ -120,8 +120,13 @@ def test_in_the_end_there_may_be_none(fake: FakeSlurm, following: Following) -> 
     fake.says("scontrol", described("7"))
     fake.fails("sbatch", "sbatch: error: QOSMaxSubmitJobPerUserLimit")
     fake.says("squeue", "")
-    assert not following.goes_on() and following.waits < 10
+    started = following.clock
+    assert not following.goes_on() and 95 <= following.clock - started <= 100, "to the end of the job"
     assert following.told[-1] == "Not continued: sbatch: sbatch: error: QOSMaxSubmitJobPerUserLimit"
+    started = following.clock
+    assert not following.goes_on(86_400) and 600 <= following.clock - started <= 610, (
+        "then it holds its nodes no longer"
+    )
     for state, more, why in (
         ("COMPLETING", {}, "job 7 was cancelled"),
         ("CANCELLED", {}, "job 7 was cancelled"),

@@ -106,6 +106,8 @@ def test_a_key_of_another_section_is_led_to_its_place() -> None:
         (["generator.trainable=false", "train.verifier_warmup_steps=0", "train.generator_steps=3", "train.generator_steps_per_cycle=3"], "nothing would be trained"),
         (["algorithm.blend=rewards", "algorithm.step_advantage_scale=10"], "algorithm.step_advantage_scale: 10 scales advantages"),
         (["algorithm.alpha_start=0.1", "algorithm.alpha_end=0"], "algorithm.alpha_end: an exponential decay never reaches 0"),
+        (["generator.optimizer.beta1=1"], "generator.optimizer.beta1: input should be less than 1"),
+        (["verifier.optimizer={schedule: exponential, final_ratio: 0}"], "verifier.optimizer.final_ratio: an exponential decay never reaches 0"),
         (["generator.stop=[x, '']"], "generator.stop.1: string should have at least 1 character"),
         (["task.last_letter.eval_words=[5, 2]"], "task.last_letter.eval_words: [5, 2] is not from low to high"),
         (["data.train=${run.folder}/x"], "data.train: ${run.folder} names no key"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from tango_hpc.cli import app
+from tango_hpc.cli import app, main
 from tango_hpc.config.load import validate_tree
 from tango_hpc.data.prepare.metadata import read_metadata
 from tango_hpc.data.prepare.pipeline import check_held_out, prepare
@@ -287,6 +288,19 @@ def test_the_command_makes_last_letter_sets_and_lists_all_sets(tmp_path):
     assert len(rows) == 50 and all(2 <= len(row["question"].split()) <= 3 for row in rows)
     listing = CliRunner().invoke(app, ["data", "list"]).output
     assert all(name in listing for name in [*DATA_SETS, "last_letter"])
+
+
+def test_an_output_that_is_no_file_is_refused(tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").touch()
+    words = ["tango", "data", "last_letter", "--rows", "5", "--out"]
+    for out, said in (
+        (tmp_path, f"--out {tmp_path} is a folder; name the file, {tmp_path}/last_letter.parquet, say"),
+        (tmp_path / "file/train.parquet", "give another place"),
+    ):
+        monkeypatch.setattr(sys, "argv", [*words, str(out)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_large_sets_are_streamed(tmp_path):

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from tango_hpc.benchmarks.records import GREEDY, Answer, read_answers, write_answers
 from tango_hpc.config import load_config
 from tango_hpc.data.tables import read_rows
 from tango_hpc.errors import UserError
+from tango_hpc.launch import job
+from tango_hpc.launch.enter import is_done
 from tango_hpc.report.evaluation import write_results
 from tango_hpc.run.metrics import read_evaluations
-from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_file, evaluated_roles
+from tango_hpc.stages.eval_inputs import (
+    evaluated_checkpoints,
+    evaluated_file,
+    evaluated_models,
+    evaluated_roles,
+    unanswered,
+)
 from tango_hpc.stages.preflight import check_inputs
 from tests.unit.test_hand_over import SHORT, Run, work_of
 
@@ -148,6 +158,22 @@ def test_what_a_stop_within_a_step_left_is_evaluated(tmp_path: Path, monkeypatch
     events, errors = run.rehearse("eval")
     assert errors == [] and "load" in work_of(events, "verifier")
     assert json.loads((run.directory.path / "eval/results.json").read_text()).keys() == {"step_000001"}
+
+
+def test_what_was_trained_since_an_evaluation_is_asked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, monkeypatch, *SHORT, "checkpoint.keep=1", "eval.benchmarks=[task]")
+    assert [run.rehearse(stage)[1] for stage in ("train", "eval")] == [[], []]
+    assert is_done(run.directory, "eval") and unanswered(run.config, evaluated_models(run.config)) == []
+    entered: list[str] = []
+    monkeypatch.setattr(job, "take_lock", lambda *_: entered.append("lock") or sys.exit())
+    assert job.run_attempt(run.directory, "eval", run.config, Console()) == 0 and not entered
+    (run.directory.path / "checkpoints/train/step_000002").rename(run.directory.path / "checkpoints/train/step_000009")
+    with pytest.raises(SystemExit):
+        job.run_attempt(run.directory, "eval", run.config, Console())
+    assert entered and unanswered(run.config, evaluated_models(run.config)) == [("step_000009", "task")]
+    assert run.rehearse("eval")[1] == []
+    results = json.loads((run.directory.path / "eval/results.json").read_text())
+    assert "step_000009" in results
 
 
 def test_models_are_loaded_for_what_is_asked_only(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,14 @@ from tango_hpc.grading import GradeItem, GradingPool, Verdict
 from tango_hpc.grading.rules import MAX_ANSWER_CHARACTERS
 
 LIMIT_SECONDS = 0.5
+DEADLY = """import os
+
+class Deadly:
+    def grade(self, question, answer):
+        if answer == "die":
+            os._exit(3)
+        return True
+"""
 HOSTILE = {
     "tower of exponents": "9^{9^{9^{9^{9}}}}",
     "factorial": "1000000000!",
@@ -79,6 +88,26 @@ def test_an_answer_too_long_for_any_reference_never_reaches_a_worker():
     with GradingPool(1) as pool:
         assert not pool.grade([GradeItem("math", "1", "1" + "+0" * MAX_ANSWER_CHARACTERS)])[0].correct
         assert not pool._workers
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR2])
+def test_a_worker_that_somebody_ends_costs_no_answer_its_verdict(number):
+    """The kernel's out-of-memory killer, or Slurm, whose signals may go to every process of a step."""
+    with GradingPool(1) as pool:
+        assert pool.grade([GradeItem("math", r"2\sqrt{3}", r"\sqrt{12}")])[0].correct
+        worker = pool._workers[0].process
+        worker.send_signal(number)
+        if number == signal.SIGKILL:
+            worker.wait()
+        assert pool.grade([GradeItem("math", r"3\sqrt{3}", r"\sqrt{27}")]) == [Verdict(True)]
+        assert (pool._workers[0].process is worker) == (number != signal.SIGKILL)
+
+
+def test_an_answer_that_ends_every_worker_is_wrong(tmp_path):
+    options = {"file": str(tmp_path / "deadly.py"), "source": DEADLY, "settings": {}, "question": {}}
+    with GradingPool(2) as pool:
+        items = [GradeItem("own", "1", answer, options) for answer in ("1", "die", "1")]
+        assert [verdict.outcome for verdict in pool.grade(items)] == ["graded", "crash", "graded"]
 
 
 def test_equal_items_are_graded_once():

@@ -32,7 +32,7 @@ from tango_hpc.launch.snapshot import take_snapshot
 from tango_hpc.launch.staging import stage_weights, staged_overrides
 from tango_hpc.launch.supervisor import ENDED_WHILE_LOADING, Supervisor
 from tango_hpc.manage import profiles
-from tango_hpc.manage.profiles import Profile, load_profile, setup_lines, time_limit_minutes
+from tango_hpc.manage.profiles import Profile, load_profile, setup_lines, time_limit_minutes, variables_here
 from tango_hpc.manage.resources import node_memory
 from tango_hpc.manage.status import find_runs, run_state, show_logs
 from tango_hpc.manage.status_table import show_status
@@ -219,6 +219,16 @@ def test_the_shell_of_an_allocation_is_no_task(monkeypatch: pytest.MonkeyPatch, 
     assert place(salloc | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, 2) == "rank"
 
 
+def test_a_job_on_this_machine_has_the_variables_of_its_profile_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = Profile(cache_dir="$SCRATCH_HERE/cache", env={"DATA": "${SCRATCH_HERE}/data"})
+    monkeypatch.setenv("SCRATCH_HERE", "/scratch/me")
+    variables = variables_here(profile)
+    assert (variables["HF_HOME"], variables["DATA"]) == ("/scratch/me/cache/huggingface", "/scratch/me/data")
+    monkeypatch.delenv("SCRATCH_HERE")
+    with pytest.raises(UserError, match=r"value \$SCRATCH_HERE/cache, and \$SCRATCH_HERE is not set here"):
+        variables_here(profile)
+
+
 @pytest.mark.parametrize("visible", [None, "2,3"])
 def test_a_run_in_the_background_keeps_the_gpus_that_it_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None
@@ -312,6 +322,32 @@ def test_attempts_without_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     log.end(attempt, 1, "boom")
     assert not attempt.made_progress
     assert [attempt.code for attempt in log.read()] == [85, None, 1]
+
+
+@pytest.mark.parametrize("stage", ["eval", "teacher"])
+def test_results_that_an_attempt_left_are_progress(stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation and a teacher write no checkpoints: stopped at each time limit, they go on until they are done."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    teacher = {"questions": str(tmp_path / "q.parquet"), "output": str(tmp_path / "out"), "shard": 2, "num_shards": 4}
+    directory = RunDirectory(tmp_path / "run")
+    directory.control.mkdir(parents=True)
+    directory.config.write_text(yaml.safe_dump({"teacher": teacher}))
+    parts = directory.path / "eval/model/gsm8k.turns" if stage == "eval" else tmp_path / "out/parts/0002_of_0004"
+    other = tmp_path / "out/parts/0001_of_0004"  # of another shard, which says nothing of this one
+    other.mkdir(parents=True)
+    log = AttemptLog(directory)
+    for number in range(3):
+        attempt = log.start(stage)
+        parts.mkdir(parents=True, exist_ok=True)
+        (parts / f"{number}.parquet").write_text("x")
+        log.end(attempt, 85, "the time limit is near")
+        assert attempt.made_progress and log.without_progress(stage, ["7"]) == 0
+    assert log.read()[-1].saved_after == "3 files of results, 3 bytes"
+    for number in range(1, 3):
+        attempt = log.start(stage)
+        (other / f"{number}.parquet").write_text("x")
+        log.end(attempt, 1, "boom")
+        assert not attempt.made_progress and log.without_progress(stage, ["7"]) == number
 
 
 def test_a_damaged_checkpoint_that_was_set_aside_is_no_progress(

@@ -20,6 +20,7 @@ from tango_hpc.data.packing import pack
 from tango_hpc.errors import UserError
 from tango_hpc.model.shape import ModelShape
 from tango_hpc.plan.batch import role_batch
+from tango_hpc.plan.disk import checkpoint_bytes
 from tango_hpc.plan.memory import COPIES, memory_of_this_job, memory_of_this_machine, saves_in_background
 from tango_hpc.plan.report import make_plan, show_plan
 from tango_hpc.plan.sizes import (
@@ -367,6 +368,9 @@ def test_checkpoints_are_written_in_the_background_where_there_is_room(tmp_path,
     monkeypatch.setattr("tango_hpc.plan.memory.memory_of_this_machine", lambda: 100.0)
     assert memory_of_this_job({}) == memory_of_this_job({"SLURM_MEM_PER_NODE": "0"}) == 100
     assert memory_of_this_job({"SLURM_MEM_PER_NODE": "65536"}) == 64
+    assert memory_of_this_job({"SLURM_MEM_PER_CPU": "2048", "SLURM_CPUS_ON_NODE": "16"}) == 32
+    assert memory_of_this_job({"SLURM_MEM_PER_GPU": "20480", "SLURM_GPUS_ON_NODE": "4"}) == 80
+    assert memory_of_this_job({"SLURM_MEM_PER_GPU": "20480", "SLURM_CPUS_ON_NODE": "1"}) == 100
 
 
 def test_an_evaluation_and_a_teacher_have_engines_that_sleep_at_level_1(tmp_path):
@@ -396,6 +400,9 @@ def test_a_job_needs_what_its_fullest_stage_needs(tmp_path):
     train = make_plan(config, gpu_gb=80, node_gb=None)["memory"]["node"]["peak_bytes"]
     assert job_node_bytes(config, ["train"]) == job_node_bytes(config, ["sft", "train"]) == train
     assert job_node_bytes(config, ["sft"]) == 8 * (GPU_PROCESS_BYTES + SAVE_BYTES)
+    background = make_config(tmp_path, sft={"generator": tuned}, checkpoint={"background": True})
+    copies = checkpoint_bytes(make_config(tmp_path, sft={"generator": tuned}, algorithm__kl_coef=0.0), "sft")
+    assert job_node_bytes(background, ["sft"]) == 8 * (GPU_PROCESS_BYTES + SAVE_BYTES) + copies  # one node has them all
     evaluation = make_plan(config, gpu_gb=80, node_gb=None, stage="eval")["memory"]["node"]["peak_bytes"]
     assert job_node_bytes(config, ["eval"]) == evaluation
 
@@ -496,6 +503,18 @@ def test_memory_of_a_machine_heeds_its_control_group(tmp_path):
     assert memory_of_this_machine(tmp_path) == 32
     (tmp_path / "sys/fs/cgroup/memory.max").write_text(f"{8 * GIB}\n")
     assert memory_of_this_machine(tmp_path) == 8
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/cgroup").write_text("9:cpu:/a\n4:memory:/slurm/job_7\n0::/slurm.slice/job_7/step_0\n")
+    step = tmp_path / "sys/fs/cgroup/slurm.slice/job_7/step_0"
+    step.mkdir(parents=True)
+    (step / "memory.max").write_text("max\n")
+    assert memory_of_this_machine(tmp_path) == 8
+    (step.parent / "memory.max").write_text(f"{4 * GIB}\n")  # Slurm limits the job, and its steps are below it
+    assert memory_of_this_machine(tmp_path) == 4
+    job = tmp_path / "sys/fs/cgroup/memory/slurm/job_7"
+    job.mkdir(parents=True)
+    (job / "memory.limit_in_bytes").write_text(f"{2 * GIB}\n")
+    assert memory_of_this_machine(tmp_path) == 2
 
 
 def test_command_prints_tables_or_json_and_refuses_with_exit_2(tmp_path):

@@ -112,13 +112,15 @@ def test_a_teacher_that_gets_nothing_right_says_so(settings: TeacherConfig) -> N
 
 def test_a_folder_made_with_other_settings_is_not_added_to(settings: TeacherConfig, tmp_path: Path) -> None:
     config = load_config(QUICKSTART, [f"run.dir={tmp_path}/run"])
-    _claim(config, settings)
-    _claim(config, settings.model_copy(update={"shard": 2, "test_rows": None, "test_share": 0.1}))  # these may differ
+    _claim(config, settings, "models/big")
+    _claim(config, settings.model_copy(update={"shard": 2, "test_rows": None, "test_share": 0.1}), "models/big")
     with pytest.raises(CheckFailed, match=r"temperature 0\.1 -> 0\.7.*another folder"):
-        _claim(config, settings.model_copy(update={"temperature": 0.7}))
+        _claim(config, settings.model_copy(update={"temperature": 0.7}), "models/big")
+    with pytest.raises(CheckFailed, match=r"model 'models/big' -> 'models/bigger'.*another folder"):
+        _claim(config, settings, "models/bigger")
     longer = load_config(QUICKSTART, [f"run.dir={tmp_path}/run", "generator.max_response_tokens=161"])
     with pytest.raises(CheckFailed, match=r"max_response_tokens 160 -> 161.*another folder"):
-        _claim(longer, settings)
+        _claim(longer, settings, "models/big")
 
 
 def test_parts_have_one_schema_even_when_nothing_is_right(settings: TeacherConfig) -> None:
