@@ -162,13 +162,13 @@ def data(
         int | None,
         typer.Option(help="Longer questions are dropped; default: 6000 of training splits, else no limit."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Stop after so many rows.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
     kind: Annotated[str, typer.Option(help="last_letter: questions, generator_sft or verifier_sft.")] = "questions",
-    rows: Annotated[int, typer.Option(help="last_letter: how many rows.")] = 20000,
+    rows: Annotated[int, typer.Option(min=1, help="last_letter: how many rows.")] = 20000,
     words: Annotated[str, typer.Option(help="last_letter: range of words.")] = "2-10",
     letters: Annotated[str, typer.Option(help="last_letter: range of letters in a word.")] = "3-10",
-    slip: Annotated[float, typer.Option(help="last_letter: chance of a wrong step or judgement.")] = 0.5,
-    seed: Annotated[int, typer.Option(help="last_letter: seed.")] = 0,
+    slip: Annotated[float, typer.Option(min=0, max=1, help="last_letter: chance of a wrong step or judgement.")] = 0.5,
+    seed: Annotated[int, typer.Option(min=0, help="last_letter: seed.")] = 0,
 ) -> None:
     """Prepare a data set: read, check, drop duplicates and evaluation questions, write Parquet (docs/data.md).
 

@@ -6,8 +6,11 @@ What a model or the ranks allow is asked of the functions that cut them (`model.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from jinja2 import Environment, TemplateSyntaxError
 
 from tango_hpc.config.models import built_otherwise, model_dimensions
 from tango_hpc.config.paths import NO_TEMPLATE_FILE
@@ -20,6 +23,7 @@ from tango_hpc.protocol.prompts import read_prompt
 
 # Steps are listed before the first one, and so are the responses of a step.
 MOST_AT_ONCE = 10_000_000
+_TEMPLATES = Environment(extensions=["jinja2.ext.loopcontrols"])  # as transformers has it for chat templates
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
@@ -168,8 +172,11 @@ def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str
         read_prompt(name, role.prompt)
     except UserError as error:
         yield str(error)
-    if role.chat_template not in NO_TEMPLATE_FILE and not Path(role.chat_template).is_file():
-        yield f"{name}.chat_template: no file at {role.chat_template}; give one, or auto or none"
+    if role.chat_template not in NO_TEMPLATE_FILE:
+        if not Path(role.chat_template).is_file():
+            yield f"{name}.chat_template: no file at {role.chat_template}; give one, or auto or none"
+        elif (fault := _fault_of_template(Path(role.chat_template))) is not None:
+            yield f"{name}.chat_template: {role.chat_template} is no Jinja template: {fault}"
     length = role.max_prompt_tokens + role.max_response_tokens
     if role.micro_batch_tokens < length:
         yield (
@@ -181,14 +188,25 @@ def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str
         dimensions = model_dimensions(role.model, config)
     except UserError:
         return  # said above
-    if dimensions is None and not Path(role.model.path).exists() and getattr(config.sft, name) is None:
-        yield f"{name}.model.path: no folder at {role.model.path}"
     limit = (dimensions or {}).get("max_position_embeddings")
     if limit is not None and length > limit:
         yield (
             f"{name}.max_response_tokens: max_prompt_tokens + max_response_tokens = {length} is over the "
             f"model's {limit} positions"
         )
+
+
+def _fault_of_template(file: Path) -> str | None:
+    """What a chat template is not understood at, and where."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        # A tag of Hugging Face's own, which says what a model wrote.
+        _TEMPLATES.parse(re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", text))
+    except TemplateSyntaxError as error:
+        return f"line {error.lineno}: {error.message}"
+    except (OSError, UnicodeDecodeError) as error:
+        return str(error)
+    return None
 
 
 def _optimizer_conflicts(key: str, optimizer: OptimizerConfig) -> Iterator[str]:

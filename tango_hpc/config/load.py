@@ -32,7 +32,9 @@ NOT_YAML = (yaml.YAMLError, ValueError, TypeError, RecursionError)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 floats: plain YAML 1.1 reads `1e-6` as a string. Duplicate keys are refused, not overwritten."""
+    """YAML 1.2 floats and booleans: plain YAML 1.1 reads `1e-6` as a string, and `off` as false. Duplicate keys are
+    refused, not overwritten.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen: set[Any] = set()
@@ -44,6 +46,13 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)$"),

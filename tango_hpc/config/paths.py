@@ -43,7 +43,8 @@ def moved(value: Any, before: Path, home: Path) -> Any:
     if Path(value).is_relative_to(before):
         return str(home / Path(value).relative_to(before))
     beside = Path(os.path.normpath(home / os.path.relpath(value, before)))
-    return str(beside) if not os.path.exists(value) and beside.exists() else value
+    gone = not os.path.exists(os.path.commonpath([value, before]))  # and what was not made yet was to come in there
+    return str(beside) if not os.path.exists(value) and (beside.exists() or gone) else value
 
 
 def _map_values(node: Any, change: Callable[[Any], Any]) -> Any:

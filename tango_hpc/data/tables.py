@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +45,17 @@ def check_table(path: Path, columns: tuple[str, ...]) -> int:
     if footer.metadata.num_rows == 0:
         raise UserError(f"{path} has no rows; give a data set with at least one")
     return footer.metadata.num_rows
+
+
+def check_ids(path: Path) -> None:
+    """Raise `UserError` where rows share an id, by which the answers to a question are put together."""
+    ids = Counter(row["id"] for row in read_rows(path, ("id",)))
+    repeated = [name for name, count in ids.items() if count > 1]
+    if repeated:
+        raise UserError(
+            f"{path}: the id {repeated[0]!r} stands in {ids[repeated[0]]} rows, and so do {len(repeated) - 1} more in several; "
+            "give every row its own (`tango data` does)"
+        )
 
 
 def _is_text(found: pa.DataType) -> bool:

@@ -1,6 +1,7 @@
-"""Sizes of the models that the shipped configurations name, for planning before their weights have been downloaded.
+"""Sizes of the models that the shipped configurations name, for planning before their weights are there.
 
-Copied from the `config.json` of each release; a folder that exists is always read instead.
+Copied from the `config.json` of each release; what the paper's recipes fine-tune has the sizes of what it was. A folder
+that exists is always read instead.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Llama-3.1-8B-Instruct": _LLAMA_8B | {"max_position_embeddings": 131072},
     "Llama-3.1-70B-Instruct": _LLAMA_70B | {"max_position_embeddings": 131072},
 }
+PUBLISHED["qwen2.5-math-7b-sft"] = PUBLISHED["Qwen2.5-Math-7B"]
+PUBLISHED["llama-3.1-8b-sft"] = PUBLISHED["Llama-3.1-8B-Instruct"]
 
 
 def published_dimensions(folder_name: str) -> dict[str, Any] | None:

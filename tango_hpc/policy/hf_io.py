@@ -122,6 +122,7 @@ def export_weights(
     writer = ShardWriter(out_dir, shard_bytes) if rank == 0 else None
     if writer is not None:
         copy_side_files(model_dir, out_dir, next(iter(params.values())).dtype)
+        _leave_sampling_out(out_dir / "generation_config.json")
     for name, tensor in gather_tensors(shape, groups, params):
         if writer is not None:
             assert tensor is not None
@@ -142,6 +143,18 @@ def copy_side_files(model_dir: Path, out_dir: Path, dtype: torch.dtype) -> None:
     key = "dtype" if "dtype" in config else "torch_dtype"
     config[key] = str(dtype).removeprefix("torch.")
     config_path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _leave_sampling_out(file: Path) -> None:
+    """Keep of a generation_config.json the special tokens alone: the temperature, penalties and limits in it are those of
+    the model that training began with, and none of them was used in training or evaluation.
+    """
+    if file.is_file():
+        values = json.loads(file.read_text())
+        kept = {
+            key: value for key, value in values.items() if key.endswith("_token_id") or key == "transformers_version"
+        }
+        file.write_text(json.dumps(kept, indent=2) + "\n")
 
 
 def gather_tensors(

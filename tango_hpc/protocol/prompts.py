@@ -17,9 +17,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from jinja2 import TemplateError
 
 from tango_hpc.errors import UserError
 
@@ -29,6 +32,8 @@ QUESTION, SOLVE, SOLUTION, VERIFY = "<question>", "<solve>", "<solution>", "<ver
 FIELDS = {"generator": ("question",), "verifier": ("question", "solution", "num_steps")}
 OPTIONAL = {"num_steps"}
 USER_LINE = "=== user"
+# What day it is to chat templates that say so, as those of Llama 3.1 and 3.2: a run must not depend on when it is made.
+TODAY = datetime(2024, 7, 26)
 _FIELD = re.compile(rf"(?<![\w\\^])\{{({'|'.join(FIELDS['verifier'])})\}}")
 # A name in braces that are not the argument of a TeX command: {answer}, but not \boxed{answer} or \frac{a}{b}.
 _NAME = re.compile(r"(?<![\w\\}^])\{([a-z_]+)\}")
@@ -49,9 +54,14 @@ class Prompt:
             messages = [{"role": "user", "content": user}]
             if self.system is not None:
                 messages.insert(0, {"role": "system", "content": self.system})
-            text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **self.template_arguments
-            )
+            arguments = {"strftime_now": TODAY.strftime, **self.template_arguments}
+            try:
+                text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments)
+            except TemplateError as error:
+                raise UserError(
+                    f"the chat template of {tokenizer.name_or_path} cannot put this prompt: {error}; give another one "
+                    "(chat_template of the role: a file, or none), or a prompt without a system message"
+                ) from None
             return _encode(text, tokenizer)
         text = user if self.system is None else f"{self.system}\n\nUser: {user}\n\nAssistant:\n"
         return tokenizer(text)["input_ids"]

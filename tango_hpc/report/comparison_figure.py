@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from matplotlib import rc_context
@@ -20,6 +21,7 @@ from tango_hpc.report.comparison import CURVES, Point, as_markdown, collect, cur
 from tango_hpc.report.figures import COLORS, STYLE
 
 PICTURE, TABLE = "comparison.png", "comparison.md"
+MOST_CHARACTERS = 180  # of a line of the legend: what the figure is wide enough for
 PANELS = (
     ("Generator accuracy", "generator_steps", "accuracy"),
     ("Verifier step F1", "verifier_steps", "step_f1"),
@@ -74,13 +76,20 @@ def draw(path: Path, points: Sequence[Point]) -> None:
 
 
 def _name_arms(figure: Figure) -> None:
-    """A legend above the panels, in as many columns as the figure is wide enough for, at most four."""
+    """A legend above the panels, in as many columns as the figure is wide enough for, at most four.
+
+    A name that is wider than the figure takes several lines.
+    """
     entries: dict[str, Any] = {}
     for axes in figure.axes:
         entries |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
     for columns in range(min(len(entries), 4) or 1, 0, -1):
         legend = figure.legend(
-            list(entries.values()), list(entries), loc="outside upper center", ncols=columns, fontsize=9.5
+            list(entries.values()),
+            [fill(name, MOST_CHARACTERS) for name in entries],
+            loc="outside upper center",
+            ncols=columns,
+            fontsize=9.5,
         )
         if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
             return

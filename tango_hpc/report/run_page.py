@@ -24,6 +24,7 @@ from tango_hpc.run.progress import read_progress
 from tango_hpc.run.summary import BEFORE_AFTER, code_that_ran, read_provenance, read_summary
 
 EXAMPLES_PER_ROLE = 6
+OF_RESULTS = ("eval", "teacher")  # stages without optimizer steps
 STAGE_TITLES = {"train": "Reinforcement learning", "sft": "Supervised fine-tuning"}
 
 
@@ -38,6 +39,7 @@ def write_report(directory: RunDirectory) -> None:
         for stage in stages
     }
     rollouts, unreadable = _rollouts(directory)
+    results = directory.path / "eval/results.md"
     page = render(
         "run.html",
         title=directory.path.name,
@@ -51,6 +53,8 @@ def write_report(directory: RunDirectory) -> None:
         events=read_events(directory),
         nonfinite=[row for row in rows if row.get("nonfinite")],
         stages=[(STAGE_TITLES.get(stage, stage), drawings(*measured[stage])) for stage in stages],
+        benchmarks=results.read_text(encoding="utf-8") if results.is_file() else None,
+        has_steps=bool(rows) or not any(stage in OF_RESULTS for stage in summary.get("stages", {})),
         rollouts=rollouts,
         unreadable=unreadable,
         evaluations=evaluations,
@@ -66,7 +70,11 @@ def write_report(directory: RunDirectory) -> None:
 
 
 def _state(directory: RunDirectory, summary: dict[str, Any], num_steps: int) -> Iterator[str]:
-    yield f"{num_steps} optimizer steps"
+    parts = {name: stage for name, stage in summary.get("stages", {}).items() if name in OF_RESULTS}
+    if num_steps or not parts:
+        yield f"{num_steps} optimizer steps"
+    for name, stage in parts.items():
+        yield f"{name}: {'sets' if name == 'eval' else 'chunks'} of questions done: {stage.get('steps', 0)}"
     if summary.get("wall_seconds"):
         yield f"{clock(summary['wall_seconds'])} of work"
     progress = read_progress(directory)

@@ -40,6 +40,16 @@ FORGETFUL_DEVICES: tuple[str, ...] = ("cuda",)
 SOCKETS = "tango-rpc-"
 
 
+def take_stream() -> None:
+    """Be on the CUDA stream that engines work on, which vLLM makes once in a process.
+
+    A trainer that was built on another stream would add each gradient there, and hold its memory until both are done.
+    """
+    from vllm.utils.torch_utils import current_stream
+
+    current_stream()
+
+
 class RolloutEngine:
     """Completes prompts given as token ids, the same on every rank: global requests in, global generations out.
 
@@ -94,6 +104,8 @@ class RolloutEngine:
         else:
             arguments = {
                 "enable_sleep_mode": True,
+                # Logits of 16-bit weights in fp32, as the trainer has them on a GPU; on a CPU both round them.
+                "hf_overrides": {"head_dtype": "float32"},
                 "enforce_eager": enforce_eager,
                 "gpu_memory_utilization": gpu_share,
                 # Its handles to the memory of other GPUs need them all visible.

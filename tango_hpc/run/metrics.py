@@ -53,7 +53,7 @@ TURNS = ("wake", "sleep", "onload", "offload")
 
 # Every row of metrics.jsonl has these, null where they were not measured.
 REQUIRED_KEYS = (
-    "step", "role", "seconds/total", *(f"seconds/{phase}" for phase in PHASES),
+    "step", "role", "seconds/total", *(f"seconds/{phase}" for phase in (*PHASES, "score", *TURNS)),
     "tokens/generated", "tokens/trained",
     "reshard/bytes_sent", "reshard/bytes_local", "reshard/bytes_minimum",
     "logprob_gap/mean_abs", "generator/accuracy",

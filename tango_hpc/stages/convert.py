@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tango_hpc.config import load_config
+from tango_hpc.config.paths import absolute
 from tango_hpc.errors import UserError
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.manifest import find_damage
@@ -55,6 +56,7 @@ def export_run(run: Path, role: str, out: Path, step: int | None = None) -> str:
         raise UserError(
             f"the checkpoint {checkpoints[chosen]} is damaged: {damage}. Choose another with --step; there are: {others}"
         )
+    out = absolute(out)
     _refuse_existing(out)
     settings = config.roles[role]
     check_model_folder(settings.model.path)
@@ -76,6 +78,7 @@ def import_model(source: str, out: Path, dtype: str = "bfloat16") -> str:
     Older folders with `pytorch_model*.bin` are read as well. Tensors are converted one at a time; what the family
     does not have, or has in another size, is refused by name.
     """
+    out = absolute(out)
     _refuse_existing(out)
     folder = Path(source).expanduser()
     if not folder.is_dir():
@@ -153,17 +156,16 @@ def _count(size: tuple[int, ...]) -> int:
 
 
 def _download(source: str) -> Path:
-    if source.count("/") != 1 or source.startswith((".", "/", "~")):
+    if source.count("/") != 1 or source.startswith((".", "/", "~")) or Path(source).exists():
         raise UserError(f"no folder at {source}; give one, or a hub model as owner/name")
     from huggingface_hub import list_repo_files, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         has_safetensors = any(name.endswith(".safetensors") for name in list_repo_files(source))
         weights = "*.safetensors" if has_safetensors else "pytorch_model*.bin"
         wanted = ["*.json", "*.model", "*.txt", "*.jinja", weights]
         return Path(snapshot_download(source, allow_patterns=wanted, ignore_patterns=["original/*"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except Exception as error:  # without internet those of whatever library the hub's own asks by
         raise UserError(
             f"{source} is no local folder, and as a hub model it cannot be had: {error}\n"
             "Compute nodes often have no internet: run this on a login node."

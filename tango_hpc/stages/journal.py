@@ -95,6 +95,8 @@ class Journal:
     def part_done(self) -> None:
         """Count one of the parts of a stage without optimizer steps."""
         self._step += 1
+        if self._writes:
+            self._progress.phase("between parts", step=self._step)
 
     def evaluated(self, step: int, values: Mapping[str, float | int | None]) -> None:
         """Write an evaluation on held-out data after optimizer step `step`."""

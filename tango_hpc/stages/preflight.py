@@ -14,7 +14,7 @@ from pathlib import Path
 from tango_hpc.config import Config
 from tango_hpc.config.schema import SftRoleConfig
 from tango_hpc.data.prepare.pipeline import check_held_out
-from tango_hpc.data.tables import QUESTION_COLUMNS, SFT_COLUMNS, check_table
+from tango_hpc.data.tables import QUESTION_COLUMNS, SFT_COLUMNS, check_ids, check_table
 from tango_hpc.errors import UserError
 from tango_hpc.run.trackers import missing_trackers
 from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_columns, evaluated_file, evaluated_roles
@@ -74,6 +74,7 @@ def check_inputs(config: Config, stage: str, *, after: Sequence[str] = ()) -> No
         note(lambda _: evaluated_checkpoints(config), checkpoints_of)
         for name in config.eval.benchmarks:
             note(check_table, evaluated_file(config, name), evaluated_columns(name))
+            note(check_ids, evaluated_file(config, name))
         for name in evaluated_roles(config):
             note(check_model_folder, config.roles[name].model.path)
     elif stage == "teacher":

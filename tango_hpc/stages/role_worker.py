@@ -24,7 +24,7 @@ from tango_hpc.policy.memory import give_back_freed_memory
 from tango_hpc.policy.policy import Policy
 from tango_hpc.policy.usage import peak_memory_bytes, total_peak
 from tango_hpc.reshard.sync import SyncStats, WeightSync
-from tango_hpc.rollout.engine import RolloutEngine
+from tango_hpc.rollout.engine import RolloutEngine, take_stream
 from tango_hpc.rollout.sizes import cache_bytes, cache_problem, engine_bytes
 from tango_hpc.run.manifest import FileSum
 from tango_hpc.stages.usage import Spent
@@ -41,6 +41,8 @@ class RoleWorker:
     def __init__(self, name: str, config: Config, total_steps: int) -> None:
         self._name, self._config, self._settings = name, config, config.roles[name]
         self._policy: Policy | None = None
+        if config.launch.device == "cuda":
+            take_stream()
         if self._settings.trainable:
             self._policy = Policy(
                 self._settings,

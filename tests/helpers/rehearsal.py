@@ -405,6 +405,7 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
         (role_worker, "Policy", StandInPolicy),
         (role_worker, "WeightSync", StandInSync),
         (role_worker, "make_engine", make_engine),
+        (role_worker, "take_stream", lambda: rehearsal.here.work("take the stream")),
         *(
             (module, name, stand_in)
             for module in (role_worker, sft)

@@ -52,6 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_tiny_hf(folder / family, family=family, hidden_size=128)
         (folder / family / "tokenizer.json").write_text("{}")
         (folder / family / "chat_template.jinja").write_text("{{ messages }}")
+        generation = {"eos_token_id": [3, 4], "temperature": 0.7, "repetition_penalty": 1.1, "max_new_tokens": 9}
+        (folder / family / "generation_config.json").write_text(json.dumps(generation))
         assert import_model(str(folder / family), folder / f"{family}_imported", "float32").startswith(family)
     run_ranks(on_two_ranks, 2, str(folder), timeout=200)
     model = folder / "qwen2"
@@ -80,6 +82,7 @@ def test_export_writes_a_checkpoint_of_any_layout_as_a_folder(run: Path, tmp_pat
     assert all(torch.equal(before[name] * 0.5, after[name]) for name in before)
     assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
     assert json.loads((out / "config.json").read_text())["torch_dtype"] == "float32"
+    assert json.loads((out / "generation_config.json").read_text()) == {"eos_token_id": [3, 4]}
     logits = AutoModelForCausalLM.from_pretrained(out)(torch.tensor([[1, 2, 3]])).logits
     assert logits.isfinite().all()
     assert not list(tmp_path.glob(".*"))

@@ -229,7 +229,7 @@ def test_a_model_that_compute_nodes_do_not_see(folder: Path) -> None:
     hide = f"rm -r {shlex.quote(f'{folder}/unseen/model')}"  # as the last thing before Python
     job.submit(PROFILE.model_copy(update={"setup": [hide]}))
     state = job.wait_for_end()
-    assert state.state == "failed" and f"no folder at {folder}/unseen/model" in state.detail
+    assert state.state == "failed" and f"no model folder at {folder}/unseen/model" in state.detail
     assert [attempt.code for attempt in job.attempts()] == [2]
 
 
@@ -406,7 +406,7 @@ def test_what_cannot_be_submitted(folder: Path, tmp_path: Path, monkeypatch: pyt
     refused = tango("submit", "train", file, f"run.dir={blocked}/run", check=False)
     assert refused.returncode == 2 and "cannot write the run directory" in refused.stderr
     refused = tango("submit", "train", file, f"generator.model.path={tmp_path}/none", check=False)
-    assert refused.returncode == 2 and "no folder at" in refused.stderr
+    assert refused.returncode == 2 and "no model folder at" in refused.stderr
     (tmp_path / "odd.yaml").write_text("acount: me\ntime: 3\nmemry: 1G\n")
     refused = tango("submit", "train", file, "--profile", str(tmp_path / "odd.yaml"), check=False)
     assert refused.returncode == 2 and not (folder / "refused").exists()

@@ -112,7 +112,6 @@ def test_a_key_of_another_section_is_led_to_its_place() -> None:
         (["task.last_letter.eval_words=[5, 2]"], "task.last_letter.eval_words: [5, 2] is not from low to high"),
         (["data.train=${run.folder}/x"], "data.train: ${run.folder} names no key"),
         (["data.train=${oc.env:HOME}/x"], "data.train: ${oc.env:HOME} names no key"),
-        (["generator.model.path=/nowhere", "sft.generator=null", "sft.verifier=null"], "generator.model.path: no folder at /nowhere"),
     ],
 )  # fmt: skip
 def test_impossible_combinations_are_refused(overrides: list[str], expected: str) -> None:
@@ -186,6 +185,27 @@ def test_temperatures_that_the_engine_would_raise_are_refused() -> None:
     load_config(QUICKSTART, [OWN_RUN, *teacher, *(f"{key}=0.01" for key in keys)])
     load_config(QUICKSTART, [OWN_RUN, *teacher, "teacher.temperature=0"])  # greedy
     assert len(mistakes("eval.temperature=0")) == 1
+
+
+def test_off_is_a_word(tmp_path: Path) -> None:
+    """As in YAML 1.2; in 1.1 it is false."""
+    assert load_config(QUICKSTART, [OWN_RUN, "algorithm.class_weights=off"]).algorithm.class_weights == "off"
+    assert (
+        load_config(QUICKSTART, [OWN_RUN, "launch.device=cpu", "sft.generator.shuffle=False"]).sft.generator.shuffle
+        is False
+    )
+
+
+def test_a_chat_template_is_read_before_anything_loads(tmp_path: Path) -> None:
+    file = tmp_path / "bad.jinja"
+    file.write_text("{% for message in messages %}\n{{ message.content }")
+    assert f"generator.chat_template: {file} is no Jinja template: line 2: " in "\n".join(
+        mistakes(f"generator.chat_template={file}")
+    )
+    file.write_text(
+        "{% for message in messages %}{% generation %}{{ message.content }}{% endgeneration %}{% break %}{% endfor %}"
+    )
+    load_config(QUICKSTART, [OWN_RUN, f"generator.chat_template={file}"])
 
 
 @pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2", "seed: 1\nseed: 2"])

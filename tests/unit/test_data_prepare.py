@@ -19,7 +19,7 @@ from tango_hpc.data.prepare.pipeline import check_held_out, prepare
 from tango_hpc.data.prepare.readers import DATA_SETS
 from tango_hpc.data.prepare.rows import SCHEMA, loosely_normalized, normalized
 from tango_hpc.data.prepare.sources import find_files
-from tango_hpc.data.tables import write_rows
+from tango_hpc.data.tables import check_ids, write_rows
 from tango_hpc.errors import UserError
 from tango_hpc.stages.preflight import check_inputs
 from tests.helpers.real_data import REAL, needs_real_data
@@ -233,6 +233,17 @@ def test_a_training_set_prepared_without_the_evaluation_set_is_refused_where_the
     check_held_out(out, second)
 
 
+def test_rows_without_an_id_of_their_own_have_one_each_over_all_files(tmp_path):
+    for name in ("aime_I", "aime_II"):
+        write(tmp_path / f"{name}.jsonl", [{"problem": f"{name}, {i}", "answer": i} for i in range(3)])
+    prepare("aime25", source=str(tmp_path), out=tmp_path / "aime.parquet")
+    ids = [row["id"] for row in read(tmp_path / "aime.parquet")]
+    assert ids[:3] == ["aime25-0", "aime25-1", "aime25-2"] and len(set(ids)) == 6
+    write_rows(tmp_path / "own.parquet", [{"id": "1"}, {"id": "2"}, {"id": "1"}])
+    with pytest.raises(UserError, match=r"own\.parquet: the id '1' stands in 2 rows, and so do 0 more"):
+        check_ids(tmp_path / "own.parquet")
+
+
 def test_a_training_split_without_evaluation_sets_is_refused(tmp_path):
     with pytest.raises(UserError, match="give --exclude"):
         prepare("gsm8k", source=str(tmp_path), split="train", out=tmp_path / "t.parquet")
@@ -257,6 +268,12 @@ def test_normalisation_keeps_what_makes_a_question_another():
 def test_mistakes_are_named(arguments, message):
     result = CliRunner().invoke(app, ["data", *arguments])
     assert isinstance(result.exception, UserError) and message in str(result.exception)
+
+
+@pytest.mark.parametrize("option", [("--rows", "-3"), ("--slip", "7"), ("--seed", "-1"), ("--limit", "0")])
+def test_numbers_that_cannot_be_are_refused(option, tmp_path):
+    result = CliRunner().invoke(app, ["data", "last_letter", *option, "--out", str(tmp_path / "o.parquet")])
+    assert result.exit_code == 2 and not (tmp_path / "o.parquet").exists()
 
 
 def test_broken_files_are_named_with_their_line(tmp_path):

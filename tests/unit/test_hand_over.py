@@ -218,13 +218,13 @@ def test_a_step_of_either_role_is_what_the_rules_are_asked_of(tmp_path: Path, mo
     """Evaluation, verifier step, generator step, evaluation, save; then the evaluation of that checkpoint."""
     run = Run(tmp_path, monkeypatch, *SHORT)
     events, _ = run.rehearse("train")
-    made = ["load the trainer", "load the engine", "connect"]
+    made = ["take the stream", "load the trainer", "load the engine", "connect"]
     asked, trained = ["sync", "generate"], ["prepare", "update"]
     assert work_of(events, "generator") == [*made, *asked, *asked, *asked, *trained, *asked, "save"]
     assert work_of(events, "verifier") == [*made, *asked, *asked, *trained, *asked, *asked, "save"]
     assert [row["role"] for row in read_metrics(run.directory)] == ["verifier", "generator"]
     events, _ = run.rehearse("eval")
-    evaluated = ["load the engine", "load the trainer", "connect", "load", *asked]
+    evaluated = ["take the stream", "load the engine", "load the trainer", "connect", "load", *asked]
     assert work_of(events, "generator") == work_of(events, "verifier") == evaluated
     assert {event.versions for event in events if event.kind == "generate"} == {(1, 1)}
 

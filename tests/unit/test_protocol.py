@@ -434,6 +434,21 @@ def test_a_prompt_of_ones_own_is_the_whole_prompt_where_there_is_no_template(tmp
     assert text == "Be strict.\n\nUser: q {num_steps}|s|2\n\nAssistant:\n"
 
 
+def test_a_prompt_does_not_depend_on_the_day(tmp_path, character_tokenizer):
+    """As the templates of Llama 3.2 have it."""
+    character_tokenizer.chat_template = "{%- if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }}"
+    (tmp_path / "mine.txt").write_text("{question}")
+    for arguments, day in (({}, "26 Jul 2024"), ({"date_string": "1 May 2030"}, "1 May 2030")):
+        prompt = prompts.read_prompt("generator", tmp_path / "mine.txt", arguments)
+        assert text_of(prompts.generator_prompt_ids("q", character_tokenizer, prompt), character_tokenizer) == day
+
+
+def test_a_template_that_refuses_a_prompt_is_named(tmp_path, character_tokenizer):
+    character_tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
+    with pytest.raises(UserError, match="cannot put this prompt: System role not supported; give another one"):
+        prompts.generator_prompt_ids("q", character_tokenizer)
+
+
 def test_the_template_gets_its_arguments(tmp_path, character_tokenizer):
     character_tokenizer.chat_template = "{% if think %}T{% else %}N{% endif %}{{ messages[0].content }}"
     (tmp_path / "mine.txt").write_text("{question}")

@@ -42,7 +42,9 @@ def write_steps(directory, steps, resumed_step=0, stage="train"):
 
 
 def test_every_row_has_the_contract_keys(directory):
-    assert set(REQUIRED_KEYS) == CONTRACT_KEYS | {"verifier/outcome_j", "verifier/step_j", "groups_with_signal"}
+    assert set(REQUIRED_KEYS) == CONTRACT_KEYS | {"verifier/outcome_j", "verifier/step_j", "groups_with_signal"} | {
+        f"seconds/{phase}" for phase in ("score", "wake", "sleep", "onload", "offload")
+    }
     write_steps(directory, [1])
     (row,) = read_metrics(directory)
     assert row.keys() >= CONTRACT_KEYS

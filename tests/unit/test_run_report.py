@@ -249,6 +249,15 @@ def test_report_of_a_run_that_has_not_begun(tmp_path):
     assert not directory.report_curves.exists()
 
 
+def test_report_of_an_evaluation(tmp_path):
+    directory, _ = enter_run(tmp_path / "run", "seed: 0\n", resume=False)
+    (directory.path / "eval").mkdir()
+    (directory.path / "eval/results.md").write_text("| model | GSM8K |\n")
+    update_summary(directory, "eval", "done", begins=True, steps=1)
+    text = report_of(directory).text
+    assert "No optimizer step" not in text and "eval: sets of questions done: 1" in text and "| model | GSM8K |" in text
+
+
 def test_reports_load_neither_torch_nor_vllm_nor_what_runs_them():
     modules = [f"tango_hpc.report.{module.name}" for module in pkgutil.iter_modules(tango_hpc.report.__path__)]
     assert "tango_hpc.report.run_page" in modules

@@ -169,6 +169,7 @@ def engine_starts(card: Card) -> None:
     expect(isinstance(engine.model.lm_head, torch.nn.Module), True, "model.lm_head is a module")
     expect(config.model_config.enable_sleep_mode, True, "enable_sleep_mode")
     expect(config.model_config.logprobs_mode, "processed_logprobs", "logprobs_mode")
+    expect(config.model_config.head_dtype, torch.float32, "head_dtype")
     expect(config.parallel_config.disable_custom_all_reduce, False, "disable_custom_all_reduce")
     expect(config.cache_config.gpu_memory_utilization, 0.5, "gpu_memory_utilization")
     expect(config.cache_config.enable_prefix_caching, True, "enable_prefix_caching")

@@ -133,6 +133,7 @@ def prepare(
 def _checked_rows(name: str, data_set: DataSet, files: list[Path], report: Report, held_out: HeldOut,
                   max_question_characters: int | None) -> Iterator[PreparedRow]:  # fmt: skip
     seen: dict[int, int] = {}  # question -> answer, as fingerprints
+    ids: set[int] = set()  # fingerprints
     index, current = -1, None
     for file, record in read_records(files):
         report.read += 1
@@ -144,6 +145,9 @@ def _checked_rows(name: str, data_set: DataSet, files: list[Path], report: Repor
             continue
         row.question, row.source = row.question.strip(), name
         row.id = row.id if row.id.startswith(name) else f"{name}-{row.id}"
+        if fingerprint(row.id) in ids:  # rows without an id of their own are counted from 0 in each file
+            row.id = f"{name}-{file.parent.name}-{file.stem}-{index}"
+        ids.add(fingerprint(row.id))
         _check_text(row, file, index)
         kind = _fault(row, seen, report, held_out, max_question_characters, data_set.questions_repeat)
         if kind is None:
