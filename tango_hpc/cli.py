@@ -222,7 +222,7 @@ def explain_mistake(error: OSError) -> str | None:
         return f"{error.filename} is a folder; name a file"
     if isinstance(error, NotADirectoryError):
         return f"{error.filename}: a part of this path is a file, and no folder; give another place"
-    if isinstance(error, FileExistsError):
+    if isinstance(error, FileExistsError) and error.filename and not os.path.isdir(error.filename):
         return f"{error.filename} is there already, and is no folder; give another place"
     if not isinstance(error, PermissionError):
         return None

@@ -43,8 +43,22 @@ def moved(value: Any, before: Path, home: Path) -> Any:
     if Path(value).is_relative_to(before):
         return str(home / Path(value).relative_to(before))
     beside = Path(os.path.normpath(home / os.path.relpath(value, before)))
-    gone = not os.path.exists(os.path.commonpath([value, before]))  # and what was not made yet was to come in there
-    return str(beside) if not os.path.exists(value) and (beside.exists() or gone) else value
+    return (
+        str(beside)
+        if not os.path.exists(value) and (beside.exists() or _moved_as_a_whole(value, before, home))
+        else value
+    )
+
+
+def _moved_as_a_whole(value: str, before: Path, home: Path) -> bool:
+    """Whether the folder with both the run and `value`, which may not be made yet, is gone, and the run lies as it did in
+    another one.
+    """
+    if not before.is_absolute():
+        return False
+    project = Path(os.path.commonpath([value, before]))
+    below = before.relative_to(project).parts
+    return not project.exists() and home.parts[-len(below) :] == below
 
 
 def _map_values(node: Any, change: Callable[[Any], Any]) -> Any:

@@ -118,5 +118,6 @@ class RoleConfig(Section):
         "auto", description="auto: the tokenizer's, where it has one; none: plain prompts; or the path of a Jinja file."
     )
     chat_template_arguments: dict[str, Any] = Field(
-        {}, description="Passed to the chat template, such as {enable_thinking: false} for Qwen3."
+        {},
+        description="Passed to the chat template, such as {enable_thinking: false} for Qwen3 (no and off are words).",
     )

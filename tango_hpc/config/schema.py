@@ -339,7 +339,9 @@ class LaunchConfig(Section):
         "but 600 at least.",
     )
     grace_seconds: PositiveFloat = Field(60.0, description="How long before the time limit a run saves and stops.")
-    max_attempts_without_progress: Positive = Field(2, description="Requeues without a new step before giving up.")
+    max_attempts_without_progress: Positive = Field(
+        2, description="Requeues without a new step, or result, before giving up."
+    )
     stopped_exit_code: Literal[0, 85] = Field(
         0,
         description="Exit code of a batch job that saved and ended as it was told: 0 is COMPLETED to Slurm, and lets an "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import zlib
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import product
@@ -31,7 +32,7 @@ _REAL_POINTS = [sympy.Rational(p, q) for p, q in ((17, 7), (43, 19), (5, 3), (7,
 _WHOLE_POINTS = [sympy.Integer(n) for n in (5, 12, 7, 3, 11, 4, 9, 2)]
 _COUNTING = (sympy.factorial, sympy.binomial)
 _ROUNDING = (sympy.floor, sympy.ceiling, sympy.Mod)
-_NAMES_OF_WHOLE_NUMBERS = "ijklmnpqKMN"
+_NAMES_OF_REAL_NUMBERS = "rstuvwxyz"
 
 # Unlike math-verify's defaults: no units cut off (`2 m` may be a product), and R is not r.
 _NORMALIZATION = NormalizationConfig(
@@ -50,16 +51,28 @@ _FOR_PARSER: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] 
     (re.compile(r"\s+!"), "!"),
     (re.compile(r"((?:\d+|[A-Za-z]|\([^()]*\))!)\s*\^"), r"{(\1)}^"),
 ]  # fmt: skip
-_DIVISORS = re.compile(r"\\(?:gcd|lcm|operatorname\s*\{\s*(?:gcd|lcm)\s*\})")
-_COMMANDS = re.compile(r"\\operatorname\s*\{[^{}]*\}|\\[A-Za-z]+")
+_DIVISORS = re.compile(
+    r"\\(?:operatorname\s*\{\s*(?P<named>gcd|lcm)\s*\}|(?P<own>gcd|lcm))\s*(?:\\left\s*)?"
+    r"\((?P<of>[^()\\]*)(?:\\right\s*)?\)"
+)
+
+
+def _as_letter(found: re.Match[str]) -> str:
+    """A letter of its own for the common divisor of letters: to the parser they have none."""
+    of = sorted("".join(part.split()) for part in found["of"].split(","))
+    if not re.search("[A-Za-z]", "".join(of)):
+        return found[0]
+    letter = "G" if (found["named"] or found["own"]) == "gcd" else "L"
+    return f"{letter}_{{{zlib.crc32(','.join(of).encode())}}}"
 
 
 def read(text: str) -> Readable | None:
     """The expression that cleaned LaTeX or plain text stands for; None where the parser finds none."""
     for pattern, replacement in _FOR_PARSER:
         text = pattern.sub(replacement, text)
-    if _DIVISORS.search(text) and re.search("[A-Za-z]", _COMMANDS.sub("", text)):
-        return None  # to the parser, letters have no common divisor
+    text = _DIVISORS.sub(_as_letter, text)
+    if re.search(r"\\(?:gcd|lcm)", text) and re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text)):
+        return None  # not in parentheses
     try:
         found = latex2sympy(text, normalization_config=_NORMALIZATION, conversion_config=_CONVERSION)
     except Exception:  # the parser raises errors of many kinds on what is no mathematics; that is its answer
@@ -174,7 +187,7 @@ def _points(gold: sympy.Expr, answer: sympy.Expr, num_symbols: int) -> list[tupl
         # n over k wants n the larger, whichever name sorts first
         points = points if num_symbols == 1 else [either for point in points for either in (point, point[::-1])]
         letters = gold.free_symbols | answer.free_symbols
-        if counts or any(str(letter)[0] in _NAMES_OF_WHOLE_NUMBERS for letter in letters):
+        if counts or any(str(letter)[0] not in _NAMES_OF_REAL_NUMBERS for letter in letters):
             return points
         return points + _drawn_from(_REAL_POINTS, num_symbols)  # of whole numbers alone, x and its floor are one
     points = _drawn_from(_REAL_POINTS, num_symbols)

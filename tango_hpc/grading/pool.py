@@ -202,6 +202,7 @@ class GradingPool:
         assert worker.key is not None
         answer = json.loads(line)
         verdicts[worker.key] = Verdict(**answer)
+        self._crashed.discard(worker.key)
         worker.key = None
         if answer["outcome"] == "memory" or worker.num_requests >= _REQUESTS_PER_WORKER:
             self._replace(worker, selector, waiting, verdicts)

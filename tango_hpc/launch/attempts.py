@@ -14,8 +14,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from tango_hpc.config.load import read_tree
 from tango_hpc.config.schema import TeacherConfig
+from tango_hpc.errors import UserError
 from tango_hpc.files import (
     append_line,
     is_number,
@@ -83,7 +86,10 @@ def saved_so_far(directory: RunDirectory, stage: str) -> str | None:
         return newest_checkpoint(directory, stage)
     folder = directory.path / "eval"
     if stage == "teacher":
-        folder = TeacherConfig.model_validate(read_tree(directory.config)["teacher"]).parts
+        try:
+            folder = TeacherConfig.model_validate(read_tree(directory.config)["teacher"]).parts
+        except (UserError, ValidationError, KeyError):  # a config that is refused has no results
+            return None
     sizes = [file.stat().st_size for file in folder.rglob("*.parquet") if file.is_file()]
     return f"{len(sizes)} files of results, {sum(sizes):,} bytes" if sizes else None
 

@@ -98,7 +98,7 @@ class Chain:
         """
         patience = PATIENCE_SECONDS if seconds_left is None else max(seconds_left - LAST_SECONDS, 0.0)
         until = time.monotonic() + patience
-        refused_until = time.monotonic() + REFUSED_SECONDS
+        refused_until: float | None = None
         while True:
             asked = read_stop_request(self._directory)
             if asked is not None and asked.by == "user":
@@ -117,10 +117,14 @@ class Chain:
             if following is not None:
                 self._say(f"Job {following} continues from the last checkpoint when this one has ended.")
                 return True
-            end = until if problem else min(until, refused_until)
+            answers = not problem
             problem = problem or self._try()
             if not problem:
                 return True
+            end = until
+            if answers:
+                refused_until = time.monotonic() + REFUSED_SECONDS if refused_until is None else refused_until
+                end = min(until, refused_until)
             left = end - time.monotonic()
             if left < 0:
                 self._say(f"Not continued: {problem}")

@@ -43,7 +43,7 @@ from tango_hpc.plan.disk import check_disk
 from tango_hpc.report.formats import say, visible
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_summary, resumed_from, update_summary
-from tango_hpc.stages.eval_inputs import evaluated_models, unanswered
+from tango_hpc.stages.eval_inputs import was_trained_since
 from tango_hpc.stages.preflight import check_inputs
 from tango_hpc.stages.processes import process_roles
 
@@ -67,7 +67,7 @@ def run_attempt(
     `held` is the run's lock where the caller has it, `chain` the jobs that continue each other, where this is one.
     """
     # What was trained since a stage asked its benchmarks is asked as well.
-    if is_done(directory, stage) and not (stage == "eval" and unanswered(config, evaluated_models(config))):
+    if is_done(directory, stage) and not (stage == "eval" and was_trained_since(config)):
         say(console, f"{stage} in {directory.path} is done already.")
         return 0
     job = slurm.job_id()

@@ -236,14 +236,19 @@ def variables_here(profile: Profile) -> dict[str, str]:
 
     Raises UserError where one of these is not set.
     """
-    variables = {name: os.path.expandvars(value) for name, value in (job_variables(profile) | profile.env).items()}
-    for name, value in variables.items():
-        missing = re.search(r"\$\{?[A-Za-z_]\w*\}?", value)
-        if missing is not None:
-            raise UserError(
-                f"the profile gives {name} the value {value}, and {missing[0]} is not set here; set it, or take a profile "
-                "without it for jobs on this machine"
-            )
+    variables: dict[str, str] = {}
+    for name, value in (job_variables(profile) | profile.env).items():  # in the order in which a job exports them
+
+        def filled_in(found: re.Match[str], name: str = name) -> str:
+            known = variables.get(found[1], os.environ.get(found[1]))
+            if known is None:
+                raise UserError(
+                    f"{found[0]}, in what the profile gives {name}, is not set here; set it, or take a profile without it "
+                    "for jobs on this machine"
+                )
+            return known
+
+        variables[name] = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", filled_in, value)
     return variables
 
 

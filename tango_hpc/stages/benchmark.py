@@ -113,14 +113,19 @@ class BenchmarkRun:
             if self.exchange.is_first:
                 write_answers(self._file(label, name), answers)
                 turns.drop()
-                write_results(self.folder, list(self.labels), self.settings.benchmarks)
+                write_results(self.folder, self._answered(), self.settings.benchmarks)
             self.exchange.barrier()
             self.num_left -= 1
             self.journal.part_done()
         if self.exchange.is_first:
-            self.journal.results(write_results(self.folder, list(self.labels), self.settings.benchmarks))
+            self.journal.results(write_results(self.folder, self._answered(), self.settings.benchmarks))
         self.journal.ended("done")
         self.pool.close()
+
+    def _answered(self) -> list[str]:
+        """All models that were asked, those of this attempt last; of earlier ones the checkpoints may be gone."""
+        folders = sorted(path.name for path in self.folder.iterdir() if path.is_dir())
+        return [*(name for name in folders if name not in self.labels), *self.labels]
 
     def _begin(self, phase: str) -> None:
         self.journal.begin(phase, stopped=f"stopped with {self.num_left} of {self.num_units} sets to ask")

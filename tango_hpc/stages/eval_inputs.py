@@ -63,6 +63,14 @@ def unanswered(config: Config, labels: Iterable[str]) -> list[tuple[str, str]]:
     return [unit for unit in units if not answers_file(folder, *unit).is_file()]
 
 
+def was_trained_since(config: Config) -> bool:
+    """Whether there are checkpoints that an evaluation which is done has not asked."""
+    try:
+        return bool(evaluated_checkpoints(config)) and bool(unanswered(config, evaluated_models(config)))
+    except UserError:  # they are gone
+        return False
+
+
 def training_checkpoints(run: Path) -> dict[int, Path]:
     """The complete checkpoints of a training run, in order, by the number of steps done.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,8 @@ def fine_tune(config: Config, directory: RunDirectory, stop: StopSignal, exchang
     journal = Journal(directory, STAGE, stop, total_steps, resumed_step, writes=writes, trackers=trackers)
     journal.checkpoints_set_aside(checkpoints.set_aside)
     first_step, reached = 0, next((role for role in named if latest is not None and (latest / role).is_dir()), None)
+    if latest is not None and reached is not None:
+        _check_counts(named, reached, json.loads((latest / "state.json").read_text()))
     for role, settings in named.items():
         last_step = first_step + settings.steps
         if resumed_step < last_step or role == reached or not (settings.output / "config.json").exists():
@@ -60,6 +64,23 @@ def fine_tune(config: Config, directory: RunDirectory, stop: StopSignal, exchang
             give_back_freed_memory(this_device())
         first_step = last_step
     journal.ended("done")
+
+
+def _check_counts(named: Mapping[str, SftRoleConfig], reached: str, state: Mapping[str, Any]) -> None:
+    """Steps that were done stay as they are: raise `CheckFailed` where a role has fewer now, or one that was done other ones."""
+    first_step = sum(settings.steps for role, settings in named.items() if role == "generator" != reached)
+    began = state.get("first_step", first_step)
+    done = state["step"] - began
+    if began != first_step:
+        raise CheckFailed(
+            f"sft.generator.steps: the generator was done after {began}, it is {first_step} now, and the verifier has been "
+            f"reached; set it back to {began}, or begin in another run.dir"
+        )
+    if done > named[reached].steps:
+        raise CheckFailed(
+            f"sft.{reached}.steps: {named[reached].steps}, and {done} are done already; give {done} or more, or begin in "
+            "another run.dir"
+        )
 
 
 class FineTuning:
@@ -122,7 +143,6 @@ class FineTuning:
         step = 0
         if checkpoint is not None:
             state = self.checkpoints.load(checkpoint, {self.role: self.policy})
-            self._check_counts(state)
             step = state["step"] - self.first_step
             self.sampler.load_state_dict(state["sampler"])
         if step == 0:
@@ -143,22 +163,6 @@ class FineTuning:
         self.journal.phase("exporting", role=self.role)
         self.policy.export_hf(self.settings.output)
         self._save(step)
-
-    def _check_counts(self, state: dict[str, Any]) -> None:
-        """Steps that were done stay as they are: raise `CheckFailed` where the settings now have fewer, or the first role
-        had others when it was done.
-        """
-        done = state["step"] - state["first_step"]
-        if state["first_step"] != self.first_step:
-            raise CheckFailed(
-                f"sft.generator.steps: the generator was done after {state['first_step']}, it is {self.first_step} now, and the "
-                f"verifier has been reached; set it back to {state['first_step']}, or begin in another run.dir"
-            )
-        if done > self.settings.steps:
-            raise CheckFailed(
-                f"sft.{self.role}.steps: {self.settings.steps}, and {done} are done already; give {done} or more, or begin in "
-                "another run.dir"
-            )
 
     def _step(self, step: int) -> int:
         self.journal.phase("train", role=self.role)

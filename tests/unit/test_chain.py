@@ -127,6 +127,11 @@ def test_in_the_end_there_may_be_none(fake: FakeSlurm, following: Following) -> 
     assert not following.goes_on(86_400) and 600 <= following.clock - started <= 610, (
         "then it holds its nodes no longer"
     )
+    started = following.clock
+    fake.fails("scontrol")  # for a quarter of an hour, which is no refusal
+    following.then = lambda _: fake.says("scontrol", described("7")) if following.clock >= started + 900 else None
+    assert not following.goes_on(86_400) and 1500 <= following.clock - started <= 1520
+    following.then = lambda _: None
     for state, more, why in (
         ("COMPLETING", {}, "job 7 was cancelled"),
         ("CANCELLED", {}, "job 7 was cancelled"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -173,7 +174,10 @@ def test_what_was_trained_since_an_evaluation_is_asked_too(tmp_path: Path, monke
     assert entered and unanswered(run.config, evaluated_models(run.config)) == [("step_000009", "task")]
     assert run.rehearse("eval")[1] == []
     results = json.loads((run.directory.path / "eval/results.json").read_text())
-    assert "step_000009" in results
+    assert list(results) == ["step_000002", "step_000009"]
+    shutil.rmtree(run.directory.path / "checkpoints")  # done it stays: the models as they were are not asked instead
+    entered.clear()
+    assert job.run_attempt(run.directory, "eval", run.config, Console()) == 0 and not entered
 
 
 def test_models_are_loaded_for_what_is_asked_only(tmp_path: Path) -> None:

@@ -396,6 +396,7 @@ def with_steps(config: Config, role: str, steps: int) -> Config:
     ("stop", "role", "steps", "message"),
     [
         (None, "generator", 5, "sft.generator.steps: the generator was done after 4, it is 5 now"),
+        (("between steps", 5), "generator", 9, "sft.generator.steps: the generator was done after 4, it is 9 now"),
         (("between steps", 3), "generator", 2, "sft.generator.steps: 2, and 3 are done already"),
         (("between steps", 5), "verifier", 1, "sft.verifier.steps: 1, and 2 are done already"),
     ],

@@ -225,7 +225,7 @@ def test_a_job_on_this_machine_has_the_variables_of_its_profile_filled_in(monkey
     variables = variables_here(profile)
     assert (variables["HF_HOME"], variables["DATA"]) == ("/scratch/me/cache/huggingface", "/scratch/me/data")
     monkeypatch.delenv("SCRATCH_HERE")
-    with pytest.raises(UserError, match=r"value \$SCRATCH_HERE/cache, and \$SCRATCH_HERE is not set here"):
+    with pytest.raises(UserError, match=r"\$SCRATCH_HERE, in what the profile gives XDG_CACHE_HOME, is not set here"):
         variables_here(profile)
 
 
@@ -336,6 +336,10 @@ def test_results_that_an_attempt_left_are_progress(stage: str, tmp_path: Path, m
     other = tmp_path / "out/parts/0001_of_0004"  # of another shard, which says nothing of this one
     other.mkdir(parents=True)
     log = AttemptLog(directory)
+    whole = directory.config.read_text()
+    directory.config.write_text("teacher: 3\n")
+    log.end(log.start(stage), 2, "a config that is refused")
+    directory.config.write_text(whole)
     for number in range(3):
         attempt = log.start(stage)
         parts.mkdir(parents=True, exist_ok=True)
