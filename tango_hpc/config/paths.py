@@ -43,11 +43,9 @@ def moved(value: Any, before: Path, home: Path) -> Any:
     if Path(value).is_relative_to(before):
         return str(home / Path(value).relative_to(before))
     beside = Path(os.path.normpath(home / os.path.relpath(value, before)))
-    return (
-        str(beside)
-        if not os.path.exists(value) and (beside.exists() or _moved_as_a_whole(value, before, home))
-        else value
-    )
+    if os.path.exists(value) or not (beside.exists() or _moved_as_a_whole(value, before, home)):
+        return value
+    return str(beside)
 
 
 def _moved_as_a_whole(value: str, before: Path, home: Path) -> bool:

@@ -31,6 +31,7 @@ from tango_hpc.files import (
 from tango_hpc.launch import slurm
 from tango_hpc.launch.lock import NAME, Process
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.metrics import STEPPED_STAGES
 from tango_hpc.run.steps import is_newer, steps_in
 
 
@@ -58,9 +59,9 @@ class Attempt:
 
     def is_progress(self, saved: str | None) -> bool:
         """Whether what is saved now is more than what it went on from."""
-        if self.stage in OF_RESULTS:
-            return saved != self.saved_before
-        return is_newer(saved, self.saved_before)
+        if self.stage in STEPPED_STAGES:
+            return is_newer(saved, self.saved_before)
+        return saved != self.saved_before
 
     def went_on_from(self, taken: str | None) -> None:
         """Note that its ranks took an older checkpoint than the newest, which was damaged."""
@@ -74,15 +75,11 @@ def newest_checkpoint(directory: RunDirectory, stage: str) -> str | None:
     return str(complete[-1][0]) if complete else None
 
 
-# Stages without checkpoints, which keep their results part by part.
-OF_RESULTS = ("eval", "teacher")
-
-
 def saved_so_far(directory: RunDirectory, stage: str) -> str | None:
     """What an attempt at `stage` goes on from: the name of the newest checkpoint, or how many files of results there are,
     and their bytes.
     """
-    if stage not in OF_RESULTS:
+    if stage in STEPPED_STAGES:
         return newest_checkpoint(directory, stage)
     folder = directory.path / "eval"
     if stage == "teacher":

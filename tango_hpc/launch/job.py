@@ -27,7 +27,7 @@ from tango_hpc.control.stop import read_stop_request
 from tango_hpc.errors import CheckFailed, UserError
 from tango_hpc.files import explain_disk, is_of_disk
 from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import OF_RESULTS, Attempt, AttemptLog, saved_so_far
+from tango_hpc.launch.attempts import Attempt, AttemptLog, saved_so_far
 from tango_hpc.launch.chain import Chain
 from tango_hpc.launch.continuity import compare_with_last, refuse
 from tango_hpc.launch.deadline import Deadline
@@ -42,6 +42,7 @@ from tango_hpc.launch.supervisor import ENDED_WHILE_LOADING, Supervisor
 from tango_hpc.plan.disk import check_disk
 from tango_hpc.report.formats import say, visible
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.metrics import STEPPED_STAGES
 from tango_hpc.run.summary import read_summary, resumed_from, update_summary
 from tango_hpc.stages.eval_inputs import was_trained_since
 from tango_hpc.stages.preflight import check_inputs
@@ -182,7 +183,7 @@ def _given_up(log: AttemptLog, attempt: Attempt, jobs: Sequence[str], limit: int
             f"{longest:.0f} s; ask for more time (time in the profile, --time of sbatch), or load from the nodes' own "
             "disks (stage_weights_to in the profile)"
         )
-    what = "result" if attempt.stage in OF_RESULTS else "checkpoint"
+    what = "checkpoint" if attempt.stage in STEPPED_STAGES else "result"
     return (
         f"given up: {limit} attempts of {which} in a row ended without a new {what} "
         "(launch.max_attempts_without_progress)"

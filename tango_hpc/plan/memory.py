@@ -160,13 +160,11 @@ def copied_in_fine_tuning(config: Config) -> int:
 
     Raises UserError where a model's sizes are not known.
     """
-    per_node = config.launch.tasks_per_node
-    nodes = [range(node * per_node, (node + 1) * per_node) for node in range(config.launch.nodes)]
     no_reference = config.algorithm.model_copy(update={"kl_coef": 0.0})
     trained = {name: role.model_copy(update={"trainable": True}) for name, role in config.roles.items()}
     config = config.model_copy(update={"algorithm": no_reference, **trained})
     roles = [_Role.of(config, name, 0, False) for name in trained if getattr(config.sft, name) is not None]
-    return max((_saved_bytes([role], ranks) for role in roles for ranks in nodes), default=0)
+    return max((_saved_bytes([role], ranks) for role in roles for ranks in _ranks_by_node(config)), default=0)
 
 
 @dataclass(frozen=True)
@@ -269,10 +267,11 @@ def _node_phases(config: Config, roles: Mapping[str, _Role], *, copies: bool) ->
 
     `copies`: a checkpoint may be written from copies throughout.
     """
-    per_node = config.launch.tasks_per_node
-    nodes = [range(node * per_node, (node + 1) * per_node) for node in range(config.launch.nodes)]
+    nodes = _ranks_by_node(config)
     on_cpu = config.launch.device == "cpu"
-    num_tasks = 1 if config.launch.nodes == 1 else per_node  # under Slurm every rank is a task, which imports by itself
+    num_tasks = (
+        1 if config.launch.nodes == 1 else config.launch.tasks_per_node
+    )  # under Slurm every rank is a task, which imports by itself
     shared = {"imported packages": num_tasks * CPU_SHARED_BYTES} if on_cpu else {}
     resident = [_sum([shared, *(_rank_resident(config, roles, rank) for rank in ranks)]) for ranks in nodes]
     if copies:
@@ -306,6 +305,11 @@ def _node_phases(config: Config, roles: Mapping[str, _Role], *, copies: bool) ->
             phases.append(Phase("reshard", role.name, base | {"buckets": len(ranks) * role.sync_bytes}))
         phases.append(Phase("saving", role.name, base | {"a piece of the checkpoint": len(ranks) * SAVE_BYTES}))
     return phases
+
+
+def _ranks_by_node(config: Config) -> list[range]:
+    per_node = config.launch.tasks_per_node
+    return [range(node * per_node, (node + 1) * per_node) for node in range(config.launch.nodes)]
 
 
 def _saved_bytes(roles: Iterable[_Role], ranks: Sequence[int]) -> int:

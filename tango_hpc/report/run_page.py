@@ -19,12 +19,11 @@ from tango_hpc.report.plots import drawings, save_curves
 from tango_hpc.report.reading import choose_examples, facts, step_views
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.dumps import dumped_steps, read_rollouts
-from tango_hpc.run.metrics import MetricsRow, read_evaluations, read_events, read_metrics
+from tango_hpc.run.metrics import STEPPED_STAGES, MetricsRow, read_evaluations, read_events, read_metrics
 from tango_hpc.run.progress import read_progress
 from tango_hpc.run.summary import BEFORE_AFTER, code_that_ran, read_provenance, read_summary
 
 EXAMPLES_PER_ROLE = 6
-OF_RESULTS = ("eval", "teacher")  # stages without optimizer steps
 STAGE_TITLES = {"train": "Reinforcement learning", "sft": "Supervised fine-tuning"}
 
 
@@ -54,7 +53,7 @@ def write_report(directory: RunDirectory) -> None:
         nonfinite=[row for row in rows if row.get("nonfinite")],
         stages=[(STAGE_TITLES.get(stage, stage), drawings(*measured[stage])) for stage in stages],
         benchmarks=results.read_text(encoding="utf-8") if results.is_file() else None,
-        has_steps=bool(rows) or not any(stage in OF_RESULTS for stage in summary.get("stages", {})),
+        has_steps=bool(rows) or summary.get("stages", {}).keys() <= set(STEPPED_STAGES),
         rollouts=rollouts,
         unreadable=unreadable,
         evaluations=evaluations,
@@ -70,7 +69,7 @@ def write_report(directory: RunDirectory) -> None:
 
 
 def _state(directory: RunDirectory, summary: dict[str, Any], num_steps: int) -> Iterator[str]:
-    parts = {name: stage for name, stage in summary.get("stages", {}).items() if name in OF_RESULTS}
+    parts = {name: stage for name, stage in summary.get("stages", {}).items() if name not in STEPPED_STAGES}
     if num_steps or not parts:
         yield f"{num_steps} optimizer steps"
     for name, stage in parts.items():

@@ -44,7 +44,8 @@ EVENTS = {
 }
 # Those that a resume from an older checkpoint does not repeat.
 _LASTING = ("checkpoint_set_aside", "lines_lost")
-# Stages that write a row for every step, so that a missing one is a loss.
+# Stages of optimizer steps: they write a row for each, so that a missing one is a loss, and checkpoints. The others keep
+# results part by part.
 STEPPED_STAGES = ("sft", "train")
 
 PHASES = ("rollout", "verify", "train", "logprobs", "reshard")

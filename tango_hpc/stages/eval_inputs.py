@@ -66,9 +66,10 @@ def unanswered(config: Config, labels: Iterable[str]) -> list[tuple[str, str]]:
 def was_trained_since(config: Config) -> bool:
     """Whether there are checkpoints that an evaluation which is done has not asked."""
     try:
-        return bool(evaluated_checkpoints(config)) and bool(unanswered(config, evaluated_models(config)))
+        models = evaluated_models(config)
     except UserError:  # they are gone
         return False
+    return AS_THEY_ARE not in models and bool(unanswered(config, models))
 
 
 def training_checkpoints(run: Path) -> dict[int, Path]:

@@ -68,7 +68,8 @@ def fine_tune(config: Config, directory: RunDirectory, stop: StopSignal, exchang
 
 def _check_counts(named: Mapping[str, SftRoleConfig], reached: str, state: Mapping[str, Any]) -> None:
     """Steps that were done stay as they are: raise `CheckFailed` where a role has fewer now, or one that was done other ones."""
-    first_step = sum(settings.steps for role, settings in named.items() if role == "generator" != reached)
+    before = list(named)[: list(named).index(reached)]
+    first_step = sum(named[role].steps for role in before)
     began = state.get("first_step", first_step)
     done = state["step"] - began
     if began != first_step:
