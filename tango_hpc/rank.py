@@ -26,9 +26,9 @@ from tango_hpc.launch.gpu_driver import why_no_gpu, why_not_shared
 from tango_hpc.launch.snapshot import check_runs_code_of_attempt
 from tango_hpc.launch.staging import staged_overrides
 from tango_hpc.launch.workers import Body, host_ranks
-from tango_hpc.plan.disk import SAVING
 from tango_hpc.plan.memory import memory_of_this_job, saves_in_background
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.metrics import STEPPED_STAGES
 from tango_hpc.run.worker import Worker
 from tango_hpc.stages.processes import process_roles
 
@@ -116,7 +116,7 @@ def run_stage(
             stop.watch_stream = lambda: partial(is_busy, torch.cuda.current_stream(device))
         exchange = Exchange.join(store, roles, worker.role, LONGEST_PHASE_SECONDS)
         stop.agree = exchange.any
-        if stage in SAVING:
+        if stage in STEPPED_STAGES:
             config = decided(config, exchange)
         body(config, directory, stop, exchange)
     except CheckFailed:

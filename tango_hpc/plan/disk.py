@@ -10,9 +10,8 @@ from tango_hpc.config import Config
 from tango_hpc.errors import UserError
 from tango_hpc.plan.memory import plan_memory
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.metrics import STEPPED_STAGES
 from tango_hpc.run.steps import leftovers_in, steps_in
-
-SAVING = ("sft", "train")  # the stages that write checkpoints
 
 
 def checkpoint_bytes(config: Config, stage: str) -> int:
@@ -31,7 +30,7 @@ def check_disk(directory: RunDirectory, config: Config, stage: str) -> str | Non
 
     Raises UserError where there is not even room for one. A quota below what the file system has free is not seen.
     """
-    if stage not in SAVING:
+    if stage not in STEPPED_STAGES:
         return None
     try:
         one = checkpoint_bytes(config, stage)
