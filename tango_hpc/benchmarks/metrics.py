@@ -1,12 +1,12 @@
 """Numbers of an evaluation from the verdicts on its answers, each with a 95% confidence interval. Pure Python and numpy.
 
-Shape legend: Q questions, S samples of each question, R resamples of N items.
+Shape legend: Q questions, S samples of each question, N items (one or several of a question), R resamples.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,33 +52,42 @@ def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
     return Estimate(value, float(low), float(high), sum(map(len, arrays)))
 
 
-def harmonic_mean_f1(*sets: tuple[Sequence[bool], Sequence[bool]]) -> Estimate | None:
+def harmonic_mean_f1(*sets: Sequence[tuple[Hashable, bool, bool]]) -> Estimate | None:
     """ProcessBench's F1, the harmonic mean of the accuracies on right and on wrong items, averaged over `sets`.
 
-    Each set is (is the item right, was it judged correctly), and is resampled by itself. None if any set lacks one
-    of the two classes.
+    Each item is (its question, is it right, was it judged correctly). Each set is resampled by itself, question by
+    question with all their items, which are alike. None if any set lacks one of the two classes.
     """
-    arrays = [(np.asarray(is_right, dtype=bool), np.asarray(hits, dtype=bool)) for is_right, hits in sets]
-    if not arrays or any(is_right.all() or not is_right.any() for is_right, _ in arrays):
+    counts_of_sets = [_counts_of_questions(items) for items in sets]
+    if not sets or any(not counts_Q4.sum(axis=0)[[0, 2]].all() for counts_Q4 in counts_of_sets):
         return None
     rng = np.random.default_rng(0)
     resampled = np.zeros(_RESAMPLES)
-    for is_right, hits in arrays:
-        picked = rng.integers(len(hits), size=(_RESAMPLES, len(hits)))
-        resampled += _f1(is_right[picked], hits[picked]) / len(arrays)
+    for counts_Q4 in counts_of_sets:
+        picked = rng.integers(len(counts_Q4), size=(_RESAMPLES, len(counts_Q4)))
+        resampled += _f1(np.stack([column_Q[picked].sum(axis=1) for column_Q in counts_Q4.T], axis=1)) / len(sets)
     low, high = np.nanpercentile(resampled, [2.5, 97.5])
-    value = float(np.mean([_f1(is_right[None], hits[None])[0] for is_right, hits in arrays]))
-    return Estimate(value, float(low), float(high), sum(len(hits) for _, hits in arrays))
+    value = float(np.mean([_f1(counts_Q4.sum(axis=0)[None])[0] for counts_Q4 in counts_of_sets]))
+    return Estimate(value, float(low), float(high), sum(map(len, counts_of_sets)))
 
 
-def _f1(is_right_RN: np.ndarray, hits_RN: np.ndarray) -> np.ndarray:
-    """F1 of each of R rows of N items; nan where a row has one class only."""
+def _counts_of_questions(items: Sequence[tuple[Hashable, bool, bool]]) -> np.ndarray:
+    """Of each question: right items, those of them judged correctly; wrong items, those of them judged correctly."""
+    counts: dict[Hashable, list[int]] = {}
+    for question, is_right, hit in items:
+        of_question = counts.setdefault(question, [0, 0, 0, 0])
+        of_question[0 if is_right else 2] += 1
+        of_question[1 if is_right else 3] += hit
+    return np.array(list(counts.values()), dtype=np.int64).reshape(-1, 4)
+
+
+def _f1(counts_R4: np.ndarray) -> np.ndarray:
+    """F1 of each row of `_counts_of_questions`; nan where a row has one class only."""
+    num_right_R, hits_on_right_R, num_wrong_R, hits_on_wrong_R = counts_R4.T
     with np.errstate(invalid="ignore"):
-        on_right, on_wrong = (
-            (hits_RN & chosen_RN).sum(axis=1) / chosen_RN.sum(axis=1) for chosen_RN in (is_right_RN, ~is_right_RN)
-        )
-        f1 = 2 * on_right * on_wrong / (on_right + on_wrong)
-    return np.where(on_right + on_wrong == 0, 0.0, f1)
+        on_right_R, on_wrong_R = hits_on_right_R / num_right_R, hits_on_wrong_R / num_wrong_R
+        f1_R = 2 * on_right_R * on_wrong_R / (on_right_R + on_wrong_R)
+    return np.where(on_right_R + on_wrong_R == 0, 0.0, f1_R)
 
 
 def pass_at_k(correct_S: Sequence[bool], k: int) -> float:

@@ -75,9 +75,9 @@ def generator_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
     """Every number of a generator benchmark that its answers allow; keys as in the table: `pass@1`, `maj@16`, ..."""
     greedy = [answer for answer in answers if answer.sample == GREEDY]
     verified = [answer for answer in answers if answer.verdict is not None]
-    judged = ([answer.correct for answer in verified], [answer.verdict == answer.correct for answer in verified])
+    judged = [(answer.question_id, answer.correct, answer.verdict == answer.correct) for answer in verified]
     labelled = [
-        (label, judgement)
+        (answer.question_id, label == 1, label == judgement)
         for answer in verified
         for label, judgement in zip(answer.step_labels, answer.step_judgements, strict=False)
     ]
@@ -86,9 +86,7 @@ def generator_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
             "pass@1": metrics.share([answer.correct for answer in greedy]),
             **_sample_estimates(_samples(answers)),
             "verifier F1": metrics.harmonic_mean_f1(judged),
-            "verifier step F1": metrics.harmonic_mean_f1(
-                ([label == 1 for label, _ in labelled], [label == judgement for label, judgement in labelled])
-            ),
+            "verifier step F1": metrics.harmonic_mean_f1(labelled),
         }
     )
 
@@ -128,10 +126,10 @@ def verifier_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
     sets = []
     for split in dict.fromkeys(answer.split for answer in answers):
         chosen = [answer for answer in answers if answer.split == split]
-        sets.append(([answer.gold == "-1" for answer in chosen], [answer.correct for answer in chosen]))
+        sets.append([(answer.question_id, answer.gold == "-1", answer.correct) for answer in chosen])
         estimates[f"F1 {split}"] = metrics.harmonic_mean_f1(sets[-1])
         for name, wanted in (("right", True), ("wrong", False)):
-            of_class = [hit for is_right, hit in zip(*sets[-1], strict=True) if is_right == wanted]
+            of_class = [hit for _, is_right, hit in sets[-1] if is_right == wanted]
             estimates[f"accuracy on {name} {split}"] = metrics.share(of_class) if of_class else None
     if len(sets) > 1:
         estimates["F1 average"] = metrics.harmonic_mean_f1(*sets)

@@ -27,7 +27,7 @@ Readable: TypeAlias = sympy.Basic | sympy.MatrixBase
 
 DIGITS = 60  # of every numeric evaluation
 EQUAL = mpmath.mpf(10) ** -40  # relative distance below which two exact expressions are one number
-APPROXIMATE = 2e-6  # relative distance allowed to an answer that is written as a decimal: six good digits
+APPROXIMATE = 5e-6  # relative distance allowed to an answer that is written as a decimal: rounded to six good digits
 _REAL_POINTS = [sympy.Rational(p, q) for p, q in ((17, 7), (43, 19), (5, 3), (7, 23), (101, 9), (29, 31))]
 _WHOLE_POINTS = [sympy.Integer(n) for n in (5, 12, 7, 3, 11, 4, 9, 2)]
 _COUNTING = (sympy.factorial, sympy.binomial)

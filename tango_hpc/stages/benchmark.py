@@ -194,18 +194,21 @@ class BenchmarkRun:
     def _verify(self, solved: Mapping[str, list[ReadSolution]], answers: Sequence[Answer], turns: Turns) -> None:
         """One verdict for each answer, and a score: half the verdict, half the share of steps judged right."""
         rounds = self.settings.verifier_samples
-        judged = [self._judge(solved, number, turns) for number in range(rounds)]
+        judged = [self._judge(solved, number, rounds, turns) for number in range(rounds)]
         for answer, *readings in zip(answers, *judged, strict=True):
             first = readings[0]
             answer.verification, answer.verdict = first.response.text, first.verification.final
             answer.step_judgements = first.verification.judgements
             answer.score = round(sum(verifier_score(reading.verification) / rounds for reading in readings), 6)
 
-    def _judge(self, solved: Mapping[str, list[ReadSolution]], number: int, turns: Turns) -> list[ReadVerification]:
-        """The `number`-th verification of every solution; those of a generator's turn are a turn of the verifier."""
+    def _judge(
+        self, solved: Mapping[str, list[ReadSolution]], number: int, rounds: int, turns: Turns
+    ) -> list[ReadVerification]:
+        """The `number`-th of `rounds` verifications of every solution, greedy where it is the only one; those of a
+        generator's turn are a turn of the verifier.
+        """
         verifier = self.roles["verifier"]
         assert isinstance(verifier, Verifier)
-        rounds = self.settings.verifier_samples
         seeds = iter(request_seeds(self.config.seed, number, "verification", sum(map(len, solved.values()))))
         read: list[ReadVerification] = []
         for turn, solutions in solved.items():
@@ -217,7 +220,7 @@ class BenchmarkRun:
     def _ask_verifier(self, rows: Sequence[dict[str, Any]], turns: Turns) -> list[Answer]:
         """ProcessBench: greedy judgements of solutions that come with their steps."""
         answers = []
-        for read in self._judge({"solutions": [_given_solution(row) for row in rows]}, 0, turns):
+        for read in self._judge({"solutions": [_given_solution(row) for row in rows]}, 0, 1, turns):
             row, verification = read.judged.question, read.verification
             prediction = processbench.first_wrong_step(verification.judgements)
             answers.append(

@@ -38,7 +38,7 @@ def judging_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metrics:
         for labels_K, read in zip(labels_N_K, read_N, strict=True)
         if labels_K is not None
     ]
-    outcome = verdict_counts(read_N)
+    outcome = _verdict_counts(read_N)
     steps = step_counts([labels_K for labels_K, _ in labelled], [given_K for _, given_K in labelled])
     verdicts_N = [read.verification.final for read in read_N]
     return {
@@ -54,20 +54,36 @@ def judging_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metrics:
 
 
 def verdict_counts(read_N: Sequence[ReadVerification]) -> JudgementCounts:
-    """How final verdicts fit the truth."""
+    """How final verdicts fit the truth, of the solutions that the verifier was asked about."""
+    return _verdict_counts(were_asked(read_N))
+
+
+def were_asked(read_N: Sequence[ReadVerification]) -> list[ReadVerification]:
+    """Those whose prompt was not too long."""
+    return [read for read in read_N if read.response.was_asked]
+
+
+def _verdict_counts(read_N: Sequence[ReadVerification]) -> JudgementCounts:
     return outcome_counts([read.judged.correct for read in read_N], [read.verification.final for read in read_N])
 
 
 def verification_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metrics:
-    """What the sampled verifications of a step are like."""
+    """What the sampled verifications of a step are like; those whose prompt was too long are counted, and in nothing else."""
     mean = statistics.fmean
-    judgements = [judgement for read in read_N for judgement in read.verification.judgements]
-    return judging_metrics(task, read_N) | {
-        "verifier/missing_judgements": mean([judgement == 0 for judgement in judgements] or [0.0]),
-        "verifier/format_reward": mean(read.verification.format_reward for read in read_N),
-        "verifier/response_tokens": mean(read.response.num_tokens for read in read_N),
-        "verifier/prompts_too_long": mean(not read.response.was_asked for read in read_N),
-    }
+    metrics: Metrics = {"verifier/prompts_too_long": mean(not read.response.was_asked for read in read_N)}
+    asked_N = were_asked(read_N)
+    if not asked_N:
+        return metrics
+    judgements = [judgement for read in asked_N for judgement in read.verification.judgements]
+    return (
+        metrics
+        | judging_metrics(task, asked_N)
+        | {
+            "verifier/missing_judgements": mean([judgement == 0 for judgement in judgements] or [0.0]),
+            "verifier/format_reward": mean(read.verification.format_reward for read in asked_N),
+            "verifier/response_tokens": mean(read.response.num_tokens for read in asked_N),
+        }
+    )
 
 
 def signal_share(group_ids_N: Sequence[Hashable], advantages_N_T: Sequence[FloatArray]) -> float:

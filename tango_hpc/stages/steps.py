@@ -29,6 +29,7 @@ from tango_hpc.stages.step_metrics import (
     solution_metrics,
     verdict_counts,
     verification_metrics,
+    were_asked,
 )
 from tango_hpc.stages.verifier_scores import JudgementCounts
 from tango_hpc.successors.dynamic_sampling import groups_with_signal
@@ -139,9 +140,10 @@ class GeneratorBatch:
             ]
             metrics["generator/without_step_rewards"] = statistics.fmean(unscored) if unscored else None
         if len(verifications) > len(self.solutions_N):
-            voted = judging_metrics(task, [_voted(judged_V) for judged_V in self.verifications_N_V])
+            asked_N_V = [judged_V for judged_V in self.verifications_N_V if were_asked(judged_V)]
+            voted = judging_metrics(task, [_voted(judged_V) for judged_V in asked_N_V]) if asked_N_V else {}
             for name in ("outcome_f1", "step_f1"):
-                metrics[f"verifier/voted_{name}"] = voted[f"verifier/{name}"]
+                metrics[f"verifier/voted_{name}"] = voted.get(f"verifier/{name}")
         metrics["tokens/generated"] = _generated(self.solutions_N, verifications)
         return metrics
 

@@ -117,7 +117,7 @@ class Tango:
                 updates = role.update(sequences_N, loss, num_updates)
             self.owing.add(role.name)
             self.tracer.after(self.step + 1)
-            self._finish_step(role.name, batch, metrics | update_metrics(updates, self.synced))
+            self._finish_step(role.name, batch, metrics | update_metrics(updates, self.synced, loss))
         self.save()
         self.journal.ended("done", self.tokens_per_second)
 

@@ -28,13 +28,13 @@ def loss_settings(config: Config, role: RoleConfig) -> LossSettings:
     )
 
 
-def update_metrics(updates: Sequence[UpdateStats], sync: SyncStats) -> dict[str, Any]:
+def update_metrics(updates: Sequence[UpdateStats], sync: SyncStats, loss: LossSettings) -> dict[str, Any]:
     """The updates of one batch, in means, and the weight syncs of the step."""
     mean = statistics.fmean
     return {
         "loss": mean(update.loss for update in updates),
         "grad_norm": mean(update.grad_norm for update in updates),
-        "kl": mean(update.kl for update in updates),
+        "kl": mean(update.kl for update in updates) if loss.kl_coef else None,
         "entropy": mean(update.entropy for update in updates),
         # The first update of a batch has no ratio but 1: nothing can be clipped in it.
         "clip_share": mean(update.clip_share for update in updates[1:]) if len(updates) > 1 else None,

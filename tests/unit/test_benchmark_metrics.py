@@ -48,12 +48,21 @@ def test_votes():
 
 def test_f1_is_the_harmonic_mean_of_both_accuracies():
     right, hits = [True, True, False, False, False], [True, False, True, True, False]
-    estimate = metrics.harmonic_mean_f1((right, hits))
+    judged, flattered = list(zip("abcde", right, hits, strict=True)), list(zip("abcde", right, right, strict=True))
+    estimate = metrics.harmonic_mean_f1(judged)
     assert estimate.value == pytest.approx(2 * 0.5 * (2 / 3) / (0.5 + 2 / 3))
-    assert metrics.harmonic_mean_f1((right, right)).value == 0.0  # always says right
-    assert metrics.harmonic_mean_f1(([True], [True])) is None
-    both = metrics.harmonic_mean_f1((right, hits), (right, right))
+    assert metrics.harmonic_mean_f1(flattered).value == 0.0  # always says right
+    assert metrics.harmonic_mean_f1([("a", True, True)]) is None
+    both = metrics.harmonic_mean_f1(judged, flattered)
     assert both.value == pytest.approx(estimate.value / 2) and both.count == 10
+
+
+def test_the_interval_of_f1_is_over_questions():
+    """Items of one question are alike: a hundred copies of each say no more than one."""
+    once = [(str(i), i % 2 == 0, i % 3 > 0) for i in range(30)]
+    one, many = metrics.harmonic_mean_f1(once), metrics.harmonic_mean_f1(once * 100)
+    assert (one.value, one.low, one.high, one.count) == (many.value, many.low, many.high, 30)
+    assert one.high - one.low > 0.3
 
 
 def test_averages_weigh_each_set_the_same():
