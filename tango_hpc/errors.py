@@ -15,6 +15,12 @@ class CheckFailed(UserError):
     exit_code = 78
 
 
+class NodeFailed(UserError):
+    """A machine of the job, or what it is connected to, keeps a run from starting; on another try it may be well. Exit code 75."""
+
+    exit_code = 75
+
+
 class StoppedEarly(Exception):
     """The run was told to stop, has saved, and can be resumed. Exit code 85."""
 

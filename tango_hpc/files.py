@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -75,6 +76,43 @@ def explain_disk(error: OSError) -> str:
 def remedy_in(text: str) -> str:
     """What to do about an error that a text tells, of the disk or another."""
     return next((remedy for code, remedy in _REMEDIES.items() if os.strerror(code) in text), "put that right")
+
+
+# Of a shared file system whose server is away for a while, or has thrown this client out.
+_AWAY = (
+    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ESHUTDOWN, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH,
+    errno.EREMOTEIO, errno.ENODEV, errno.ENXIO,
+)  # fmt: skip
+
+
+def is_away(error: BaseException | None) -> bool:
+    """Whether an error says that a file system does not answer, which often passes within minutes."""
+    return isinstance(error, OSError) and error.errno in _AWAY
+
+
+class Patience:
+    """Bears with a file system that `is_away`: `with patience:` around each turn of a loop that looks for news.
+
+    A turn that ends in such an error is left as it is, with a warning, until none has come to its end for `seconds`.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._since: float | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, stack: object) -> bool:
+        if not is_away(error):
+            self._since = None
+            return False
+        if self._since is None:
+            self._since = time.monotonic()
+        if time.monotonic() - self._since > self._seconds:
+            return False
+        warn_once(f"a file system does not answer ({error}): what is read and written there has to wait")
+        return True
 
 
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:

@@ -3,13 +3,14 @@
 The launcher has written RUN_DIR/config.yaml and set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; in an
 srun step they come from Slurm. A task starts one process for each role of the stage on each of its ranks
 (launch/workers.py), and all processes of a role form a world of their own.
-Exit codes: 0 done, 78 the input or a check is wrong (never retried), 85 saved and resumable, 1 otherwise; under a
-supervisor these stand in the outcomes of the processes.
+Exit codes: 0 done, 78 the input or a check is wrong (never retried), 75 a machine of the job keeps it from starting, 85
+saved and resumable, 1 otherwise; under a supervisor these stand in the outcomes of the processes.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from tango_hpc.config import Config, load_config
 from tango_hpc.control.guard import SUPERVISED
 from tango_hpc.control.stop import StopSignal
-from tango_hpc.errors import CheckFailed, UserError
+from tango_hpc.errors import CheckFailed, NodeFailed, UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.environment import rank_variables, threads_of_rank
 from tango_hpc.launch.gpu_driver import why_no_gpu, why_not_shared
@@ -45,6 +46,7 @@ STAGES = {
 
 # A role waits for what the other is at for as long as that advances, which is the watchdog's to say.
 LONGEST_PHASE_SECONDS = 30 * 86_400.0
+OPEN_FILES = 65_536
 
 
 def prepare_stage(directory: RunDirectory, stage: str) -> tuple[Sequence[str], Body]:
@@ -83,6 +85,7 @@ def load_stage(stage: str) -> StageBody:
     return body
 
 
+OPEN_FILES = 65_536
 StageBody = Callable[[Config, RunDirectory, StopSignal, "Exchange"], None]
 
 
@@ -101,7 +104,7 @@ def run_stage(
 
     launch = config.launch
     if launch.device == "cuda" and not torch.cuda.is_available():
-        raise CheckFailed(f"launch.device is cuda, but this rank has no GPU: {why_no_gpu()}")
+        raise NodeFailed(f"launch.device is cuda, but this rank has no GPU: {why_no_gpu()}")
     if launch.device == "cuda" and os.environ["LOCAL_RANK"] == "0" and worker.role == roles[0]:
         refused = why_not_shared(len(roles))
         if refused is not None:
@@ -119,7 +122,7 @@ def run_stage(
         if stage in STEPPED_STAGES:
             config = decided(config, exchange)
         body(config, directory, stop, exchange)
-    except CheckFailed:
+    except (CheckFailed, NodeFailed):
         raise
     except UserError as error:
         raise CheckFailed(str(error)) from error
@@ -134,9 +137,18 @@ def decided(config: Config, exchange: Exchange) -> Config:
     return config.model_copy(update={"checkpoint": checkpoint})
 
 
+def _allow_open_files() -> None:
+    """Raise the usual limit of 1024 as far as we may: each group of all ranks takes a socket for each of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if resource.RLIM_INFINITY != soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def main() -> int:
     """Entry point; the exit code is in the module's docstring."""
     path, stage = sys.argv[1:]
+    _allow_open_files()
     directory = RunDirectory.open(path)
     try:
         return host_ranks(directory, lambda: prepare_stage(directory, stage))

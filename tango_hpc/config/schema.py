@@ -285,7 +285,7 @@ class ReshardConfig(Section):
     verify: Literal["always", "first", "never"] = Field(
         "first", description="When to compare checksums of trainer and engine shards."
     )
-    timeout_seconds: PositiveFloat = 300.0
+    timeout_seconds: PositiveFloat = 900.0
 
 
 class CheckpointConfig(Section):

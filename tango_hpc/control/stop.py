@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Literal
 
 from tango_hpc.control.heartbeat import Heart, PhaseBoard
-from tango_hpc.files import read_replaced, write_atomically
+from tango_hpc.files import is_away, read_replaced, write_atomically
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
 
@@ -98,6 +98,10 @@ class StopSignal(Heart):
             return self.directory.stop_file.name in os.listdir(self.directory.control)
         except FileNotFoundError:
             return False
+        except OSError as error:
+            if not is_away(error):
+                raise
+            return False  # the next safe point looks again
 
     def receive(self, number: int, frame: FrameType | None = None) -> None:
         """Stop at the next safe point: the handler of `STOP_SIGNALS`."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from tango_hpc.config.schema import LaunchConfig
-from tango_hpc.errors import UserError
+from tango_hpc.errors import NodeFailed, UserError
 from tango_hpc.files import write_atomically
 from tango_hpc.launch import slurm
 from tango_hpc.run.directory import RunDirectory
@@ -106,7 +106,7 @@ def rank_variables(rank: int, env: Mapping[str, str] = os.environ) -> dict[str, 
 def prepare_rank(directory: RunDirectory, env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The torchrun-style variables of this task, none where a launcher has set them. Rank 0 publishes where it listens.
 
-    Raises UserError where rank 0 has no address for its peers, or publishes none.
+    Raises UserError where rank 0 has no address for its peers, NodeFailed where it publishes none.
     """
     rank = own_ranks(env)[0]
     if "RANK" in env and "MASTER_PORT" in env:
@@ -143,7 +143,7 @@ def await_file(file: Path) -> str:
             return file.read_text()
         except FileNotFoundError:
             time.sleep(0.1)
-    raise UserError(
+    raise NodeFailed(
         f"rank 0 did not write {file} within {RENDEZVOUS_TIMEOUT_SECONDS:.0f} s. Is the run directory on storage "
         "that every node sees? Did rank 0 start (logs/rank_00000.log)?"
     )

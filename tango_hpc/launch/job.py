@@ -24,7 +24,7 @@ from rich.console import Console
 from tango_hpc.config import Config, load_config
 from tango_hpc.control.outcome import STOPPED
 from tango_hpc.control.stop import read_stop_request
-from tango_hpc.errors import CheckFailed, UserError
+from tango_hpc.errors import CheckFailed, NodeFailed, UserError
 from tango_hpc.files import explain_disk, is_of_disk
 from tango_hpc.launch import slurm
 from tango_hpc.launch.attempts import Attempt, AttemptLog, saved_so_far
@@ -139,7 +139,7 @@ def run_attempt(
         if code not in NEVER_RETRY and not stopped_by_user and job is not None:
             if ours is None:
                 say(console, f"Not requeued: job {job} is not this run's own, {NOT_OURS}.")
-            elif supervisor.request is None and not attempt.made_progress and not supervisor.was_suspended:
+            elif not (attempt.made_progress or _may_pass(code, supervisor, is_continued=is_continued)):
                 say(console, "Not tried again: this attempt made no progress.")
             else:
                 left = deadline.left() if deadline is not None else None
@@ -153,6 +153,16 @@ def run_attempt(
         else:
             say(console, f"Logs of the ranks: {directory.logs}")
         return code
+
+
+def _may_pass(code: int, supervisor: Supervisor, *, is_continued: bool) -> bool:
+    """Whether an attempt without progress ended for what need not be so the next time.
+
+    A machine that fails is taken for that only where the run has come further before: else the job asks for too little.
+    """
+    if supervisor.request is not None or supervisor.was_suspended:
+        return True
+    return is_continued and code == NodeFailed.exit_code
 
 
 def _on_poll(lock: RunLock, chain: Chain | None) -> None:

@@ -17,7 +17,7 @@ from typing import Protocol
 from tango_hpc.config.schema import Config
 from tango_hpc.control.guard import SUPERVISED
 from tango_hpc.control.outcome import LAST_WORDS, Outcome, describe_death, said_last
-from tango_hpc.errors import UserError
+from tango_hpc.errors import NodeFailed, UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.environment import free_port, python_path, threads_of_rank
 from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
@@ -203,6 +203,7 @@ class SrunStarter:
             f"--nodes={launch.nodes}",
             f"--ntasks={self._config.world_size}",
             f"--ntasks-per-node={launch.tasks_per_node}",
+            "--distribution=block",  # neighbours in rank are neighbours on a node, whatever the site's default
             # Not through srun's own pipe: an orphan that held it would keep srun waiting.
             f"--output={logs}/rank_%5t.log",
             "--open-mode=append",
@@ -233,7 +234,7 @@ class SrunStarter:
             )
 
     def _stage_weights(self) -> None:
-        """Copy the models to every node's own disk. Raises UserError where that fails."""
+        """Copy the models to every node's own disk. Raises NodeFailed where that fails."""
         nodes = self._config.launch.nodes
         words = ["srun", "--export=ALL", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
         program = [sys.executable, "-P", "-m", "tango_hpc.launch.staging", str(self._directory.path)]
@@ -249,12 +250,12 @@ class SrunStarter:
                 timeout=STAGING_SECONDS,
             )
         except subprocess.TimeoutExpired:
-            raise UserError(
+            raise NodeFailed(
                 f"copying the models to {target} was not done within {STAGING_SECONDS:.0f} s: look at that disk on the "
                 "job's nodes, or leave stage_weights_to out of the profile"
             ) from None
         if done.returncode != 0:
-            raise UserError(f"could not copy the models to {target}: {done.stderr.strip()}")
+            raise NodeFailed(f"could not copy the models to {target}: {done.stderr.strip()}")
 
     def running(self) -> bool:
         assert self._process is not None

@@ -25,8 +25,8 @@ from tango_hpc.control.heartbeat import RANKS_AT_FULL_PACE, is_loading
 from tango_hpc.control.outcome import STOPPED, Outcome, clear_last_attempt, find_cause, read_outcomes
 from tango_hpc.control.stop import StopRequest, read_stop_request, request_stop
 from tango_hpc.control.watchdog import Watchdog
-from tango_hpc.errors import CheckFailed
-from tango_hpc.files import explain_disk, is_of_disk
+from tango_hpc.errors import CheckFailed, NodeFailed
+from tango_hpc.files import Patience, explain_disk, is_of_disk
 from tango_hpc.launch.deadline import AwakeClock, Deadline
 from tango_hpc.launch.starters import Starter
 from tango_hpc.report.formats import say
@@ -87,6 +87,8 @@ class Supervisor:
                 with ProgressView(self.directory, self.console) as view:
                     self._watch(view)
                     view.finish()
+            except NodeFailed as error:
+                self.failures = [Outcome(None, error=str(error), code=error.exit_code)]
             finally:
                 self.starter.kill()
         if self._ended_while_loading:
@@ -154,55 +156,57 @@ class Supervisor:
         stop_by: float | None = None  # when ranks that were told to stop are killed, by `clock`
         gone_by: float | None = None  # when ranks that have said their last word but do not end are killed
         next_look = 0.0
-        patience = max(1.0, self.config.world_size / RANKS_AT_FULL_PACE)  # spares the file system of a large run
-        clock = AwakeClock(POLL_SECONDS * patience + LONGEST_GAP_SECONDS)
+        pace = max(1.0, self.config.world_size / RANKS_AT_FULL_PACE)  # spares the file system of a large run
+        clock = AwakeClock(POLL_SECONDS * pace + LONGEST_GAP_SECONDS)
+        patience = Patience(launch.hang_timeout_seconds)
         while self.starter.running():
-            time.sleep(POLL_SECONDS * patience)
-            if self.on_poll is not None:
-                self.on_poll()
+            time.sleep(POLL_SECONDS * pace)
             now = clock.now()
             self.was_suspended = clock.longest_pause > PAUSE_SECONDS
-            if now >= next_look:
-                view.refresh()
-                hang = watchdog.look(now)
-                next_look = now + WATCH_SECONDS * patience
-                if hang is not None:
-                    self.failures = [hang]
+            with patience:
+                if self.on_poll is not None:
+                    self.on_poll()
+                if now >= next_look:
+                    view.refresh()
+                    hang = watchdog.look(now)
+                    next_look = now + WATCH_SECONDS * pace
+                    if hang is not None:
+                        self.failures = [hang]
+                        return
+                outcomes = read_outcomes(self.directory)
+                # What happens after a rank's last word is teardown, not training.
+                died = not self._all_ended(outcomes) and any(
+                    death.rank is None or any(w.rank == death.rank and w not in outcomes for w in self.workers)
+                    for death in self.starter.deaths()
+                )
+                if died or any(outcome.failed for outcome in outcomes.values()):
+                    self._await_last_words()
                     return
-            outcomes = read_outcomes(self.directory)
-            # What happens after a rank's last word is teardown, not training.
-            died = not self._all_ended(outcomes) and any(
-                death.rank is None or any(w.rank == death.rank and w not in outcomes for w in self.workers)
-                for death in self.starter.deaths()
-            )
-            if died or any(outcome.failed for outcome in outcomes.values()):
-                self._await_last_words()
-                return
-            if self._all_ended(outcomes):
-                gone_by = gone_by or now + TEARDOWN_SECONDS
-                if now > gone_by:
-                    self._tell(f"all ranks are done, but did not exit within {TEARDOWN_SECONDS:.0f} s: ended")
+                if self._all_ended(outcomes):
+                    gone_by = gone_by or now + TEARDOWN_SECONDS
+                    if now > gone_by:
+                        self._tell(f"all ranks are done, but did not exit within {TEARDOWN_SECONDS:.0f} s: ended")
+                        return
+                if self._unsaid is not None:
+                    self._pass_on()
+                if stop_by is None:
+                    if self.deadline is not None and self.deadline.is_near(launch.grace_seconds):
+                        self._receive(CLOCK)
+                    self.request = read_stop_request(self.directory) or self._received
+                    if self.request is not None and is_loading(self.directory):
+                        self._ended_while_loading = True
+                        self._tell(self.reason)
+                        return
+                    if self.request is not None:
+                        stop_by = now + max(launch.grace_seconds, 1.0)
+                        limit = f"at most {launch.grace_seconds:.0f} s"
+                        self._tell(f"{self.request.why}: saving at the next safe point ({limit})")
+                if self._signals.count(signal.SIGINT) > 1:
+                    self.failures = [Outcome(None, error="second Ctrl-C: ended without saving")]
                     return
-            if self._unsaid is not None:
-                self._pass_on()
-            if stop_by is None:
-                if self.deadline is not None and self.deadline.is_near(launch.grace_seconds):
-                    self._receive(CLOCK)
-                self.request = read_stop_request(self.directory) or self._received
-                if self.request is not None and is_loading(self.directory):
-                    self._ended_while_loading = True
-                    self._tell(self.reason)
+                if stop_by is not None and now > stop_by:
+                    self.failures = [self._too_late(launch.grace_seconds)]
                     return
-                if self.request is not None:
-                    stop_by = now + max(launch.grace_seconds, 1.0)
-                    limit = f"at most {launch.grace_seconds:.0f} s"
-                    self._tell(f"{self.request.why}: saving at the next safe point ({limit})")
-            if self._signals.count(signal.SIGINT) > 1:
-                self.failures = [Outcome(None, error="second Ctrl-C: ended without saving")]
-                return
-            if stop_by is not None and now > stop_by:
-                self.failures = [self._too_late(launch.grace_seconds)]
-                return
 
     def _await_cause(self) -> None:
         """Where all that failed did so because others had gone: who went first may have left word on another node."""

@@ -29,9 +29,11 @@ from tango_hpc.control.guard import SUPERVISED, die_with_parent, run_guarded
 from tango_hpc.control.heartbeat import Beat, PhaseBoard, write_beat
 from tango_hpc.control.outcome import STOPPED, Outcome, outcome_of, outcome_of_dead, read_outcome, write_outcome
 from tango_hpc.control.stop import STOP_SIGNALS, StopSignal
-from tango_hpc.errors import CheckFailed, UserError
+from tango_hpc.errors import CheckFailed, NodeFailed, UserError
+from tango_hpc.files import Patience
 from tango_hpc.launch.environment import own_ranks, prepare_rank
 from tango_hpc.launch.lock import RunLock, take_lock
+from tango_hpc.launch.slurm import NoAnswer
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
 
@@ -41,6 +43,8 @@ LOADING = "loading libraries"
 POLL_SECONDS = 1.0
 # After the first failure of one of its processes a task gives the others this long to notice.
 NOTICE_SECONDS = 30.0
+# How long a file system may be away before the processes are given up for it; they may need it less.
+BEARS_SECONDS = 1800.0
 
 
 def host_ranks(directory: RunDirectory, prepare: Callable[[], tuple[Sequence[str], Body]]) -> int:
@@ -74,7 +78,11 @@ def _host_ranks(
         os.environ.update(prepare_rank(directory))
         roles, body = prepare()
     except BaseException as error:
-        cause = CheckFailed(str(error)) if isinstance(error, UserError) else error
+        cause = error
+        if isinstance(error, NoAnswer):  # of Slurm's controller
+            cause = NodeFailed(str(error))
+        elif isinstance(error, UserError) and not isinstance(error, NodeFailed):
+            cause = CheckFailed(str(error))
         outcome = outcome_of(Worker(ranks[0]), LOADING, cause)
         write_outcome(directory, outcome)
         _print_if_possible(error)
@@ -156,16 +164,19 @@ class _Family:
         """Wait for all; where one fails and the others do not notice, or it does not exit, they are ended."""
         outcomes: list[Outcome] = []
         end_by = None
+        patience = Patience(BEARS_SECONDS)
         while running:
             connection.wait([process.sentinel for process in running.values()], POLL_SECONDS)
-            if self._lock is not None:
-                self._lock.touch()
             for worker, process in list(running.items()):
                 if process.exitcode is None:
                     continue
                 del running[worker]
                 outcomes.append(self._outcome(worker, process.exitcode))
-            written = [read_outcome(self._directory, worker) for worker in running]
+            written: list[Outcome | None] = []
+            with patience:
+                if self._lock is not None:
+                    self._lock.touch()
+                written = [read_outcome(self._directory, worker) for worker in running]
             if end_by is None and any(outcome.failed for outcome in [*outcomes, *filter(None, written)]):
                 end_by = time.monotonic() + NOTICE_SECONDS
             if end_by is not None and time.monotonic() > end_by:

@@ -14,11 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tango_hpc.errors import UserError
+from tango_hpc.errors import NodeFailed, UserError
 from tango_hpc.parallel import groups
 from tango_hpc.parallel.collectives import all_gather_objects
 from tango_hpc.run.worker import RANKS_OF_TASK
 
+CONNECT_SECONDS = 600.0  # in which rank 0 is to have loaded its libraries and listen
 BACKLOG = 2048  # processes that may call at once when a large job starts
 
 
@@ -36,30 +37,33 @@ class RankInfo:
 def open_store(timeout_seconds: float, *, hosts: bool) -> dist.Store:
     """The store at MASTER_ADDR and MASTER_PORT, in which processes find each other; one of them `hosts` it.
 
-    It knows no passwords, so it listens at that one address, and not on every network that the machine has.
+    It knows no passwords: where it can, it listens at that one address, and not on every network that the machine has.
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     world_size = os.environ["WORLD_SIZE"]
     spans_nodes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) < int(world_size)
     listener = listen_at(address, port, spans_nodes=spans_nodes) if hosts else None
-    return dist.TCPStore(
+    store = dist.TCPStore(
         address,
         port,
         is_master=hosts,
-        timeout=timedelta(seconds=timeout_seconds),
+        timeout=timedelta(seconds=min(timeout_seconds, CONNECT_SECONDS)),
         wait_for_workers=False,
         master_listen_fd=listener.detach() if listener is not None else None,
     )
+    store.set_timeout(timedelta(seconds=timeout_seconds))
+    return store
 
 
 def listen_at(address: str, port: int, *, spans_nodes: bool) -> socket.socket | None:
-    """A socket that listens at `address` alone; None where that is no address of this machine which others reach.
+    """A socket that listens at `address` alone; None where others may not reach it there.
 
-    So it is behind an address translation, or where /etc/hosts gives the name of one of several nodes a loopback address.
+    So it is behind an address translation. And a name may stand for one address here and for another on the other nodes
+    (/etc/hosts, several networks, IPv6 beside IPv4), each of which looks it up itself.
     """
+    if spans_nodes and not _is_number(address):
+        return None
     for family, kind, protocol, _, where in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM):
-        if spans_nodes and where[0] != address and ip_address(str(where[0])).is_loopback:
-            continue
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -74,6 +78,14 @@ def listen_at(address: str, port: int, *, spans_nodes: bool) -> socket.socket | 
         f"MASTER_ADDR {address} is no address of this node's interfaces: the store listens on all of them", flush=True
     )
     return None
+
+
+def _is_number(address: str) -> bool:
+    try:
+        ip_address(address)
+    except ValueError:
+        return False
+    return True
 
 
 def init_distributed(timeout_seconds: float = 1800, store: dist.Store | None = None) -> RankInfo:
@@ -94,7 +106,7 @@ def init_distributed(timeout_seconds: float = 1800, store: dist.Store | None = N
         if sees_one_gpu(num_gpus):
             os.environ["LOCAL_RANK"] = "0"  # vLLM counts GPUs by it
         elif local_rank >= num_gpus:
-            raise UserError(
+            raise NodeFailed(
                 f"rank {rank} is the {local_rank + 1}th on its node, which shows {num_gpus} GPUs; start one task per GPU"
             )
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

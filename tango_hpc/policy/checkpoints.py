@@ -79,7 +79,10 @@ class Checkpoints:
         if exchange.is_first:
             self._folder.mkdir(parents=True, exist_ok=True)
             for leftover in leftovers_in(self._folder):
-                shutil.rmtree(leftover)
+                try:
+                    shutil.rmtree(leftover)
+                except OSError as error:  # NFS keeps what somebody still has open
+                    warn_once(f"{leftover} could not be removed wholly: {error}")
         exchange.barrier()
 
     def latest(self) -> Path | None:

@@ -38,6 +38,8 @@ FORGETFUL_DEVICES: tuple[str, ...] = ("cuda",)
 
 # The beginning of the name of a folder in the temporary one that lasts while an engine starts.
 SOCKETS = "tango-rpc-"
+# What Linux takes as the path of a socket, and what vLLM adds to the folder.
+LONGEST_SOCKET_PATH, LONGEST_SOCKET_NAME = 107, 37
 
 
 def take_stream() -> None:
@@ -296,7 +298,11 @@ def import_vllm() -> None:
 @functools.cache
 def _socket_folder() -> Path:
     """Where the sockets of this process's engine are; vLLM reads this once."""
-    sockets = Path(tempfile.gettempdir()) / f"{SOCKETS}{uuid.uuid4().hex[:12]}"
+    name = f"{SOCKETS}{uuid.uuid4().hex[:12]}"
+    folder = Path(tempfile.gettempdir())
+    if len(os.fsencode(folder / name)) + LONGEST_SOCKET_NAME > LONGEST_SOCKET_PATH:
+        folder = Path("/tmp")  # what is made there is for us alone
+    sockets = folder / name
     os.environ["VLLM_RPC_BASE_PATH"] = str(sockets)
     return sockets
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import itertools
 import json
 import os
 import signal
@@ -23,6 +25,7 @@ from tango_hpc.config.load import validate_tree
 from tango_hpc.control.heartbeat import is_loading
 from tango_hpc.control.outcome import Outcome, read_outcomes, write_outcome
 from tango_hpc.control.stop import StopRequest, request_stop
+from tango_hpc.errors import NodeFailed
 from tango_hpc.launch.deadline import Deadline
 from tango_hpc.launch.enter import enter_run
 from tango_hpc.launch.environment import free_port
@@ -195,6 +198,29 @@ def test_a_deadline_needs_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert supervisor.run() == 85
     assert "the time limit is near: saving at the next safe point" in output(supervisor)
     assert counted(supervisor.directory) >= 1
+
+
+def test_a_file_system_that_is_away_for_a_while_ends_no_run(tmp_path: Path) -> None:
+    supervisor = make_run(tmp_path / "run", steps=40)
+    turns = itertools.count()
+
+    def look() -> None:
+        if next(turns) % 4:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "/scratch")
+
+    supervisor.on_poll = look
+    assert supervisor.run() == 0, output(supervisor)
+    assert counted(supervisor.directory) == 40 and next(turns) > 4
+
+
+def test_what_keeps_ranks_from_starting_is_the_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(starter: LocalStarter) -> None:
+        raise NodeFailed("could not copy the models to /scratch: no room")
+
+    supervisor = make_run(tmp_path / "run")
+    monkeypatch.setattr(LocalStarter, "start", refuse)
+    assert supervisor.run() == 75
+    assert supervisor.reason == "could not copy the models to /scratch: no room"
 
 
 def test_processes_of_one_machine_listen_where_no_other_machine_reaches_them(tmp_path: Path) -> None:

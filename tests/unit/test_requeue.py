@@ -187,6 +187,29 @@ def test_what_fails_after_a_suspension_is_tried_again(
     assert tried_again or told[not ours] in console.export_text()
 
 
+@pytest.mark.parametrize(
+    ("code", "restarts", "attempts"), [(75, 0, [0]), (1, 1, [0]), (78, 1, [0]), (75, 1, [1, 1, 0])]
+)
+def test_a_node_that_fails_ends_no_run_that_started_elsewhere_before(
+    fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, restarts: int, attempts: list[int]
+) -> None:
+    config = counting_config(tmp_path, "run", {"nodes": 1, "max_attempts_without_progress": 2})
+    directory = prepare_run(["train"], config, resume=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+    monkeypatch.setenv(slurm.BATCH_MARK, f"7:{os.getpid()}")
+    failed = SimpleNamespace(
+        run=lambda: code, reason="this rank has no GPU", request=None, stopped_by_user=False, was_suspended=False
+    )
+    monkeypatch.setattr(job, "Supervisor", lambda *_, **__: failed)
+    requeued: list[str] = []
+    monkeypatch.setattr(job, "requeue", lambda number, *_, **__: requeued.append(number))
+    for again in attempts:  # two without progress are all that is borne with
+        ended = run_attempt(directory, "train", config, Console(file=io.StringIO()))
+        assert (len(requeued), ended) == (again, code if again or len(attempts) == 1 else 1)
+        requeued.clear()
+
+
 def test_a_batch_job_waits_for_slurm_where_it_cannot_know_who_runs(
     fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import uuid
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def start_an_engine(pipe: Connection) -> None:
 
 def test_nothing_is_left_of_engines_that_failed_or_were_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(engine, "LONGEST_SOCKET_PATH", 1000)  # pytest's folder may be a deep one
     monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)
     context = multiprocessing.get_context("fork")
     starting = []
@@ -49,4 +51,15 @@ def test_nothing_is_left_of_engines_that_failed_or_were_killed(tmp_path: Path, m
     with socket_folder():
         pass
     assert list(tmp_path.iterdir()) == [others]
+    engine._socket_folder.cache_clear()
+
+
+def test_a_socket_of_the_longest_name_fits_into_any_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)
+    for temporary in ("/scratch/local/tmp", "/scratch/users/somebody/jobs/1234567/a/deep/folder"):
+        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        engine._socket_folder.cache_clear()
+        sockets = engine._socket_folder()
+        assert (sockets.parent == Path(temporary)) == (len(temporary) < 20)
+        assert len(f"{sockets}/{uuid.uuid4()}") <= 107  # sun_path of Linux has 108 bytes, the last of them 0
     engine._socket_folder.cache_clear()

@@ -48,10 +48,22 @@ def test_across_nodes_it_listens_at_the_address_that_is_named() -> None:
     port = free_port()
     with listen_at("127.0.0.2", port, spans_nodes=True) as listener:  # type: ignore[union-attr]
         assert listener.getsockname() == ("127.0.0.2", port) and listening(port) == {"127.0.0.2"}
-    # As Debian has the node's own name in /etc/hosts, which its peers know by another address.
+    # A name, as Debian has the node's own in /etc/hosts, may stand for another address on other nodes.
     assert listen_at("localhost", port, spans_nodes=True) is None
 
 
 def test_an_address_that_others_translate_is_no_reason_to_fail(capsys: pytest.CaptureFixture[str]) -> None:
     assert listen_at("192.0.2.7", free_port(), spans_nodes=True) is None  # of no machine: RFC 5737
     assert "192.0.2.7 is no address of this node's interfaces" in capsys.readouterr().out
+
+
+def test_a_name_that_several_nodes_look_up_is_answered_on_every_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    for name, value in (("ADDR", "localhost"), ("PORT", str(port))):
+        monkeypatch.setenv(f"MASTER_{name}", value)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    open_store(10, hosts=True).set("met", "yes")
+    assert listening(port) & {"0.0.0.0", "v6"}
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.3")
+    assert open_store(10, hosts=False).get("met") == b"yes"
