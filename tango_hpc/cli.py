@@ -59,7 +59,7 @@ def sft(config: ConfigFile, overrides: Overrides = None, resume: Resume = False)
 def train(config: ConfigFile, overrides: Overrides = None, resume: Resume = False) -> None:
     """Train generator and verifier by Algorithm 1.
 
-    Example: `tango train configs/quickstart.yaml run.dir=runs/mine train.generator_steps=50`
+    Example: `tango train configs/quickstart.yaml train.generator_steps=50`, after `tango sft configs/quickstart.yaml`
     """
     _run_here("train", config, overrides, resume)
 
@@ -98,7 +98,7 @@ def score(
 ) -> None:
     """Compute rewards and advantages of dumped rollouts again from their texts: no model, no GPU.
 
-    Example: `tango score runs/quickstart/rollouts/generator_step_000020.parquet configs/quickstart.yaml --out new.parquet`
+    Example: `tango score runs/quickstart/rollouts/generator_step_000041.parquet configs/quickstart.yaml --out new.parquet`
     """
     from tango_hpc.config import load_config
     from tango_hpc.stages.score import score_dump

@@ -17,6 +17,9 @@ count="$( (nvidia-smi -L 2>/dev/null || true) | grep -c '^GPU')"
 if [ "$count" -gt 0 ]; then
     # The test suite hides GPUs from its tests; these shall see them.
     export PYTEST_GPUS="${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((count - 1)))}"
+elif [ -n "${SLURM_JOB_ID:-}" ] && [ -z "${SLURMD_NODENAME:-}" ]; then
+    echo "This is not a node of job $SLURM_JOB_ID: salloc has left you on $(hostname). Go there with srun --pty bash." >&2
+    exit 2
 else
     export PYTEST_GPU_REHEARSAL=1
     echo "There is no GPU here: this is a rehearsal on the CPU."

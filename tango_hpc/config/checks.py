@@ -139,6 +139,8 @@ def _task_conflicts(config: Config) -> Iterator[str]:
         yield "eval.benchmarks: processbench asks the verifier, and there is none"
     if config.teacher is not None and config.teacher.shard >= config.teacher.num_shards:
         yield f"teacher.shard: {config.teacher.shard} is not below num_shards {config.teacher.num_shards} (they count from 0)"
+    if config.teacher is not None and config.teacher.temperature == 0 and config.teacher.samples > 1:
+        yield "teacher.samples: attempts at temperature 0 are all alike; give a temperature, or one sample"
     if config.teacher is not None and config.teacher.test_rows is not None and config.teacher.test_share is not None:
         yield "teacher.test_share: given beside teacher.test_rows; give one of them (the other null)"
     if config.task.settings and config.task.file is None:

@@ -44,7 +44,7 @@ class ModelConfig(Section):
 
     path: FilePath = Field(description="Hugging Face folder: config.json, safetensors, tokenizer.")
     build: TinyModelConfig | None = Field(
-        None, description="Build a tiny model at `path` if the folder does not exist (last-letter task only)."
+        None, description="Have fine-tuning build a tiny model at `path` if the folder does not exist."
     )
     reference_path: FilePath | None = Field(
         None, description="Weights of the frozen reference of the KL term; default: those of `path`."

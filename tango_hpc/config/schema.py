@@ -340,7 +340,7 @@ class LaunchConfig(Section):
     )
     grace_seconds: PositiveFloat = Field(60.0, description="How long before the time limit a run saves and stops.")
     max_attempts_without_progress: Positive = Field(
-        2, description="Requeues without a new step, or result, before giving up."
+        2, description="Starts from the same checkpoint, or results, before a job is given up."
     )
     stopped_exit_code: Literal[0, 85] = Field(
         0,

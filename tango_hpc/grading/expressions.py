@@ -27,7 +27,7 @@ Readable: TypeAlias = sympy.Basic | sympy.MatrixBase
 
 DIGITS = 60  # of every numeric evaluation
 EQUAL = mpmath.mpf(10) ** -40  # relative distance below which two exact expressions are one number
-APPROXIMATE = 5e-6  # relative distance allowed to an answer that is written as a decimal: rounded to six good digits
+APPROXIMATE = 2e-6  # relative distance allowed to any decimal of six good digits, also where rounding leaves it less
 _REAL_POINTS = [sympy.Rational(p, q) for p, q in ((17, 7), (43, 19), (5, 3), (7, 23), (101, 9), (29, 31))]
 _WHOLE_POINTS = [sympy.Integer(n) for n in (5, 12, 7, 3, 11, 4, 9, 2)]
 _COUNTING = (sympy.factorial, sympy.binomial)
@@ -82,21 +82,21 @@ def read(text: str) -> Readable | None:
     return found if isinstance(found, sympy.Basic | sympy.MatrixBase) else None
 
 
-def same_value(gold: Readable, answer: Readable, *, tolerance: float | None = None, approximate: bool = False) -> bool:
+def same_value(gold: Readable, answer: Readable, *, tolerance: float | None = None, rounding: float = 0.0) -> bool:
     """Whether two expressions without or with variables have the same value everywhere they are both defined.
 
-    `tolerance` is absolute and for numbers only (a benchmark's own); `approximate` admits a decimal answer
-    within `APPROXIMATE`. Relations, sets and tuples are not values: see `same_by_math_verify`.
+    `tolerance` is absolute and for numbers only (a benchmark's own); `rounding` is how far an answer
+    that is written as a decimal may be from it, relatively. Relations, sets and tuples are not values: see `same_by_math_verify`.
     """
     if isinstance(gold, sympy.MatrixBase) or isinstance(answer, sympy.MatrixBase):
-        return _same_matrix(gold, answer, tolerance, approximate)
+        return _same_matrix(gold, answer, tolerance, rounding)
     if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
         return False
     gold, answer = _with_imaginary_unit(gold, answer)
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
     if not symbols:
-        return _same_number(gold, answer, tolerance, approximate)
-    return _same_at_points(gold, answer, symbols, APPROXIMATE if approximate else EQUAL)
+        return _same_number(gold, answer, tolerance, rounding)
+    return _same_at_points(gold, answer, symbols, rounding or EQUAL)
 
 
 def _same_at_points(
@@ -143,16 +143,16 @@ def _with_imaginary_unit(gold: sympy.Expr, answer: sympy.Expr) -> tuple[sympy.Ex
     return gold, answer
 
 
-def _same_number(gold: sympy.Expr, answer: sympy.Expr, tolerance: float | None, approximate: bool) -> bool:
+def _same_number(gold: sympy.Expr, answer: sympy.Expr, tolerance: float | None, rounding: float) -> bool:
     exact_gold, exact_answer = _exact(gold), _exact(answer)
-    if exact_gold is not None and exact_answer is not None and tolerance is None and not approximate:
+    if exact_gold is not None and exact_answer is not None and tolerance is None and not rounding:
         return exact_gold == exact_answer
     left, right = _evaluate(gold), _evaluate(answer)
     if left is None or right is None:
         return gold == answer and gold not in (sympy.nan, sympy.zoo)
     if tolerance is not None and abs(left - right) <= tolerance * 1.01:
         return True
-    return _close(left, right, APPROXIMATE if approximate else EQUAL)
+    return _close(left, right, rounding or EQUAL)
 
 
 def _exact(expression: sympy.Expr) -> sympy.Expr | None:
@@ -212,10 +212,10 @@ def _has_sign_power(*expressions: sympy.Expr) -> bool:
     )
 
 
-def _same_matrix(gold: Readable, answer: Readable, tolerance: float | None, approximate: bool) -> bool:
+def _same_matrix(gold: Readable, answer: Readable, tolerance: float | None, rounding: float) -> bool:
     if not (isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase)) or gold.shape != answer.shape:
         return False
     return all(
-        same_value(left, right, tolerance=tolerance, approximate=approximate)
+        same_value(left, right, tolerance=tolerance, rounding=rounding)
         for left, right in zip(gold.flat(), answer.flat(), strict=True)
     )

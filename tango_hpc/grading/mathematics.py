@@ -161,16 +161,16 @@ class _Comparison:
         """Numbers and expressions: exactly where both are plain numbers, else by the parsed expressions."""
         gold, answer = _open_group(gold), _open_group(answer)
         gold_number, answer_number = plain_number(gold), plain_number(answer)
-        approximate = _good_digits(answer) >= 6 and not _is_decimal(gold)
+        rounding = 0.0 if _is_decimal(gold) else _rounding(answer)
         if gold_number is None or answer_number is None:
-            return self._expressions(gold, answer, scale, approximate)
+            return self._expressions(gold, answer, scale, rounding)
         distance = abs(gold_number - answer_number * scale)
         if distance <= Fraction(self.tolerance or 0) * Fraction(101, 100):
             return True
         # Else two exact numbers that differ, or two decimals, unless the answer rounds an exact gold number.
-        return approximate and not exactly and distance <= Fraction(expressions.APPROXIMATE) * abs(gold_number)
+        return rounding > 0 and not exactly and distance <= Fraction(rounding) * abs(gold_number)
 
-    def _expressions(self, gold: str, answer: str, scale: Fraction, approximate: bool) -> bool:
+    def _expressions(self, gold: str, answer: str, scale: Fraction, rounding: float) -> bool:
         """Values and other objects as the parser reads them; only a number can be scaled to another unit."""
         gold_found, answer_found = expressions.read(_mixed(gold)), expressions.read(_mixed(answer))
         if gold_found is None or answer_found is None:
@@ -179,7 +179,7 @@ class _Comparison:
             if not expressions.is_number(answer_found):
                 return False
             answer_found = expressions.scaled(answer_found, scale)
-        if expressions.same_value(gold_found, answer_found, tolerance=self.tolerance, approximate=approximate):
+        if expressions.same_value(gold_found, answer_found, tolerance=self.tolerance, rounding=rounding):
             return True
         if isinstance(gold_found, sympy.Expr) and isinstance(answer_found, sympy.Expr):
             return False
@@ -262,9 +262,11 @@ def _is_decimal(text: str) -> bool:
     return re.search(r"\d\.\d|(?<!\d)\.\d", text) is not None
 
 
-def _good_digits(text: str) -> int:
-    """Significant digits of the longest decimal in the text."""
-    return max((len((whole + rest).lstrip("0")) for whole, rest in re.findall(r"(\d*)\.(\d+)", text)), default=0)
+def _rounding(text: str) -> float:
+    """How far, relatively, the longest decimal in the text may be from what it stands for; 0 below six significant digits."""
+    found = ((whole + rest).lstrip("0") for whole, rest in re.findall(r"(\d*)\.(\d+)", text))
+    digits = max(found, key=len, default="")
+    return max(expressions.APPROXIMATE, 0.5 / int(digits)) if len(digits) >= 6 else 0.0
 
 
 def _mixed(text: str) -> str:

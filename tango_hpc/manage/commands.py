@@ -35,7 +35,7 @@ def submit(
 ) -> None:
     """Submit a stage (or several, one after the other) as a batch job that saves, requeues itself and continues when its time runs out.
 
-    Example: `tango submit train configs/quickstart.yaml run.dir=$SCRATCH/run --profile generic`
+    Example: `tango submit sft,train configs/quickstart.yaml run.dir=$SCRATCH/run --profile generic`
     """
     from tango_hpc.config import load_config
     from tango_hpc.launch.snapshot import describe_snapshot
@@ -76,7 +76,10 @@ def submit(
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="What varies, and where it goes.")],
     profile: ProfileName = None,
-    cluster: Cluster = "slurm",
+    cluster: Annotated[
+        Literal["slurm", "local", "debug"],
+        typer.Option(help="slurm; local: here, one cell after the other; debug: in this process."),
+    ] = "slurm",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List and check the cells; submit nothing.")] = False,
     resubmit: Annotated[
         bool, typer.Option("--resubmit", help="The cells that failed or are unfinished too, not only new ones.")
@@ -175,16 +178,19 @@ def doctor(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="Check this config's files too.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...")] = None,
     profile: ProfileName = None,
+    stage: Annotated[
+        str, typer.Option("--stage", help="What CONFIG is for: sft, train, eval or teacher, or several: sft,train.")
+    ] = "sft,train",
 ) -> None:
     """Check this machine, or the allocation that this runs in, and say what is wrong and how to mend it.
 
-    Example: `salloc --nodes=2 tango doctor configs/quickstart.yaml`
+    Example: `salloc --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 tango doctor CONFIG --profile generic`
     """
     from rich.console import Console
 
     from tango_hpc.manage.doctor import examine
 
-    raise typer.Exit(examine(config, overrides or [], profile, Console()))
+    raise typer.Exit(examine(config, overrides or [], profile, stage, Console()))
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -21,10 +21,10 @@ from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.enter import check_run_dir
 from tango_hpc.launch.environment import free_port, place, python_path
-from tango_hpc.launch.gpu_driver import ASK_FOR_GPUS, gpu_software, why_no_gpu, why_not_shared
+from tango_hpc.launch.gpu_driver import ASK_FOR_GPUS, gpu_software
 from tango_hpc.launch.starters import CODE_ROOT
 from tango_hpc.manage.profiles import Profile, job_variables, load_profile
-from tango_hpc.manage.submit import script
+from tango_hpc.manage.submit import check_stages, script
 from tango_hpc.report.formats import say
 from tango_hpc.run.summary import package_versions
 from tango_hpc.stages.preflight import check_inputs, is_node_local
@@ -45,7 +45,9 @@ class Finding:
     remedy: str = ""
 
 
-def examine(config_file: Path | None, overrides: Sequence[str], profile: str | None, console: Console) -> int:
+def examine(
+    config_file: Path | None, overrides: Sequence[str], profile: str | None, stages: str, console: Console
+) -> int:
     """Look at everything and print it; the exit code is 1 where something will not work, else 0."""
     config: Config | None = None
     findings: list[Finding] = []
@@ -62,16 +64,16 @@ def examine(config_file: Path | None, overrides: Sequence[str], profile: str | N
 
     if config_file is not None:
         config = load_config(config_file, overrides)
-    chosen = load_profile(profile)
+    chosen, order = load_profile(profile), check_stages(stages)
     storage = config.run.dir if config is not None else Path.cwd()
     look("Software", _software)
     look("GPU", lambda: _gpu(config))
     look("Slurm", _slurm)
     look("Storage", lambda: _storage(storage))
     if config is not None:
-        look("Inputs (compute nodes have no internet)", lambda: _inputs(config))
+        look("Inputs (compute nodes have no internet)", lambda: _inputs(config, order))
     if profile is not None:
-        look(f"Profile {profile}", lambda: _profile(chosen, config))
+        look(f"Profile {profile}", lambda: _profile(chosen, config, order))
     look("Ranks", lambda: _ranks(config, storage, _variables(chosen)))
     worst = [finding for finding in findings if finding.level == "fail"]
     console.print(f"\n{len(worst)} thing(s) to mend." if worst else "\nAll well.")
@@ -108,7 +110,7 @@ def _software() -> Iterator[Finding]:
         yield Finding(
             "fail",
             f"not installed: {', '.join(missing)}",
-            "in the folder of tango_hpc: pip install '.[gpu]', or bash tools/test.sh on a CPU",
+            "in the folder of tango_hpc: pip install '.[gpu]', or bash tools/install.sh for a CPU",
         )
 
 
@@ -116,18 +118,16 @@ def _gpu(config: Config | None) -> Iterator[Finding]:
     wanted = config is not None and config.launch.device == "cuda"
     software = gpu_software()
     if software.driver is None and shutil.which("nvidia-smi") is None:
-        here = "this allocation" if "SLURM_JOB_ID" in os.environ else "this machine"
+        # `salloc COMMAND` runs it where it was typed, mostly on a login node: the ranks look on their own nodes.
+        allocated = "SLURMD_NODENAME" in os.environ
         yield Finding(
-            "fail" if wanted and "SLURM_JOB_ID" in os.environ else "warn",
-            f"no NVIDIA driver on {here}",
+            "fail" if wanted and allocated else "warn",
+            f"no NVIDIA driver on this {'node of the allocation' if allocated else 'machine'}",
             ASK_FOR_GPUS if wanted else "",
         )
         return
     if shutil.which("nvidia-smi") is not None:
         yield from _graphics_cards()
-        refused = why_not_shared(len(config.roles)) if config is not None and wanted else None
-        if refused is not None:
-            yield Finding("fail", *refused)
     if software.driver is not None:
         # Only a note: NVIDIA's forward-compatibility libraries may bridge the gap, and the ranks tell what came of it.
         what, way_out = software.problem() or (f"driver {software.driver} serves torch for CUDA {software.cuda}", "")
@@ -194,20 +194,20 @@ def _storage(place: Path) -> Iterator[Finding]:
             yield Finding("warn", f"{home}: {problem}, and caches go there", "set cache_dir in the profile")
 
 
-def _inputs(config: Config) -> Iterator[Finding]:
+def _inputs(config: Config, stages: Sequence[str]) -> Iterator[Finding]:
     try:
         check_run_dir(config.run.dir)
     except UserError as error:
         yield Finding("fail", str(error))
     before: list[str] = []
-    for stage in ("sft", "train"):
+    for stage in stages:
         if stage == "sft" and config.sft.generator is None and config.sft.verifier is None:
             continue
         try:
             check_inputs(config, stage, after=before)
         except UserError as error:
             for line in str(error).splitlines():
-                yield Finding("fail" if stage == "train" else "warn", f"{stage}: {line}")
+                yield Finding("fail" if stage == stages[-1] else "warn", f"{stage}: {line}")
             continue
         try:
             check_inputs(config, stage)
@@ -217,7 +217,7 @@ def _inputs(config: Config) -> Iterator[Finding]:
         before.append(stage)
 
 
-def _profile(profile: Profile, config: Config | None) -> Iterator[Finding]:
+def _profile(profile: Profile, config: Config | None, stages: Sequence[str]) -> Iterator[Finding]:
     """What the profile names, as far as this machine sees it, and whether Slurm would take the job."""
     named = {"venv": profile.venv and profile.venv / "bin/activate"}
     if profile.apptainer is not None:
@@ -246,7 +246,7 @@ def _profile(profile: Profile, config: Config | None) -> Iterator[Finding]:
             "" if fine else "name a folder of your own",
         )
     if config is not None and slurm.is_available():
-        taken, answer = slurm.would_take(script("train", config, profile))
+        taken, answer = slurm.would_take(script(stages[-1], config, profile))
         yield Finding(
             "ok" if taken else "fail",
             f"Slurm would take the job: {answer}" if taken else f"Slurm refuses: {answer}",
@@ -281,7 +281,7 @@ def _ranks(config: Config | None, storage: Path, variables: dict[str, str]) -> I
     else:
         software = gpu_software()
         wanted = software.driver is not None and software.cuda is not None
-    yield from _backend(found, wants_gpus=wanted)
+    yield from _backend(found, wants_gpus=wanted, num_processes=len(config.roles) if config is not None else 1)
     yield from _compare(found, interface_named="GLOO_SOCKET_IFNAME" in os.environ | variables)
 
 
@@ -337,11 +337,15 @@ def _start_probe(config: Config | None, folder: Path, variables: dict[str, str])
     return size, "\n".join(problems)
 
 
-def _backend(found: list[dict[str, Any]], *, wants_gpus: bool) -> Iterator[Finding]:
-    """Ranks that should compute on GPUs must meet over NCCL; without a GPU they would quietly meet over Gloo."""
-    backends = sorted({rank["backend"] for rank in found if "error" not in rank})
-    if wants_gpus and backends and backends != ["NCCL"]:
-        yield Finding("fail", f"the ranks are to use GPUs, but came up on {' and '.join(backends)}", why_no_gpu())
+def _backend(found: list[dict[str, Any]], *, wants_gpus: bool, num_processes: int) -> Iterator[Finding]:
+    """Ranks that should compute on GPUs must meet over NCCL, not quietly over Gloo, `num_processes` of them on each GPU."""
+    for node, rank in {rank["node"]: rank for rank in found if wants_gpus}.items():
+        if rank.get("backend", "NCCL") != "NCCL":
+            text = f"the ranks are to use GPUs, but came up on {rank['backend']} on {node}"
+            yield Finding("fail", text, rank["no_gpu"])
+        refused = rank["shared" if num_processes > 1 else "alone"]
+        if refused is not None:
+            yield Finding("fail", f"{node}: {refused[0]}", refused[1])
 
 
 def _compare(found: list[dict[str, Any]], *, interface_named: bool) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from typing import Any
 from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
 from tango_hpc.launch.environment import interfaces, prepare_rank
+from tango_hpc.launch.gpu_driver import why_no_gpu, why_not_shared
 from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
 from tango_hpc.run.directory import RunDirectory
 
@@ -37,6 +38,8 @@ def probe(directory: RunDirectory) -> dict[str, Any]:
         "scratch_free_gb": shutil.disk_usage(existing).free / 2**30,
         "interfaces": interfaces(),
         "own_address": _own_address(),
+        "alone": why_not_shared(1),
+        "shared": why_not_shared(2),
     }
     try:
         found |= _all_reduce()
@@ -69,6 +72,7 @@ def _all_reduce() -> dict[str, Any]:
         "all_reduce_seconds": seconds,
         "all_reduce_right": bool((numbers == expected).all()),
         "torch": torch.__version__,
+        "no_gpu": why_no_gpu() if info.device.type == "cpu" else "",
     }
     shutdown_distributed()
     return found

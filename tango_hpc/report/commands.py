@@ -43,7 +43,7 @@ def rollouts(
 ) -> None:
     """Read rollouts in the terminal: question, steps, judgements in colour, rewards and advantages.
 
-    Example: `tango rollouts runs/quickstart --step 20`
+    Example: `tango rollouts runs/quickstart --step 41`
     """
     from tango_hpc.report.reading import show_rollouts
     from tango_hpc.run.directory import RunDirectory

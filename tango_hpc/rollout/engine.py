@@ -15,6 +15,7 @@ import importlib
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ import torch._dynamo
 import torch.distributed as dist
 
 from tango_hpc.config.values import MIN_TEMPERATURE
+from tango_hpc.errors import UserError
 from tango_hpc.parallel.ranks import sees_one_gpu
 from tango_hpc.protocol.tokenizer import load_tokenizer
 from tango_hpc.rollout.counted import CountedResponses
@@ -114,7 +116,13 @@ class RolloutEngine:
                 "disable_custom_all_reduce": sees_one_gpu(torch.cuda.device_count()),
             }
         from vllm import LLM
+        from vllm.platforms import current_platform
 
+        if device == "cpu" and not current_platform.is_cpu():
+            raise UserError(
+                f"launch.device is cpu, but vLLM in {sys.prefix} is the build for GPUs, which has no engine for CPUs: run "
+                "this in an environment of tools/install.sh, or set launch.device=cuda"
+            )
         # vLLM collects garbage six times per engine, half a second each over all that is imported. It freezes the
         # heap afterwards anyway.
         gc.freeze()

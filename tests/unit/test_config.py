@@ -12,8 +12,8 @@ import pytest
 
 from tango_hpc.config import config_to_yaml, load_config
 from tango_hpc.config.load import validate_tree
-from tango_hpc.config.reference import render
 from tango_hpc.errors import UserError
+from tango_hpc.manage.reference import render
 from tango_hpc.model.published import published_dimensions
 from tango_hpc.reshard.planned import plan_report
 from tango_hpc.tasks.tiny import build_tiny_model
@@ -234,7 +234,7 @@ def test_every_section_is_required_or_has_defaults() -> None:
 
 def test_the_reference_page_is_up_to_date() -> None:
     committed = (ROOT / "docs/configuration.md").read_text()
-    assert committed == render(), "run: python -m tango_hpc.config.reference"
+    assert committed == render(), "run: python -m tango_hpc.manage.reference"
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tango_hpc.config import config_to_yaml
-from tango_hpc.errors import CheckFailed, UserError
+from tango_hpc.errors import NodeFailed, UserError
 from tango_hpc.launch import gpu_driver
 from tango_hpc.launch.enter import enter_run
 from tango_hpc.launch.gpu_driver import GpuSoftware, gpu_software, why_no_gpu, why_not_shared
@@ -121,7 +122,7 @@ def test_the_start_of_a_run_on_gpus_says_it(machine: Any, tmp_path: Path, monkey
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in (place | {"HF_HUB_OFFLINE": "1"}).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(CheckFailed, match=r"this rank has no GPU: the NVIDIA driver is 570.148.08, .*needs 580.*cu129"):
+    with pytest.raises(NodeFailed, match=r"this rank has no GPU: the NVIDIA driver is 570.148.08, .*needs 580.*cu129"):
         stop: Any = SimpleNamespace(enter=lambda what: None)
         run_stage(directory, config, "train", ["generator"], Worker(0, "generator"), stop)
 
@@ -131,12 +132,30 @@ def test_doctor_notes_the_driver_and_fails_where_ranks_did_not_come_up_on_nccl(m
     card, driver = doctor._gpu(None)
     assert card.level == "ok" and "H200" in card.text
     assert driver.level == "warn" and "570.148.08" in driver.text and "580" in driver.text and "cu129" in driver.remedy
-    (finding,) = doctor._backend([{"backend": "Gloo"}, {"backend": "Gloo"}], wants_gpus=True)
+    on_gpu, on_cpu = [
+        {"backend": backend, "no_gpu": why_no_gpu(), "alone": None, "shared": None} for backend in ("NCCL", "Gloo")
+    ]
+    (finding,) = doctor._backend([on_cpu | {"node": "n1"}] * 2, wants_gpus=True, num_processes=2)
     assert finding.level == "fail" and "came up on Gloo" in finding.text and "570.148.08" in finding.remedy
-    (finding,) = doctor._backend([{"backend": "NCCL"}, {"backend": "Gloo"}], wants_gpus=True)
-    assert finding.level == "fail" and "Gloo and NCCL" in finding.text
-    assert list(doctor._backend([{"backend": "NCCL"}, {"error": "no answer"}], wants_gpus=True)) == []
-    assert list(doctor._backend([{"backend": "Gloo"}], wants_gpus=False)) == []
+    found = [on_gpu | {"node": "n1"}, on_cpu | {"node": "n2"}]
+    (finding,) = doctor._backend(found, wants_gpus=True, num_processes=2)
+    assert finding.level == "fail" and "came up on Gloo on n2" in finding.text
+    silent = {"node": "n2", "error": "no answer", "alone": None, "shared": None}
+    assert list(doctor._backend([found[0], silent], wants_gpus=True, num_processes=2)) == []
+    assert list(doctor._backend([found[1]], wants_gpus=False, num_processes=2)) == []
+
+
+def test_on_a_login_node_without_a_driver_doctor_waits_for_what_the_ranks_say(
+    machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`salloc COMMAND` runs it there, with the variables of the job but those of none of its nodes."""
+    machine()
+    config = counting_config(tmp_path, "run", {"device": "cuda", "nodes": 1})
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    assert [finding.level for finding in doctor._gpu(config)] == ["warn"]
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    assert [finding.level for finding in doctor._gpu(config)] == ["fail"]
 
 
 SHARED = (
@@ -163,10 +182,8 @@ def test_doctor_fails_where_the_roles_may_not_share_a_gpu(
 ) -> None:
     lines = "; ".join(f"echo '{index}, {mode}'" for index, mode in enumerate(modes))
     machine(module=OPEN, smi=f'case "$*" in *index,compute_mode*) {lines};; *) echo NVIDIA H200;; esac')
-    config = counting_config(tmp_path, "run", {"device": "cuda", "nodes": 1})
-    if roles == 2:
-        config = config.model_copy(update={"verifier": config.generator})
-    failures = [finding for finding in doctor._gpu(config) if finding.level == "fail"]
+    rank = {"node": "n1", "backend": "NCCL", "alone": why_not_shared(1), "shared": why_not_shared(2)}
+    failures = list(doctor._backend([rank], wants_gpus=True, num_processes=roles))
     if said is None:
         assert failures == []
         return
@@ -175,11 +192,10 @@ def test_doctor_fails_where_the_roles_may_not_share_a_gpu(
         assert part in f"{failure.text} {failure.remedy}"
 
 
-def test_on_a_cpu_and_without_a_config_compute_modes_do_not_matter(machine: Any, tmp_path: Path) -> None:
+def test_on_a_cpu_compute_modes_do_not_matter(machine: Any) -> None:
     machine(module=OPEN, smi='case "$*" in *index,compute_mode*) echo "0, Prohibited";; *) echo NVIDIA H200;; esac')
-    on_cpu = counting_config(tmp_path, "run", {"device": "cpu", "nodes": 1})
-    for config in (None, on_cpu):
-        assert [finding.level for finding in doctor._gpu(config)] == ["ok", "ok"]
+    rank = {"node": "n1", "backend": "Gloo", "no_gpu": "", "alone": why_not_shared(1), "shared": why_not_shared(2)}
+    assert rank["alone"] and not list(doctor._backend([rank], wants_gpus=False, num_processes=2))
 
 
 def test_a_compute_mode_that_cannot_be_asked_for_is_no_failure(machine: Any) -> None:
@@ -204,7 +220,7 @@ def test_doctors_ranks_on_a_cpu_fail_where_gpus_were_meant(
     launch = {"nodes": 1, "tasks_per_node": 1}
     config = None if device is None else counting_config(tmp_path, "run", launch | {"device": device})
     failed = [finding.text for finding in doctor._ranks(config, tmp_path, {}) if finding.level == "fail"]
-    assert failed == (["the ranks are to use GPUs, but came up on Gloo"] if fails else [])
+    assert failed == ([f"the ranks are to use GPUs, but came up on Gloo on {socket.gethostname()}"] if fails else [])
 
 
 def test_doctor_gets_on_without_a_home_directory(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""980 pairs of gold answer and answer, each with the verdict a mathematician would give."""
+"""984 pairs of gold answer and answer, each with the verdict a mathematician would give."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ DIFFERENCES = {
         "train.verifier_steps_per_cycle=0",
     ],
 }
-AUTHORS = sorted((FOLDER / "authors").glob("*.yaml"))
+AUTHORS = sorted((FOLDER / "authors").glob("qwen_*.yaml"))
 FINE_TUNED = {
     "qwen2.5-math-7b-sft": "Qwen2.5-Math-7B",
     "qwen2.5-math-7b-sft-authors": "Qwen2.5-Math-7B",
@@ -283,6 +283,14 @@ def test_the_teacher_fits_80_gb_as_a_teacher_and_would_not_as_a_trainer():
 def test_the_teacher_samples_as_in_the_paper():
     teacher = load("teacher.yaml").teacher
     assert (teacher.temperature, teacher.top_p) == (0.1, 0.5)
+
+
+def test_the_authors_models_are_asked_as_they_were_trained():
+    evaluation, run = load("authors/eval_qwen.yaml"), load("authors/qwen_grpo_tango.yaml")
+    assert evaluation.eval.checkpoints_of == run.run.dir
+    for role, trained in run.roles.items():
+        keys = {"model", "prompt", "chat_template", "max_prompt_tokens", "max_response_tokens", "stop"}
+        assert evaluation.roles[role].model_dump(include=keys) == trained.model_dump(include=keys)
 
 
 @pytest.mark.parametrize("family", ["qwen", "llama"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tango_hpc.config.tasks import TaskConfig
@@ -9,10 +11,11 @@ from tango_hpc.grading.pool import Verdict
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.protocol.verification import read_verification
 from tango_hpc.stages.responses import NOT_ASKED, ReadSolution, ReadVerification, Response
-from tango_hpc.stages.step_metrics import judging_metrics
+from tango_hpc.stages.step_metrics import judging_metrics, verdict_counts, verification_metrics
 from tango_hpc.stages.verifier_scores import JudgementCounts, outcome_counts, step_counts
 from tango_hpc.tasks import get_task
 from tango_hpc.tasks.last_letter import solution_text, verification_text
+from tango_hpc.types import Generation
 
 WORDS = ["cat", "horse"]
 
@@ -93,3 +96,18 @@ def test_what_a_row_of_metrics_says_of_the_verifier() -> None:
     assert metrics["verifier/step_pr_f1"] == pytest.approx(2 * 5 / (7 + 5 + 1))
     assert metrics["verifier/step_j"] == pytest.approx(5 / 7 - 1 / 3)
     assert metrics["verifier/step_f1"] == pytest.approx(2 * (5 / 7) * (2 / 3) / (5 / 7 + 2 / 3))
+
+
+def test_solutions_that_the_verifier_was_not_asked_about_are_in_no_mean_of_a_step() -> None:
+    """Half of the right solutions are too long for its prompt, and it judges the others perfectly."""
+    task = get_task(TaskConfig(name="last_letter"))
+    asked_N = [read("te", [True] * 2), read("ce", [False, True])]
+    asked_N = [replace(one, response=Response([1], Generation([2, 3], [0.0, 0.0], "stop"), "")) for one in asked_N]
+    unread = replace(read("te", [True] * 2), verification=read_verification("", asked_N[0].judged.solution, "authors"))
+    assert not unread.response.was_asked and unread.verification.final == -1
+    metrics = verification_metrics(task, [*asked_N, unread, unread])
+    assert metrics == verification_metrics(task, asked_N) | {"verifier/prompts_too_long": 0.5}
+    assert metrics["verifier/outcome_j"] == 1.0 and metrics["verifier/parse_failures"] == 0.0
+    assert verdict_counts([*asked_N, unread]) == verdict_counts(asked_N) == outcome_counts([True, False], [1, 0])
+    assert verification_metrics(task, [unread]) == {"verifier/prompts_too_long": 1.0}
+    assert judging_metrics(task, [*asked_N, unread])["verifier/outcome_j"] == 0.5  # an evaluation counts it as a miss

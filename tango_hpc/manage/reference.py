@@ -1,10 +1,10 @@
-"""docs/configuration.md, made from the configuration's own types: `python -m tango_hpc.config.reference`."""
+"""docs/configuration.md, made from the types of configurations and profiles: `python -m tango_hpc.manage.reference`."""
 
 from __future__ import annotations
 
 import typing
 from pathlib import Path
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,10 +12,12 @@ from pydantic.fields import FieldInfo
 
 from tango_hpc.config.schema import Config
 from tango_hpc.config.values import Section
+from tango_hpc.manage.profiles import Profile
 
 HEADER = """# Configuration
 
-Generated from the types in `tango_hpc/config/` by `python -m tango_hpc.config.reference`; a test keeps it up to date.
+Generated from the types in `tango_hpc/config/` and `tango_hpc/manage/profiles.py` by `python -m tango_hpc.manage.reference`; a
+test keeps it up to date.
 
 A config is one YAML file, alone or on a `base`: another config, named by its path from this file, that has no base
 itself. Mappings of the two merge key by key; any other value replaces the base's, and `null` (`verifier: null`) takes a
@@ -24,6 +26,10 @@ train.generator_steps=50`), `${key.path}` in a string stands for another setting
 is wrong is reported at once, each mistake with its key, and with the base where it is set there, before anything loads.
 The run directory's `config.yaml` holds the outcome and needs no base.
 """
+PROFILES = """# Profiles
+
+`--profile NAME` takes the file of that name in `~/.config/tango_hpc/profiles`, else the one in `slurm/profiles`, or any file by its path.
+"""
 
 
 def render() -> str:
@@ -31,6 +37,8 @@ def render() -> str:
     parts = [HEADER]
     seen: set[type[BaseModel]] = set()
     _section("(top level)", Config, parts, seen)
+    parts.append(PROFILES)
+    _section("(a profile)", Profile, parts, seen)
     return "\n".join(parts)
 
 
@@ -43,12 +51,16 @@ def _section(title: str, model: type[Section], parts: list[str], seen: set[type[
         section = _inner_section(field.annotation)
         if section is not None:
             inner.append((name, section))
-        parts.append(f"| `{name}` | {_type(field.annotation, field)} | {_default(field)} | {field.description or ''} |")
+        parts.append(f"| `{name}` | {_type(field.annotation, field)} | {_default(field)} | {_meaning(field)} |")
     parts.append("")
     for name, section in inner:
         path = name if title.startswith("(") else f"{title}.{name}"
         if section not in seen:
             _section(path, section, parts, seen)
+
+
+def _meaning(field: FieldInfo) -> str:
+    return (field.description or "").replace("|", "\\|")
 
 
 def _inner_section(annotation: Any) -> type[Section] | None:
@@ -79,7 +91,14 @@ def _type(annotation: Any, field: FieldInfo) -> str:
 def _name(annotation: Any) -> str:
     if typing.get_origin(annotation) is typing.Annotated:
         annotation = typing.get_args(annotation)[0]
-    if typing.get_origin(annotation) is dict:
+    origin, options = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, UnionType):
+        return " or ".join(map(_name, options))
+    if origin is typing.Literal:
+        return ", ".join(f"`{option}`" for option in options)
+    if origin is list:
+        return f"list of {_name(options[0])}s"
+    if origin is dict:
         return "mapping"
     return {Path: "path", int: "int", float: "float", bool: "bool", str: "string"}[annotation]
 
@@ -107,12 +126,15 @@ def _paths() -> dict[type[Section], str]:
                 walk(f"{prefix}{name}.", section)
 
     walk("", Config)
+    walk("", Profile)
     return paths
 
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
+    if field.default_factory in (list, dict):
+        return f"`{field.default_factory()}`"
     if isinstance(field.default, Section) or field.default_factory is not None:
         return "see there"
     if field.default is None:
