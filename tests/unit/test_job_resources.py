@@ -189,9 +189,9 @@ def test_the_doctor_names_an_allocation_that_is_too_small(tmp_path: Path, monkey
 
 def test_the_doctor_knows_which_models_fine_tuning_writes(tmp_path: Path) -> None:
     config = load_config(Path(__file__).parents[2] / "configs/quickstart.yaml", [f"run.dir={tmp_path / 'run'}"])
-    assert [(found.level, found.text) for found in doctor._inputs(config)] == [
+    assert [(found.level, found.text) for found in doctor._inputs(config, ["sft", "train"])] == [
         ("ok", "sft: models and data are there"),
         ("warn", "train: its models are not there yet"),
     ]
     alone = config.model_copy(update={"sft": config.sft.model_copy(update={"generator": None, "verifier": None})})
-    assert {found.level for found in doctor._inputs(alone)} == {"fail"}
+    assert {found.level for found in doctor._inputs(alone, ["sft", "train"])} == {"fail"}

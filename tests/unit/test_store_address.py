@@ -63,7 +63,8 @@ def test_a_name_that_several_nodes_look_up_is_answered_on_every_interface(monkey
         monkeypatch.setenv(f"MASTER_{name}", value)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    open_store(10, hosts=True).set("met", "yes")
+    store = open_store(10, hosts=True)
+    store.set("met", "yes")
     assert listening(port) & {"0.0.0.0", "v6"}
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.3")
     assert open_store(10, hosts=False).get("met") == b"yes"

@@ -225,7 +225,7 @@ def verifications(*solutions: tuple[str, list[bool]]) -> list[ReadVerification]:
             text=f"<think><step>cat:{solutions[number][0][0]}</step><step>{number}</step></think>",
         )
         solution = replace(entry.judged, response=response, step_end_tokens=[0, 1])
-        made[number] = replace(entry, judged=solution)
+        made[number] = replace(entry, judged=solution, response=replace(entry.response, prompt_ids=[7]))
     return made
 
 
