@@ -85,7 +85,6 @@ def load_stage(stage: str) -> StageBody:
     return body
 
 
-OPEN_FILES = 65_536
 StageBody = Callable[[Config, RunDirectory, StopSignal, "Exchange"], None]
 
 

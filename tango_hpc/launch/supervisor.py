@@ -163,6 +163,9 @@ class Supervisor:
             time.sleep(POLL_SECONDS * pace)
             now = clock.now()
             self.was_suspended = clock.longest_pause > PAUSE_SECONDS
+            if self._signals.count(signal.SIGINT) > 1:
+                self.failures = [Outcome(None, error="second Ctrl-C: ended without saving")]
+                return
             with patience:
                 if self.on_poll is not None:
                     self.on_poll()
@@ -201,9 +204,6 @@ class Supervisor:
                         stop_by = now + max(launch.grace_seconds, 1.0)
                         limit = f"at most {launch.grace_seconds:.0f} s"
                         self._tell(f"{self.request.why}: saving at the next safe point ({limit})")
-                if self._signals.count(signal.SIGINT) > 1:
-                    self.failures = [Outcome(None, error="second Ctrl-C: ended without saving")]
-                    return
                 if stop_by is not None and now > stop_by:
                     self.failures = [self._too_late(launch.grace_seconds)]
                     return

@@ -183,10 +183,18 @@ def test_a_run_in_trouble_goes_back_once_and_gives_up_when_it_meets_it_again(run
 
 
 def test_rows_keep_the_contract_and_the_engine_agrees_with_the_trainer(runs: dict[str, Run]) -> None:
-    _, directory = runs["straight"]
+    config, directory = runs["straight"]
+    assert config.algorithm.kl_coef == 0
     for row in read_metrics(directory):
         assert set(REQUIRED_KEYS) <= row.keys()
-        never_null = set(REQUIRED_KEYS) - {"alpha", "verifier/outcome_f1", "verifier/outcome_j", "verifier/step_j"}
+        assert row["kl"] is None  # there is no reference
+        never_null = set(REQUIRED_KEYS) - {
+            "alpha",
+            "kl",
+            "verifier/outcome_f1",
+            "verifier/outcome_j",
+            "verifier/step_j",
+        }
         assert not [key for key in never_null if row[key] is None and not key.startswith(OF_THE_MACHINE)]
         assert row["logprob_gap/mean_abs"] < 1e-4
         assert row["reshard/bytes_sent"] == row["reshard/bytes_minimum"]
