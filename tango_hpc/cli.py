@@ -1,6 +1,7 @@
 """The `tango` command. Each command imports what it needs when it runs, so that `--help` is instant.
 
-Exit codes: 0 done, 2 bad input, 1 failure, 85 stopped and resumable, 78 a check failed in a running job.
+Exit codes: 0 done, 2 bad input, 1 failure, 85 stopped and resumable, 78 a check failed in a running job,
+75 a node kept one from starting.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def sft(config: ConfigFile, overrides: Overrides = None, resume: Resume = False)
 def train(config: ConfigFile, overrides: Overrides = None, resume: Resume = False) -> None:
     """Train generator and verifier by Algorithm 1.
 
-    Example: `tango train configs/quickstart.yaml train.generator_steps=50`, after `tango sft configs/quickstart.yaml`
+    Example: `tango sft configs/quickstart.yaml`, then `tango train configs/quickstart.yaml`
     """
     _run_here("train", config, overrides, resume)
 

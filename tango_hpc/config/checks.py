@@ -222,7 +222,7 @@ def _engine_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[s
     if world % rollout.tensor:
         yield f"{key}.tensor: {rollout.tensor} does not divide the {world} ranks (nodes * tasks_per_node)"
     elif rollout.tensor % (per_node := config.launch.tasks_per_node) and per_node % rollout.tensor:
-        yield f"{key}.tensor: of groups of {rollout.tensor} ranks some lie on one node of {per_node} and some on two"
+        yield f"{key}.tensor: groups of {rollout.tensor} ranks do not fit evenly into nodes of {per_node}"
     if config.launch.device == "cpu" and rollout.kv_cache_gb is None:
         yield f"{key}.kv_cache_gb: required with launch.device cpu, e.g. 0.5"
     if rollout.max_batched_tokens < rollout.max_num_seqs:

@@ -3,7 +3,7 @@
 Inside a Slurm job the ranks go through srun. When they have saved because the machine is taken away (time limit,
 preemption, SIGTERM), the job requeues itself and the next attempt continues; when somebody asked for the end
 (`tango stop`, scancel), it does not, and neither does a job that is not there for this run, such as a notebook's. A
-failure is tried again only if this attempt got somewhere. In a chain (`launch.chain`) the next job takes the place of
+failure is tried again only if this attempt got somewhere, or a node kept a restarted job from starting. In a chain (`launch.chain`) the next job takes the place of
 the requeued one.
 """
 
@@ -158,7 +158,7 @@ def run_attempt(
 def _may_pass(code: int, supervisor: Supervisor, *, is_continued: bool) -> bool:
     """Whether an attempt without progress ended for what need not be so the next time.
 
-    A machine that fails is taken for that only where the run has come further before: else the job asks for too little.
+    A machine that fails is taken for that only where the job was started before: else it asks for too little.
     """
     if supervisor.request is not None or supervisor.was_suspended:
         return True

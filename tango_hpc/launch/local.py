@@ -24,7 +24,8 @@ from tango_hpc.run.directory import RunDirectory
 
 
 def run_foreground(stage: str, config_file: Path, overrides: Sequence[str], *, resume: bool) -> int:
-    """Run `stage` to its end and return the exit code: 0 done, 85 saved, 78 or 2 wrong input, 1 failed.
+    """Run `stage` to its end and return the exit code: 0 done, 85 saved, 78 or 2 wrong input, 75 a node
+    kept it from starting, 1 failed.
 
     In a task of an srun step this process becomes the rank. In a batch job the code and the configuration of the
     job's first start are what runs, also after a requeue.

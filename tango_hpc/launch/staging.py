@@ -32,7 +32,8 @@ def stage_weights(config: Config, folder: Path) -> list[Path]:
         copies.append(copy)
         if copy.is_dir():
             continue
-        for left in folder.glob(f".{copy.name}.*"):
+        begun = f".{copy.name}.{socket.gethostname()}"
+        for left in folder.glob(f"{begun}.*"):
             if not Path("/proc", left.name.rpartition(".")[2]).exists():  # ended while it copied
                 shutil.rmtree(left, ignore_errors=True)
         needed = sum(file.stat().st_size for file in source.rglob("*") if file.is_file())
@@ -43,7 +44,7 @@ def stage_weights(config: Config, folder: Path) -> list[Path]:
                 f"{folder} on {socket.gethostname()} has {free / 2**30:.1f} GB free, {source} takes "
                 f"{needed / 2**30:.1f} GB; leave out stage_weights_to, or name a larger folder"
             )
-        partial = copy.with_name(f".{copy.name}.{os.getpid()}")
+        partial = copy.with_name(f"{begun}.{os.getpid()}")
         shutil.copytree(source, partial, dirs_exist_ok=True)
         try:
             partial.rename(copy)

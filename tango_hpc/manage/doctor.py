@@ -28,6 +28,7 @@ from tango_hpc.manage.submit import check_stages, script
 from tango_hpc.report.formats import say
 from tango_hpc.run.summary import package_versions
 from tango_hpc.stages.preflight import check_inputs, is_node_local
+from tango_hpc.stages.processes import process_roles
 
 PROBE_SECONDS = 180.0
 MAX_SKEW_SECONDS = 2.0
@@ -74,7 +75,7 @@ def examine(
         look("Inputs (compute nodes have no internet)", lambda: _inputs(config, order))
     if profile is not None:
         look(f"Profile {profile}", lambda: _profile(chosen, config, order))
-    look("Ranks", lambda: _ranks(config, storage, _variables(chosen)))
+    look("Ranks", lambda: _ranks(config, storage, _variables(chosen), order))
     worst = [finding for finding in findings if finding.level == "fail"]
     console.print(f"\n{len(worst)} thing(s) to mend." if worst else "\nAll well.")
     return 1 if worst else 0
@@ -259,7 +260,7 @@ def _variables(profile: Profile) -> dict[str, str]:
     return {name: os.path.expandvars(value) for name, value in (job_variables(profile) | profile.env).items()}
 
 
-def _ranks(config: Config | None, storage: Path, variables: dict[str, str]) -> Iterator[Finding]:
+def _ranks(config: Config | None, storage: Path, variables: dict[str, str], stages: Sequence[str]) -> Iterator[Finding]:
     """Start a probe on every rank, as a run would, and compare what they saw."""
     existing = next(folder for folder in (storage, *storage.parents) if folder.is_dir())
     with tempfile.TemporaryDirectory(dir=existing, prefix=".tango-doctor-") as folder:
@@ -281,7 +282,8 @@ def _ranks(config: Config | None, storage: Path, variables: dict[str, str]) -> I
     else:
         software = gpu_software()
         wanted = software.driver is not None and software.cuda is not None
-    yield from _backend(found, wants_gpus=wanted, num_processes=len(config.roles) if config is not None else 1)
+    num_processes = 1 if config is None else max(len(process_roles(config, stage)) for stage in stages)
+    yield from _backend(found, wants_gpus=wanted, num_processes=num_processes)
     yield from _compare(found, interface_named="GLOO_SOCKET_IFNAME" in os.environ | variables)
 
 

@@ -19,7 +19,6 @@ from tango_hpc.parallel import groups
 from tango_hpc.parallel.collectives import all_gather_objects
 from tango_hpc.run.worker import RANKS_OF_TASK
 
-CONNECT_SECONDS = 600.0  # in which rank 0 is to have loaded its libraries and listen
 BACKLOG = 2048  # processes that may call at once when a large job starts
 
 
@@ -43,16 +42,14 @@ def open_store(timeout_seconds: float, *, hosts: bool) -> dist.Store:
     world_size = os.environ["WORLD_SIZE"]
     spans_nodes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) < int(world_size)
     listener = listen_at(address, port, spans_nodes=spans_nodes) if hosts else None
-    store = dist.TCPStore(
+    return dist.TCPStore(
         address,
         port,
         is_master=hosts,
-        timeout=timedelta(seconds=min(timeout_seconds, CONNECT_SECONDS)),
+        timeout=timedelta(seconds=timeout_seconds),
         wait_for_workers=False,
         master_listen_fd=listener.detach() if listener is not None else None,
     )
-    store.set_timeout(timedelta(seconds=timeout_seconds))
-    return store
 
 
 def listen_at(address: str, port: int, *, spans_nodes: bool) -> socket.socket | None:
@@ -62,6 +59,7 @@ def listen_at(address: str, port: int, *, spans_nodes: bool) -> socket.socket | 
     (/etc/hosts, several networks, IPv6 beside IPv4), each of which looks it up itself.
     """
     if spans_nodes and not _is_number(address):
+        print(f"{address} is looked up by each node: the store listens on all interfaces", flush=True)
         return None
     for family, kind, protocol, _, where in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM):
         listener = socket.socket(family, kind, protocol)

@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from functools import partial as partial_call
 from pathlib import Path
@@ -79,10 +80,13 @@ class Checkpoints:
         if exchange.is_first:
             self._folder.mkdir(parents=True, exist_ok=True)
             for leftover in leftovers_in(self._folder):
+                # Under a name that no save takes: NFS keeps what somebody still has open.
+                name = f".step_left-{uuid.uuid4().hex}"
+                doomed = leftover.rename(leftover.with_name(name))
                 try:
-                    shutil.rmtree(leftover)
-                except OSError as error:  # NFS keeps what somebody still has open
-                    warn_once(f"{leftover} could not be removed wholly: {error}")
+                    shutil.rmtree(doomed)
+                except OSError as error:
+                    warn_once(f"{doomed} could not be removed wholly: {error}")
         exchange.barrier()
 
     def latest(self) -> Path | None:

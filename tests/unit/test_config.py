@@ -86,7 +86,7 @@ def test_a_key_of_another_section_is_led_to_its_place() -> None:
         (["generator.micro_batch_tokens=100"], "cannot hold one sequence"),
         (["generator.parallel={tensor: 1, sequence: true}"], "generator.parallel.sequence: true, but with parallel.tensor 1"),
         (["generator.rollout.tensor=3"], "generator.rollout.tensor: 3 does not divide the 2 ranks"),
-        (["generator.rollout.tensor=4", "launch.nodes=2", "launch.tasks_per_node=6"], "generator.rollout.tensor: of groups of 4 ranks some lie on one node of 6 and some on two"),
+        (["generator.rollout.tensor=4", "launch.nodes=2", "launch.tasks_per_node=6"], "generator.rollout.tensor: groups of 4 ranks do not fit evenly into nodes of 6"),
         (["verifier.rollout.tensor=3"], "verifier.rollout.tensor: 3 does not divide the 2 ranks"),
         (["generator.rollout.kv_cache_gb=null"], "generator.rollout.kv_cache_gb: required with launch.device cpu"),
         (["verifier.rollout.kv_cache_gb=null"], "verifier.rollout.kv_cache_gb: required with launch.device cpu"),

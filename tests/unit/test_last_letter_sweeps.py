@@ -66,7 +66,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the start checkpoints lie that the sweeps name."""
     folder = tmp_path_factory.mktemp("work")
     starts = ("last_letter/start/models/generator", "last_letter/start/models/verifier")
-    starts += ("last_letter/start_1_5b/models/generator",)
+    starts += ("last_letter/start_1_5b/models/generator", "last_letter/start_1_5b/models/verifier")
     starts += ("last_letter/rare/start/models/generator", "last_letter/rare/start/models/verifier")
     starts += ("quickstart/models/generator_sft", "quickstart/models/verifier_sft")
     starts += ("last_letter/rare/independent/models/verifier",)

@@ -1,4 +1,4 @@
-"""The store in which processes meet has no passwords: it listens where it is called, and nowhere else."""
+"""The store in which processes meet has no passwords: it listens at an address alone where one is given."""
 
 from __future__ import annotations
 
