@@ -8,15 +8,17 @@ that all stop at the same safe point.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Literal
 
 from tango_hpc.control.heartbeat import Heart, PhaseBoard
-from tango_hpc.files import is_away, read_replaced, write_atomically
+from tango_hpc.files import Patience, read_replaced, write_atomically
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
 
@@ -94,14 +96,9 @@ class StopSignal(Heart):
 
     def _finds_file(self) -> bool:
         """Whether a stop is asked for. Opening a folder has NFS look at it; that a file is missing it may know for a minute."""
-        try:
+        with Patience(math.inf), suppress(FileNotFoundError):
             return self.directory.stop_file.name in os.listdir(self.directory.control)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            if not is_away(error):
-                raise
-            return False  # the next safe point looks again
+        return False  # the next safe point looks again
 
     def receive(self, number: int, frame: FrameType | None = None) -> None:
         """Stop at the next safe point: the handler of `STOP_SIGNALS`."""

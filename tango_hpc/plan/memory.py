@@ -269,9 +269,8 @@ def _node_phases(config: Config, roles: Mapping[str, _Role], *, copies: bool) ->
     """
     nodes = _ranks_by_node(config)
     on_cpu = config.launch.device == "cpu"
-    num_tasks = (
-        1 if config.launch.nodes == 1 else config.launch.tasks_per_node
-    )  # under Slurm every rank is a task, which imports by itself
+    # Under Slurm every rank is a task, which imports by itself.
+    num_tasks = 1 if config.launch.nodes == 1 else config.launch.tasks_per_node
     shared = {"imported packages": num_tasks * CPU_SHARED_BYTES} if on_cpu else {}
     resident = [_sum([shared, *(_rank_resident(config, roles, rank) for rank in ranks)]) for ranks in nodes]
     if copies:

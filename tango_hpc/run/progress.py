@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import Any
 
-from tango_hpc.files import fitting, is_away, read_json, warn_once, write_atomically
+from tango_hpc.files import Patience, fitting, read_json, write_atomically
 from tango_hpc.run.directory import RunDirectory
 
 
@@ -65,9 +66,5 @@ class ProgressReporter:
             self._write()
 
     def _write(self) -> None:
-        try:
+        with Patience(math.inf):
             write_atomically(self._path, json.dumps(self._state) + "\n", durable=False)
-        except OSError as error:
-            if not is_away(error):
-                raise
-            warn_once(f"{self._path} is not up to date: {error}")
