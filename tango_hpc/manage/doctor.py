@@ -264,7 +264,8 @@ def _ranks(config: Config | None, storage: Path, variables: dict[str, str], stag
     """Start a probe on every rank, as a run would, and compare what they saw."""
     existing = next(folder for folder in (storage, *storage.parents) if folder.is_dir())
     with tempfile.TemporaryDirectory(dir=existing, prefix=".tango-doctor-") as folder:
-        size, problem = _start_probe(config, Path(folder), variables)
+        num_processes = 1 if config is None else max(len(process_roles(config, stage)) for stage in stages)
+        size, problem = _start_probe(config, Path(folder), variables, num_processes)
         found = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("probe_*.json"))]
     small = _too_small(config, started=len(found) == size)
     if small is not None:
@@ -282,8 +283,7 @@ def _ranks(config: Config | None, storage: Path, variables: dict[str, str], stag
     else:
         software = gpu_software()
         wanted = software.driver is not None and software.cuda is not None
-    num_processes = 1 if config is None else max(len(process_roles(config, stage)) for stage in stages)
-    yield from _backend(found, wants_gpus=wanted, num_processes=num_processes)
+    yield from _backend(found, wants_gpus=wanted)
     yield from _compare(found, interface_named="GLOO_SOCKET_IFNAME" in os.environ | variables)
 
 
@@ -304,9 +304,9 @@ def _too_small(config: Config | None, *, started: bool, env: Mapping[str, str] =
     )
 
 
-def _start_probe(config: Config | None, folder: Path, variables: dict[str, str]) -> tuple[int, str]:
+def _start_probe(config: Config | None, folder: Path, variables: dict[str, str], num_processes: int) -> tuple[int, str]:
     """Run the probe to its end; how many ranks there should be, and what went wrong."""
-    words = [sys.executable, "-P", "-m", "tango_hpc.manage.probe", str(folder)]
+    words = [sys.executable, "-P", "-m", "tango_hpc.manage.probe", str(folder), str(num_processes)]
     (folder / "control").mkdir()
     env = os.environ | variables | {"PYTHONPATH": python_path(CODE_ROOT)}
     if "SLURM_JOB_ID" in os.environ and not slurm.in_step() and shutil.which("srun"):
@@ -339,15 +339,15 @@ def _start_probe(config: Config | None, folder: Path, variables: dict[str, str])
     return size, "\n".join(problems)
 
 
-def _backend(found: list[dict[str, Any]], *, wants_gpus: bool, num_processes: int) -> Iterator[Finding]:
-    """Ranks that should compute on GPUs must meet over NCCL, not quietly over Gloo, `num_processes` of them on each GPU."""
+def _backend(found: list[dict[str, Any]], *, wants_gpus: bool) -> Iterator[Finding]:
+    """Ranks that should compute on GPUs must meet over NCCL, not quietly over Gloo, on GPUs that take them."""
     for node, rank in {rank["node"]: rank for rank in found if wants_gpus}.items():
         if rank.get("backend", "NCCL") != "NCCL":
             text = f"the ranks are to use GPUs, but came up on {rank['backend']} on {node}"
             yield Finding("fail", text, rank["no_gpu"])
-        refused = rank["shared" if num_processes > 1 else "alone"]
-        if refused is not None:
-            yield Finding("fail", f"{node}: {refused[0]}", refused[1])
+        if rank["gpu_refuses"] is not None:
+            what, way_out = rank["gpu_refuses"]
+            yield Finding("fail", f"{node}: {what}", way_out)
 
 
 def _compare(found: list[dict[str, Any]], *, interface_named: bool) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""What `tango doctor` runs on every rank of an allocation: `python -m tango_hpc.manage.probe FOLDER`.
+"""What `tango doctor` runs on every rank of an allocation: `python -m tango_hpc.manage.probe FOLDER PROCESSES`.
 
 Each rank writes FOLDER/probe_RANK.json. torch is imported inside, so that a broken one is a finding and not a crash.
 """
@@ -26,8 +26,8 @@ TIMEOUT_SECONDS = 60.0
 ALL_REDUCE_MB = 64
 
 
-def probe(directory: RunDirectory) -> dict[str, Any]:
-    """Findings of this rank. An `error` stands for all that could not be found after it."""
+def probe(directory: RunDirectory, num_processes: int) -> dict[str, Any]:
+    """Findings of this rank, whose GPU `num_processes` are to use. An `error` stands for all that could not be found after it."""
     scratch = Path(os.environ.get(STAGE_WEIGHTS_TO) or tempfile.gettempdir())
     existing = next(folder for folder in (scratch, *scratch.parents) if folder.is_dir())
     found: dict[str, Any] = {
@@ -38,8 +38,7 @@ def probe(directory: RunDirectory) -> dict[str, Any]:
         "scratch_free_gb": shutil.disk_usage(existing).free / 2**30,
         "interfaces": interfaces(),
         "own_address": _own_address(),
-        "alone": why_not_shared(1),
-        "shared": why_not_shared(2),
+        "gpu_refuses": why_not_shared(num_processes),
     }
     try:
         found |= _all_reduce()
@@ -94,7 +93,7 @@ def main() -> int:
     except UserError as error:
         print(f"tango: {error}", file=sys.stderr)
         return error.exit_code
-    found = probe(directory)
+    found = probe(directory, int(sys.argv[2]))
     write_atomically(directory.path / f"probe_{found['rank']:05d}.json", json.dumps(found))
     return 0
 

@@ -132,17 +132,15 @@ def test_doctor_notes_the_driver_and_fails_where_ranks_did_not_come_up_on_nccl(m
     card, driver = doctor._gpu(None)
     assert card.level == "ok" and "H200" in card.text
     assert driver.level == "warn" and "570.148.08" in driver.text and "580" in driver.text and "cu129" in driver.remedy
-    on_gpu, on_cpu = [
-        {"backend": backend, "no_gpu": why_no_gpu(), "alone": None, "shared": None} for backend in ("NCCL", "Gloo")
-    ]
-    (finding,) = doctor._backend([on_cpu | {"node": "n1"}] * 2, wants_gpus=True, num_processes=2)
+    on_gpu, on_cpu = [{"backend": backend, "no_gpu": why_no_gpu(), "gpu_refuses": None} for backend in ("NCCL", "Gloo")]
+    (finding,) = doctor._backend([on_cpu | {"node": "n1"}] * 2, wants_gpus=True)
     assert finding.level == "fail" and "came up on Gloo" in finding.text and "570.148.08" in finding.remedy
     found = [on_gpu | {"node": "n1"}, on_cpu | {"node": "n2"}]
-    (finding,) = doctor._backend(found, wants_gpus=True, num_processes=2)
+    (finding,) = doctor._backend(found, wants_gpus=True)
     assert finding.level == "fail" and "came up on Gloo on n2" in finding.text
-    silent = {"node": "n2", "error": "no answer", "alone": None, "shared": None}
-    assert list(doctor._backend([found[0], silent], wants_gpus=True, num_processes=2)) == []
-    assert list(doctor._backend([found[1]], wants_gpus=False, num_processes=2)) == []
+    silent = {"node": "n2", "error": "no answer", "gpu_refuses": None}
+    assert list(doctor._backend([found[0], silent], wants_gpus=True)) == []
+    assert list(doctor._backend([found[1]], wants_gpus=False)) == []
 
 
 def test_on_a_login_node_without_a_driver_doctor_waits_for_what_the_ranks_say(
@@ -182,8 +180,8 @@ def test_doctor_fails_where_the_roles_may_not_share_a_gpu(
 ) -> None:
     lines = "; ".join(f"echo '{index}, {mode}'" for index, mode in enumerate(modes))
     machine(module=OPEN, smi=f'case "$*" in *index,compute_mode*) {lines};; *) echo NVIDIA H200;; esac')
-    rank = {"node": "n1", "backend": "NCCL", "alone": why_not_shared(1), "shared": why_not_shared(2)}
-    failures = list(doctor._backend([rank], wants_gpus=True, num_processes=roles))
+    rank = {"node": "n1", "backend": "NCCL", "gpu_refuses": why_not_shared(roles)}
+    failures = list(doctor._backend([rank], wants_gpus=True))
     if said is None:
         assert failures == []
         return
@@ -194,8 +192,8 @@ def test_doctor_fails_where_the_roles_may_not_share_a_gpu(
 
 def test_on_a_cpu_compute_modes_do_not_matter(machine: Any) -> None:
     machine(module=OPEN, smi='case "$*" in *index,compute_mode*) echo "0, Prohibited";; *) echo NVIDIA H200;; esac')
-    rank = {"node": "n1", "backend": "Gloo", "no_gpu": "", "alone": why_not_shared(1), "shared": why_not_shared(2)}
-    assert rank["alone"] and not list(doctor._backend([rank], wants_gpus=False, num_processes=2))
+    rank = {"node": "n1", "backend": "Gloo", "no_gpu": "", "gpu_refuses": why_not_shared(1)}
+    assert rank["gpu_refuses"] and not list(doctor._backend([rank], wants_gpus=False))
 
 
 def test_a_compute_mode_that_cannot_be_asked_for_is_no_failure(machine: Any) -> None:
