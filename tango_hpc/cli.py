@@ -146,6 +146,7 @@ def import_(
 
 @app.command()
 def data(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Data set; `tango data list` names all of them.")],
     out: Annotated[Path | None, typer.Option(help="Parquet file to write.")] = None,
     source: Annotated[str | None, typer.Option(help="File, folder or hub id; default: the set's hub id.")] = None,
@@ -186,6 +187,12 @@ def data(
         raise UserError(f"give the file to write: tango data {name} --out {name}.parquet")
     if out.is_dir():
         raise UserError(f"--out {out} is a folder; name the file, {out / name}.parquet, say")
+    of_files = {"source", "exclude", "keep_overlap", "max_question_characters", "limit"}
+    of_made = {"kind", "rows", "words", "letters", "slip", "seed"}
+    unused = of_files if name == "last_letter" else of_made
+    if stray := [key for key in sorted(unused) if was_given(context, key)]:
+        options = ", ".join("--" + key.replace("_", "-") for key in stray)
+        raise UserError(f"{name} has no {options}; see tango data --help")
     if name == "last_letter":
         from tango_hpc.tasks.last_letter_files import make_last_letter
 
@@ -213,6 +220,12 @@ plan_commands.add_commands(app)
 bench_commands.add_commands(app)
 report_commands.add_commands(app)
 manage_commands.add_commands(app)
+
+
+def was_given(context: typer.Context, option: str) -> bool:
+    """Whether the user wrote this option, rather than that it has its default."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def explain_mistake(error: OSError) -> str | None:

@@ -266,7 +266,7 @@ def _rounding(text: str) -> float:
     """How far, relatively, the longest decimal in the text may be from what it stands for; 0 below six significant digits."""
     found = ((whole + rest).lstrip("0") for whole, rest in re.findall(r"(\d*)\.(\d+)", text))
     digits = max(found, key=len, default="")
-    return max(expressions.APPROXIMATE, 0.5 / int(digits)) if len(digits) >= 6 else 0.0
+    return max(expressions.APPROXIMATE, 0.5 / float(digits)) if len(digits) >= 6 else 0.0
 
 
 def _mixed(text: str) -> str:

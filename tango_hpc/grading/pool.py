@@ -25,11 +25,10 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from tango_hpc.grading.rules import RULES, shortcut
+from tango_hpc.grading.worker import WALL_FACTOR
 
 DEFAULT_TIME_LIMIT_SECONDS = 3.0  # the slowest gold answer of MATH, MATH-500 and OlympiadBench takes 0.15
 DEFAULT_MEMORY_LIMIT_BYTES = 2**30  # of address space; an idle worker has mapped about a quarter of it
-# A worker is also killed after this many time limits of wall time: asleep, or swapped out. Others generate meanwhile.
-_WALL_FACTOR = 30
 _START_SECONDS = 120
 _REQUESTS_PER_WORKER = 5000  # then a fresh one: caches and fragmentation must not reach the memory limit
 
@@ -54,6 +53,10 @@ class Verdict:
     outcome: str = "graded"
     labels: list[int] | None = None
     error: str = ""
+
+
+class NoWorker(RuntimeError):
+    """A worker ended, or was silent for two minutes, before it was asked anything."""
 
 
 class _Worker:
@@ -219,8 +222,8 @@ class GradingPool:
         selector.unregister(worker.stdout)
         if not worker.is_ready:
             worker.close()
-            raise RuntimeError(
-                "a grading worker did not start; try: "
+            raise NoWorker(
+                "a grading worker did not start (it needs the address space that `ulimit -v` may keep from it); try: "
                 f"{sys.executable} -P -m tango_hpc.grading.worker {self.time_limit_seconds} {self.memory_limit_bytes}"
             )
         with contextlib.suppress(subprocess.TimeoutExpired):  # still alive: close() kills it
@@ -243,7 +246,7 @@ class GradingPool:
 
     def _send(self, worker: _Worker, waiting: deque[str]) -> None:
         if waiting:
-            worker.send(waiting.popleft(), self.time_limit_seconds * _WALL_FACTOR)
+            worker.send(waiting.popleft(), self.time_limit_seconds * WALL_FACTOR)
 
     def _start(self) -> _Worker:
         return _Worker(self.time_limit_seconds, self.memory_limit_bytes)

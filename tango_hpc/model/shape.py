@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tango_hpc.errors import UserError
+from tango_hpc.files import json_object
 
 # vLLM pads the vocabulary to a multiple of 64 too, so equal tensor sizes give equal embedding slices.
 VOCAB_MULTIPLE = 64
@@ -154,3 +156,11 @@ def check_parallel(shape: ModelShape, tensor_size: int, pipeline_size: int) -> N
         problems.append(str(error))
     if problems:
         raise UserError("; ".join(problems))
+
+
+def indexed_files(index: Path) -> list[str]:
+    """Names of the files that a Hugging Face `*.index.json` gives the tensors to. Raises `UserError` where it is none."""
+    names = (json_object(index.read_bytes()) or {}).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise UserError(f"{index} is damaged, or was not downloaded whole; get the model again")
+    return sorted(set(names.values()))

@@ -18,7 +18,7 @@ from torch import Tensor
 from tango_hpc.config.models import SEED_FILE
 from tango_hpc.errors import UserError
 from tango_hpc.files import open_to_readers
-from tango_hpc.model.shape import ModelShape, hf_tensors
+from tango_hpc.model.shape import ModelShape, hf_tensors, indexed_files
 from tango_hpc.model.trainer_layout import Box, LocalParam, megatron_layout
 from tango_hpc.parallel.groups import PolicyGroups
 
@@ -72,7 +72,7 @@ def _checkpoint_files(model_dir: Path) -> list[Path]:
     """Safetensors files of a folder, those of the index if it has one."""
     index = model_dir / "model.safetensors.index.json"
     if index.is_file():
-        files = sorted({model_dir / name for name in json.loads(index.read_text())["weight_map"].values()})
+        files = [model_dir / name for name in indexed_files(index)]
         if missing := [path.name for path in files if not path.is_file()]:
             raise UserError(f"{index} names files that are not there: {', '.join(missing)}")
     else:

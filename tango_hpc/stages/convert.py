@@ -135,7 +135,10 @@ def _tensors(folder: Path, shape: Any, expected: dict[str, tuple[int, ...]]) -> 
         raise UserError(f"{folder} has no weights: neither *.safetensors nor pytorch_model*.bin")
     found: dict[str, torch.Tensor] = {}
     for file in pickles:
-        found.update(torch.load(file, map_location="cpu", mmap=True, weights_only=True))
+        try:
+            found.update(torch.load(file, map_location="cpu", mmap=True, weights_only=True))
+        except Exception as error:  # of zipfile, pickle or torch, by where it is damaged
+            raise UserError(f"{file} is damaged, or was not downloaded whole; get it again: {error}") from None
     problems = [f"{name} is missing" for name in expected if name not in found]
     problems += [
         f"{name} is {list(found[name].shape)}, should be {list(size)}"

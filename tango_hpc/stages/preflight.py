@@ -6,7 +6,6 @@ Imports neither torch nor vLLM: it runs in the command itself and on login nodes
 from __future__ import annotations
 
 import getpass
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from tango_hpc.config.schema import SftRoleConfig
 from tango_hpc.data.prepare.pipeline import check_held_out
 from tango_hpc.data.tables import QUESTION_COLUMNS, SFT_COLUMNS, check_ids, check_table
 from tango_hpc.errors import UserError
+from tango_hpc.model.shape import indexed_files
 from tango_hpc.run.trackers import missing_trackers
 from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_columns, evaluated_file, evaluated_roles
 from tango_hpc.tasks.made_files import check_made_files, recipes
@@ -44,7 +44,7 @@ def check_inputs(config: Config, stage: str, *, after: Sequence[str] = ()) -> No
     if config.task.file is not None:
         check_own_task(config)
     makes: set[Path] = set()
-    if stage in ("sft", "train"):
+    if stage in ("sft", "train", "eval"):
         makes = set(recipes(config))
         problems += check_made_files(config)
     if stage == "sft":
@@ -73,8 +73,10 @@ def check_inputs(config: Config, stage: str, *, after: Sequence[str] = ()) -> No
         checkpoints_of = config.eval.checkpoints_of or config.run.dir
         note(lambda _: evaluated_checkpoints(config), checkpoints_of)
         for name in config.eval.benchmarks:
-            note(check_table, evaluated_file(config, name), evaluated_columns(name))
-            note(check_ids, evaluated_file(config, name))
+            file = evaluated_file(config, name)
+            if file not in makes or file.exists():
+                note(check_table, file, evaluated_columns(name))
+                note(check_ids, file)
         for name in evaluated_roles(config):
             note(check_model_folder, config.roles[name].model.path)
     elif stage == "teacher":
@@ -117,10 +119,7 @@ def check_model_folder(path: Path, hint: str = "") -> None:
         if not path.is_dir():
             raise UserError(f"no model folder at {path}{hint}")
         index = path / "model.safetensors.index.json"
-        if index.is_file():
-            weights = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        else:
-            weights = ["model.safetensors"]
+        weights = indexed_files(index) if index.is_file() else ["model.safetensors"]
         tokenizer = [name for name in TOKENIZER_FILES if (path / name).is_file()] or TOKENIZER_FILES[:1]
         missing = []
         for name in ("config.json", *weights, *tokenizer):

@@ -16,7 +16,7 @@ from tango_hpc.config.tasks import TaskConfig
 from tango_hpc.data.tables import SFT_COLUMNS, read_questions, write_rows
 from tango_hpc.errors import UserError
 from tango_hpc.grading.own_code import mistakes_in, own_task, read_source
-from tango_hpc.grading.pool import GradeItem, GradingPool
+from tango_hpc.grading.pool import GradeItem, GradingPool, NoWorker
 from tango_hpc.protocol.solution import Step, parse_solution
 from tango_hpc.protocol.verification import read_verification
 from tango_hpc.tasks.math import Math
@@ -86,16 +86,19 @@ class OwnRecipe:
         """The rows that the class gives, the first `limit` of them; a training question that is also held out is left
         out. Raises `UserError` for a row that is none.
         """
-        given = islice(self._given(self.split), limit)
         if self.kind != "questions":
-            return list(given)
+            return list(islice(self._given(self.split), limit))
         held_out = {row["question"] for row in self._given("eval")} if self.split == "train" else set()
         name = Path(self.task.name).stem
-        return [
-            {"id": f"{name}-{self.split}-{self.seed}-{number}", **row, "source": name}
-            for number, row in enumerate(given)
-            if row["question"] not in held_out
-        ]
+        given = enumerate(self._given(self.split))
+        asked = islice(((number, row) for number, row in given if row["question"] not in held_out), limit)
+        made = [{"id": f"{name}-{self.split}-{self.seed}-{number}", **row, "source": name} for number, row in asked]
+        if not made and held_out:
+            raise UserError(
+                f"{_file(self.task)}: questions gives nothing for the split 'train' that it does not give for 'eval' too, "
+                "and what is held out is not trained on; give each split questions of its own"
+            )
+        return made
 
     def write(self, path: Path) -> None:
         """Make the rows and write them, whole or not at all."""
@@ -115,7 +118,13 @@ class OwnRecipe:
                         f"{file}: {self.kind} gave more than {_MOST_ROWS:,} rows; does it end? (More questions than "
                         "these come from a Parquet file.)"
                     )
-                yield {column: _text(file, self.kind, number, row, column) for column in COLUMNS[self.kind]}
+                texts = {column: _text(file, self.kind, number, row, column) for column in COLUMNS[self.kind]}
+                if self.kind == "questions" and (more := ", ".join(repr(key) for key in row if key not in texts)):
+                    raise UserError(
+                        f"{file}: row {number} of questions has {more} beside 'question' and 'answer', which alone are kept "
+                        "and given to grade; put the rest into the answer, as JSON for example"
+                    )
+                yield texts
 
 
 def own_recipes(config: Config) -> dict[Path, OwnRecipe]:
@@ -136,7 +145,7 @@ def own_recipes(config: Config) -> dict[Path, OwnRecipe]:
 def check_own_task(config: Config) -> None:
     """Raise `UserError` unless the class makes rows that are some, calls reference answers right and labels steps.
 
-    A few rows of each file are asked for, or read from the file where it is there. Grading runs as it will in the run.
+    A few rows of each file are asked for, or read from the file where it is there.
     """
     recipes = own_recipes(config)
     first = {path: recipe.rows(_CHECKED_ROWS) for path, recipe in recipes.items() if not path.exists()}
@@ -147,6 +156,14 @@ def check_own_task(config: Config) -> None:
         if path.is_file():
             first[path] = read_questions(path, limit=_CHECKED_ROWS)
     questions = [row for path in (config.data.train, config.data.eval) for row in first.get(path, ())]
+    try:
+        _check_grading(config, questions)
+    except NoWorker as error:
+        raise UserError(str(error)) from None
+
+
+def _check_grading(config: Config, questions: Sequence[dict[str, Any]]) -> None:
+    """In a worker process, as it will be in the run."""
     with GradingPool(num_workers=1) as pool:
         task = OwnTask(config.task, pool)
         for row, verdict in zip(questions, task.grade_all([(row, row["answer"]) for row in questions]), strict=True):
@@ -155,7 +172,7 @@ def check_own_task(config: Config) -> None:
                 raise UserError(f"{why} (asked about the reference answer {row['answer']!r} to {row['question']!r})")
         for row, verdict in zip(questions, task.grade_all([(row, "") for row in questions]), strict=True):
             if verdict.outcome != "graded":
-                why = verdict.error or f"{_file(config.task)}: grade ran out of {verdict.outcome}"
+                why = verdict.error or f"{_file(config.task)}: grade did not come to an end ({verdict.outcome})"
                 raise UserError(f"{why} (asked about an empty answer to {row['question']!r})")
         steps = parse_solution("<think><step></step><step>?</step></think>").steps
         task.label_all([(row, steps[:count]) for row in questions for count in range(3)])

@@ -307,6 +307,29 @@ def test_the_command_makes_last_letter_sets_and_lists_all_sets(tmp_path):
     assert all(name in listing for name in [*DATA_SETS, "last_letter"])
 
 
+@pytest.mark.parametrize(
+    "arguments, stray",
+    [
+        (["last_letter", "--limit", "5", "--exclude", "x"], "--exclude, --limit"),
+        (["math500", "--rows", "50"], "--rows"),
+    ],
+)
+def test_options_of_the_other_kind_of_set_are_refused(arguments, stray, tmp_path):
+    """And not left aside, as if what was asked for had been done."""
+    result = CliRunner().invoke(app, ["data", *arguments, "--out", str(tmp_path / "x.parquet")])
+    assert isinstance(result.exception, UserError) and f"{arguments[0]} has no {stray};" in str(result.exception)
+    assert not (tmp_path / "x.parquet").exists()
+
+
+def test_an_empty_question_of_an_evaluation_set_is_named_with_its_row(tmp_path):
+    mine = tmp_path / "mine.parquet"
+    rows = [{"id": str(number), "question": text, "source": "mine"} for number, text in enumerate(("one", None))]
+    pq.write_table(pa.Table.from_pylist(rows), mine)
+    source = write(tmp_path / "train.jsonl", [RECORDS["gsm8k"][0]])
+    with pytest.raises(UserError, match="column question is empty in row 1"):
+        prepare("gsm8k", source=str(source), out=tmp_path / "out.parquet", split="train", exclude=[mine])
+
+
 def test_an_output_that_is_no_file_is_refused(tmp_path, capsys, monkeypatch):
     (tmp_path / "file").touch()
     words = ["tango", "data", "last_letter", "--rows", "5", "--out"]

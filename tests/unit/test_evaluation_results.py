@@ -194,6 +194,9 @@ def test_all_that_is_missing_is_named_before_a_process_starts(tmp_path: Path) ->
     message = str(caught.value)
     assert f"no data set at {tmp_path}/gsm8k.parquet" in message and f"{tmp_path}/aime24.parquet" in message
     assert "no model folder at" in message
+    with pytest.raises(UserError) as caught:  # the task's own questions are made where they are missing
+        check_inputs(config(tmp_path, "eval.benchmarks=[task]"), "eval")
+    assert "no data set at" not in str(caught.value)
     with pytest.raises(UserError, match="the config has no teacher section"):
         check_inputs(config(tmp_path), "teacher")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,13 @@ class Deadly:
         if answer == "die":
             os._exit(3)
         return True
+"""
+PROGRAMS = """import subprocess, sys
+
+class Programs:
+    def grade(self, question, answer):
+        program = subprocess.run([sys.executable, "-c", answer], stdout=subprocess.PIPE, text=True)
+        return program.stdout == "right\\n"
 """
 HOSTILE = {
     "tower of exponents": "9^{9^{9^{9^{9}}}}",
@@ -108,6 +116,22 @@ def test_an_answer_that_ends_every_worker_is_wrong(tmp_path):
     with GradingPool(2) as pool:
         items = [GradeItem("own", "1", answer, options) for answer in ("1", "die", "1")]
         assert [verdict.outcome for verdict in pool.grade(items)] == ["graded", "crash", "graded"]
+
+
+def test_programs_that_grade_starts_read_nothing_and_end_with_the_limit(tmp_path):
+    """They must not read the requests of the worker that starts them, nor stay when it gives up on them."""
+    options = {"file": str(tmp_path / "programs.py"), "source": PROGRAMS, "settings": {}, "question": {}}
+    running = tmp_path / "running"
+    answers = (
+        "import sys; print(sys.stdin.read() or 'right')",
+        f"import os, time; open({str(running)!r}, 'w').write(str(os.getpid())); time.sleep(600)",
+        "print('right')",
+    )
+    with GradingPool(1, time_limit_seconds=0.2) as pool:
+        verdicts = pool.grade([GradeItem("own", "1", answer, options) for answer in answers])
+        assert verdicts == [Verdict(True), Verdict(False, "time"), Verdict(True)]
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(running.read_text()), 0)
 
 
 def test_equal_items_are_graded_once():

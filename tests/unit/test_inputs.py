@@ -70,6 +70,10 @@ def test_a_model_folder_without_its_parts_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x-1.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"lacks x-2\.safetensors, tokenizer\.json"):
         check_model_folder(tmp_path)
+    for damaged in ("", "version https://git-lfs.github.com/spec/v1", "{}", '{"weight_map": {"a": 1}}'):
+        (tmp_path / "model.safetensors.index.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"index\.json is damaged, or was not downloaded whole"):
+            check_model_folder(tmp_path)
 
 
 def test_all_problems_of_a_stage_come_in_one_message(tmp_path: Path) -> None:

@@ -200,6 +200,8 @@ MISTAKES = {
     "two classes": (DOUBLE + "\nclass Other:\n    def grade(self): pass\n", "it has Double, Other"),
     "its own exit": ("raise SystemExit(3)\n" + DOUBLE, "line 1, in <module>: SystemExit: 3"),
     "rows that are none": (changed('"answer": str(', '"reply": str('), "row 0 of questions"),
+    "more than is kept": (changed('yield {"question": str(', 'yield {"tests": [], "question": str('), "row 0 of questions has 'tests' beside"),
+    "the same questions in both splits": (changed('"question": str(number + 2 * (split == "eval"))', '"question": str(number)'), "give each split questions of its own"),
     "a generator that fails": (changed("for number in range(self.rows):", "for number in range(self.row):"), "line 9, in questions: AttributeError"),
     "an answer that is a number": (changed('"answer": str(2 * number + 4 * (split == "eval"))', '"answer": 2'), "row 0 of questions"),
     "a reference called wrong": (changed('return answer == question["answer"]', "return False"), "grade calls it wrong"),

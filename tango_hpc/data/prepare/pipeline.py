@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tango_hpc.data.prepare.overlap import HeldOut
 from tango_hpc.data.prepare.readers import DATA_SETS, DataSet
 from tango_hpc.data.prepare.rows import SCHEMA, PreparedRow, fingerprint, loosely_normalized, normalized
 from tango_hpc.data.prepare.sources import find_files, read_records
-from tango_hpc.data.tables import MADE_WITH, check_table, read_made_with
+from tango_hpc.data.tables import MADE_WITH, read_made_with, read_rows
 from tango_hpc.errors import UserError
 from tango_hpc.files import parquet_writer
 
@@ -247,10 +246,8 @@ def _held_out(exclude: Iterable[Path]) -> tuple[HeldOut, dict[str, str]]:
 
 def _questions(file: Path) -> Iterator[tuple[str, str]]:
     """Each question of a prepared file with the data set that it is from."""
-    check_table(file, ("question", "source"))
-    for batch in pq.ParquetFile(file).iter_batches(columns=["question", "source"]):
-        for row in batch.to_pylist():
-            yield row["question"], row["source"]
+    for row in read_rows(file, ("question", "source")):
+        yield row["question"], row["source"]
 
 
 def _fingerprints(questions: Iterable[tuple[str, str]]) -> set[int]:
