@@ -1,11 +1,10 @@
-"""The half-billion model under Tango: python docs/figures/half_billion.py [RUN] [OUT.png]
+"""The half-billion model under Tango (docs/reproduce.md, section 8): python docs/figures/half_billion.py
 
-Draws the curves of a run's metrics.jsonl and evaluations.jsonl, by default of those that the run of docs/reproduce.md, section 8, wrote.
+Draws what that run has left in the folder beside this file, as `tango report` draws a run that is there.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from tango_hpc.files import read_json_lines
@@ -14,6 +13,5 @@ from tango_hpc.report.plots import save_curves
 HERE = Path(__file__).parent
 
 if __name__ == "__main__":
-    run = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "half_billion"
-    out = Path(sys.argv[2]) if len(sys.argv) > 2 else HERE / "half_billion_curves.png"
-    save_curves(out, read_json_lines(run / "metrics.jsonl"), read_json_lines(run / "evaluations.jsonl"))
+    rows, evaluations = (read_json_lines(HERE / f"half_billion/{name}.jsonl") for name in ("metrics", "evaluations"))
+    save_curves(HERE / "half_billion_curves.png", rows, evaluations)

@@ -3,8 +3,8 @@
 Inside a Slurm job the ranks go through srun. When they have saved because the machine is taken away (time limit,
 preemption, SIGTERM), the job requeues itself and the next attempt continues; when somebody asked for the end
 (`tango stop`, scancel), it does not, and neither does a job that is not there for this run, such as a notebook's. A
-failure is tried again only if this attempt got somewhere, or a node kept a restarted job from starting. In a chain (`launch.chain`) the next job takes the place of
-the requeued one.
+failure is tried again only if this attempt got somewhere, or a node kept a restarted job from starting. In a chain
+(`launch.chain`) the next job takes the place of the requeued one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The process that stays with a run: starts its ranks, watches them, passes a stop on, says how it ended. No torch.
 
-Codes: 0 done; 85 saved and resumable; 78 or 2 wrong input, trying again cannot help; 75 a node
-kept the ranks from starting; 1 failed. The same class serves
-one machine and, around srun, a Slurm job.
+Codes: 0 done; 85 saved and resumable; 78 or 2 wrong input, trying again cannot help; 75 a node kept the ranks from
+starting; 1 failed. The same class serves one machine and, around srun, a Slurm job.
 
 A stop's way (Ctrl-C, SIGTERM, SIGUSR2, a near time limit; `tango stop` joins at the file), => for a message:
 signal => `Supervisor._receive` -> `request_stop` => control/stop: `StopSignal.check` on rank 0 -> `Exchange.any` =>
