@@ -97,6 +97,9 @@ def arms_of(trees: Sequence[Mapping[str, Any]]) -> list[str]:
     """What to call the arm of each run, by its resolved configuration; what most runs of a kind have is not named."""
     kinds = [_kind(tree) for tree in trees]
     flat = [{key: value for key, value in flatten(tree).items() if not _is_of_no_arm(key)} for tree in trees]
+    for settings in flat:
+        if settings.get("algorithm.alpha_schedule") == "constant":
+            settings.pop("algorithm.alpha_end", None)  # nothing reads it
     for settings, models in zip(flat, _models_apart(trees, kinds, flat), strict=True):
         settings |= models
     names = []

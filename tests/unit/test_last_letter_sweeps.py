@@ -55,7 +55,7 @@ ARMS = {
         "Tango, GRPO, warmup_min_share=0.1",
         "Tango, GRPO, min_verifier_j=0.1, verifier_draws=8, verification_draws=3",
         "Tango, GRPO, alpha_end=0.05, alpha_schedule=exponential, verifier_draws=8",
-        "verifier frozen, GRPO, alpha_end=0.001, alpha_schedule=constant",
+        "verifier frozen, GRPO, alpha_schedule=constant",
         "verifier frozen, GRPO, alpha_end=0.05, alpha_schedule=exponential",
     ],
 }

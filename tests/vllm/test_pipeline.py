@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from transformers import AutoModelForCausalLM
 
-from tango_hpc.benchmarks.records import read_answers
+from tango_hpc.benchmarks.records import GREEDY, read_answers
+from tango_hpc.launch.environment import free_port
 from tango_hpc.protocol.solution import parse_solution
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import read_metrics
@@ -22,6 +28,7 @@ from tango_hpc.run.summary import read_summary
 from tests.helpers.extra_packages import install_beside
 
 ROOT = Path(__file__).parents[2]
+TINY = "A tiny model and a task of its own"
 
 
 @pytest.fixture(scope="module")
@@ -96,21 +103,82 @@ def test_the_exported_generator_loads_in_transformers(folder: Path) -> None:
     assert model.config.hidden_size == 128
 
 
+@pytest.fixture(scope="module")
+def elsewhere(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the page's commands for tiny models run, as after the quick start."""
+    here = tmp_path_factory.mktemp("elsewhere")
+    shutil.copytree(folder / "tango", here / "runs/quickstart")
+    shutil.copytree(folder / "data", here / "runs/quickstart/data")
+    (here / "tango_hpc").symlink_to(ROOT / "tango_hpc")
+    return here
+
+
+def of_the_page(language: str, heading: str) -> list[str]:
+    """The blocks of code below a heading of docs/your_models_elsewhere.md."""
+    section = (ROOT / "docs/your_models_elsewhere.md").read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+
+
 @pytest.mark.timeout(600)
 def test_lm_evaluation_harness_finds_the_same_accuracy_by_the_commands_of_the_page(
-    folder: Path, tmp_path: Path
+    folder: Path, elsewhere: Path, tmp_path: Path
 ) -> None:
     """Another program's questions, generation (transformers) and grading, at the exported folder."""
     beside = install_beside(tmp_path / "packages", "lm-eval[hf]")
-    section = (ROOT / "docs/your_models_elsewhere.md").read_text().partition("## A tiny model")[2]
-    (task,) = re.findall(r"^```yaml\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
-    (commands,) = re.findall(r"^```bash\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
-    here = tmp_path / "here"
-    shutil.copytree(folder / "tango", here / "runs/quickstart")
-    shutil.copytree(folder / "data", here / "runs/quickstart/data")
-    (here / "letters.yaml").write_text(task)
-    run_script(folder.parent, "bash", "-euo", "pipefail", "-c", commands, cwd=here, beside=beside)
-    (found,) = here.glob("letters/**/results_*.json")
+    (task,) = of_the_page("yaml", TINY)
+    (elsewhere / "letters.yaml").write_text(task)
+    commands = of_the_page("bash", TINY)[0]
+    run_script(folder.parent, "bash", "-euo", "pipefail", "-c", commands, cwd=elsewhere, beside=beside)
+    (found,) = elsewhere.glob("letters/**/results_*.json")
     scores = json.loads(found.read_text())["results"]["letters"]
     [sets] = json.loads((folder / "eval/eval/results.json").read_text()).values()
     assert scores["exact_match,box"] == pytest.approx(sets["task"]["estimates"]["pass@1"]["value"], abs=1e-9)
+
+
+@contextmanager
+def served(command: str, cwd: Path, log: Path) -> Iterator[str]:
+    """The address of the server that `command` starts, once it answers; it ends with the block."""
+    address = f"http://localhost:{free_port()}"
+    words = [sys.executable, *shlex.split(command)[1:], "--port", address.rpartition(":")[2]]
+    settings = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    with log.open("wb") as into:
+        server = subprocess.Popen(words, cwd=cwd, env=os.environ | settings, stdout=into, stderr=subprocess.STDOUT)
+    try:
+        while not answers(f"{address}/health"):
+            assert server.poll() is None, log.read_text()[-6000:]
+            time.sleep(0.5)
+        yield address
+    finally:
+        server.terminate()
+        server.wait(timeout=60)
+
+
+def answers(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address, timeout=5) as reply:
+            return reply.status == 200
+    except OSError:
+        return False
+
+
+@pytest.mark.timeout(600)
+def test_vllms_server_gives_the_answers_of_the_evaluation_by_the_commands_of_the_page(
+    folder: Path, elsewhere: Path, tmp_path: Path
+) -> None:
+    """The server as it is installed, with the exported folder, asked over HTTP; chats by a template given beside it."""
+    export = of_the_page("bash", TINY)[0].splitlines()[0]
+    serve, ask = of_the_page("bash", TINY)[1:]
+    chat = of_the_page("bash", "vLLM's server")[1]
+    shutil.rmtree(elsewhere / "models", ignore_errors=True)
+    run_script(folder.parent, "bash", "-c", export, cwd=elsewhere)
+    (tmp_path / "chat.jinja").write_text("{{ messages[0].content[:3] }}<question>{{ messages[1].content }}<solve>")
+    serve = f"{serve.strip()} mine --chat-template {tmp_path / 'chat.jinja'}"  # a second name, which the chat asks for
+    with served(serve, elsewhere, tmp_path / "server.log") as address:
+        said, chatted = (
+            run_script(folder.parent, "bash", "-euc", block.replace("http://localhost:8000", address), cwd=elsewhere)
+            for block in (ask, chat)
+        )
+    [label] = json.loads((folder / "eval/eval/results.json").read_text())
+    greedy = [one for one in read_answers(folder / f"eval/eval/{label}/task.parquet") if one.sample == GREEDY]
+    assert json.loads(said) == [one.response for one in greedy]
+    assert chatted.startswith("<think>")
