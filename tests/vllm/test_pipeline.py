@@ -141,6 +141,7 @@ def served(command: str, cwd: Path, log: Path) -> Iterator[str]:
     address = f"http://localhost:{free_port()}"
     words = [sys.executable, *shlex.split(command)[1:], "--port", address.rpartition(":")[2]]
     settings = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    settings |= {"HOME": str(log.parent)}  # vLLM's own server needs one, and the tests have none
     with log.open("wb") as into:
         server = subprocess.Popen(words, cwd=cwd, env=os.environ | settings, stdout=into, stderr=subprocess.STDOUT)
     try:
