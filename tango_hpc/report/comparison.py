@@ -203,6 +203,8 @@ def read_points(path: Path) -> list[Point]:
         try:
             if None in row or None in row.values():
                 raise ValueError("more or fewer columns than the first line names")
+            if row["algorithm"] not in NAMES:
+                raise ValueError(f"algorithm {row['algorithm']} is none of {', '.join(NAMES)}")
             numbers = {name: float(row[name]) for name in NUMBERS if row[name] or name in COUNTS}
             points.append(Point(row["arm"], row["algorithm"], int(row["seed"]), row["run"], row["kind"], numbers))
         except ValueError as error:
@@ -266,7 +268,7 @@ def table(points: Sequence[Point]) -> list[Row]:
     """A row for each arm, in the order of the points.
 
     `to_reach` is of the first evaluation at which the mean over all seeds is at least the last mean over all seeds of the
-    arm without a verifier that has the same algorithm.
+    arm without a verifier that has the same algorithm, and the same settings if there is such an arm.
     """
     rows = []
     for arm in dict.fromkeys(point.arm for point in points):
@@ -279,13 +281,20 @@ def table(points: Sequence[Point]) -> list[Row]:
             for entry in curve(points, arm, trained, name):
                 if end is not None and entry.x == end.x and entry.of_all:
                     final[name] = entry.mean, entry.high - entry.mean if num_seeds > 1 else None
-        algorithm = of_arm[0].algorithm if of_arm else ""
-        plain = _end(points, f"{NAMES.get(algorithm, '')} alone", "generator_steps")
+        plain = _end(points, _without_verifier(points, arm), "generator_steps")
         target = None if plain is None else plain.mean
         judged = curve(points, arm, "verifier_steps", "first_step_f1")
         before = judged[0].mean if judged and judged[0].of_all else None
         rows.append(Row(arm, num_seeds, before, final, _to_reach(points, arm, target), target))
     return rows
+
+
+def _without_verifier(points: Sequence[Point], arm: str) -> str:
+    """The arm without a verifier to hold `arm` against: its algorithm's with the settings that `arm` is named after."""
+    plain = f"{NAMES[next(point.algorithm for point in points if point.arm == arm)]} alone"
+    settings = ", ".join(part for part in arm.split(", ") if "=" in part)
+    alike = f"{plain}, {settings}"
+    return alike if any(point.arm == alike for point in points) else plain
 
 
 def _end(points: Sequence[Point], arm: str, x: str) -> Mean | None:
@@ -327,7 +336,7 @@ def as_markdown(rows: Sequence[Row]) -> str:
         "precision and recall, as the paper's authors have it. "
         + ("First solutions: those of the evaluation before training, judged then and at the end. " if on_first else "")
         + "The last three columns: what it took, warm-up included, until the mean accuracy over seeds was that which the "
-        "same algorithm has at the end without a verifier.",
+        "same algorithm has at the end without a verifier, with the same settings if it was run with them.",
         "",
         "In the picture lines are means over seeds, thin where not all seeds are, and bands one standard deviation to either "
         "side. A verifier that is not trained makes no steps: its dotted line is its score at the last evaluation.",

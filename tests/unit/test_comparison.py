@@ -193,6 +193,26 @@ def test_what_it_took_to_reach_the_plain_algorithms_end(folder: Path) -> None:
     assert held.to_reach is None and held.final["accuracy"] == (0.2, None)
 
 
+def test_an_arm_is_held_against_the_algorithm_alone_with_the_same_settings(tmp_path: Path) -> None:
+    """Where it was run with them: the learning rate of one arm was tried without a verifier, the blend of another was not."""
+    runs = [(seed, 1e-5, {}) for seed in (0, 1)] + [(0, 2e-5, {})]
+    for verifier in (False, True):
+        for seed, rate, algorithm in runs if not verifier else [*runs, (0, 1e-5, {"blend": "rewards"})]:
+            config = tree(seed, verifier=verifier, **algorithm)
+            config["generator"]["optimizer"] = {"learning_rate": rate}
+            end = 0.3 if rate == 1e-5 else 0.8
+            roles, accuracies = ("vggvgg", {1: 0.1, 3: 0.35, 6: 0.5}) if verifier else ("gggg", {0: 0.1, 4: end})
+            write_run(tmp_path / f"{verifier}_{seed}_{rate}_{len(algorithm)}", config, roles, accuracies, 0.8)
+    rows = {row.arm: row for row in table(collect(tmp_path))}
+    assert {arm: (row.target, row.to_reach and row.to_reach["generator_steps"]) for arm, row in rows.items()} == {
+        "GRPO alone": (0.3, 4),
+        "GRPO alone, learning_rate=2e-05": (0.8, 4),
+        "Tango, GRPO": (0.3, 2),
+        "Tango, GRPO, learning_rate=2e-05": (0.8, None),
+        "Tango, GRPO, blend=rewards": (0.3, 2),
+    }
+
+
 def test_figure_and_table_come_again_from_the_small_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     done = CliRunner().invoke(app, ["report", folder.name])
@@ -229,6 +249,7 @@ def test_the_small_file_keeps_what_runs_that_are_gone_have_measured(folder: Path
     [
         (lambda text: text.replace(b"evaluation,0,", b"evaluation,x,", 1), "line 6: is no point of a curve"),
         (lambda text: text[: text.rindex(b"evaluation") + 12], r"line \d+: is no point of a curve \(more or fewer"),
+        (lambda text: text.replace(b",grpo,", b",grp,", 1), r"line 2: is no point of a curve \(algorithm grp is none of"),
         (lambda text: text.replace(b"Tango", b"\xff", 1), "is no text"),
         (lambda text: text.replace(b"kind", b"sort", 1), "the first line must name the columns arm, "),
         (lambda text: text.split(b"\n")[0] + b"\n", "holds no point of a curve"),
