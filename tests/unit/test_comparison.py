@@ -249,7 +249,10 @@ def test_the_small_file_keeps_what_runs_that_are_gone_have_measured(folder: Path
     [
         (lambda text: text.replace(b"evaluation,0,", b"evaluation,x,", 1), "line 6: is no point of a curve"),
         (lambda text: text[: text.rindex(b"evaluation") + 12], r"line \d+: is no point of a curve \(more or fewer"),
-        (lambda text: text.replace(b",grpo,", b",grp,", 1), r"line 2: is no point of a curve \(algorithm grp is none of"),
+        (
+            lambda text: text.replace(b",grpo,", b",grp,", 1),
+            r"line 2: is no point of a curve \(algorithm grp is none of",
+        ),
         (lambda text: text.replace(b"Tango", b"\xff", 1), "is no text"),
         (lambda text: text.replace(b"kind", b"sort", 1), "the first line must name the columns arm, "),
         (lambda text: text.split(b"\n")[0] + b"\n", "holds no point of a curve"),
