@@ -28,7 +28,8 @@ from tango_hpc.launch.gpu_driver import why_no_gpu, why_not_shared
 from tango_hpc.launch.snapshot import check_runs_code_of_attempt
 from tango_hpc.launch.staging import staged_overrides
 from tango_hpc.launch.workers import Body, host_ranks
-from tango_hpc.plan.memory import memory_of_this_job, saves_in_background
+from tango_hpc.plan.host import memory_of_this_job
+from tango_hpc.plan.memory import saves_in_background
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import STEPPED_STAGES
 from tango_hpc.run.worker import Worker
