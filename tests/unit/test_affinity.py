@@ -103,7 +103,7 @@ def test_all_processes_of_a_task_stay_near_their_own_gpus(tmp_path: Path) -> Non
     place = {"RANK": "0", "LOCAL_RANK": "0", RANKS_OF_TASK: "2", "WORLD_SIZE": "2"}
     done = subprocess.run(
         [sys.executable, "-P", "-c", RUN_STAGE, str(directory.path), str(root), json.dumps(BUS_IDS)],
-        env=os.environ | place, capture_output=True, text=True, timeout=120, check=False,
+        env=os.environ | place, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
