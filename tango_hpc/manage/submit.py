@@ -185,8 +185,11 @@ def sbatch_options(config: Config, profile: Profile, memory: Memory) -> dict[str
         "requeue" if profile.requeue is True else "no-requeue": True,
     }
     if launch.device == "cuda":
-        # By node, where the cluster lets us: isolating each task's GPU breaks copies between the GPUs of a node.
-        num_gpus = 1 if profile.gpu_request == "gpus-per-task" else launch.tasks_per_node
+        # By node, where the cluster lets us: isolating each task's GPU breaks copies between the GPUs of a node. By task
+        # Slurm isolates each GPU unless srun, which takes the binding from the job, is asked for none.
+        by_task = profile.gpu_request == "gpus-per-task"
+        options["gpu-bind"] = "none" if by_task else None
+        num_gpus = 1 if by_task else launch.tasks_per_node
         count = f"{profile.gpu_type}:{num_gpus}" if profile.gpu_type else num_gpus
         options[profile.gpu_request] = f"gpu:{count}" if profile.gpu_request == "gres" else count
     return {key: value for key, value in (options | profile.sbatch).items() if value is not None and value is not False}

@@ -35,7 +35,7 @@ def plan(
     from rich.console import Console
 
     from tango_hpc.config import load_config
-    from tango_hpc.plan.memory import memory_of_this_machine
+    from tango_hpc.plan.host import memory_of_this_machine
     from tango_hpc.plan.report import make_plan, show_plan
 
     loaded = load_config(config, overrides or [])

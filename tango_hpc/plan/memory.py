@@ -10,10 +10,8 @@ has; contexts, communicators and CUDA graphs of all stay on the GPU.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
 
 from tango_hpc.config import Config
 from tango_hpc.config.models import role_shape
@@ -119,40 +117,6 @@ def saves_in_background(config: Config, node_gb: float) -> bool:
     except UserError:
         return False
     return plan.background_bytes <= node_gb * GIB
-
-
-def memory_of_this_job(env: Mapping[str, str] = os.environ) -> float:
-    """GiB that this machine may use, or as much of it as Slurm has given to the job."""
-    limits = [memory_of_this_machine()]
-    for mb, units in (("NODE", None), ("CPU", "SLURM_CPUS_ON_NODE"), ("GPU", "SLURM_GPUS_ON_NODE")):
-        given, count = env.get(f"SLURM_MEM_PER_{mb}", ""), env.get(units, "") if units else "1"
-        if given.isdigit() and count.isdigit() and int(given) * int(count):
-            limits.append(int(given) * int(count) / 1024)
-    return min(limits)
-
-
-def memory_of_this_machine(root: Path = Path("/")) -> float:
-    """GiB that this machine, or the control group that this process is in, may use."""
-    limits = []
-    for line in (root / "proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
-            limits.append(int(line.split()[1]) * 1024)
-    for file in _limits_of_groups(root):
-        if file.is_file() and file.read_text().strip().isdigit():
-            limits.append(int(file.read_text()))
-    return min(limits) / GIB
-
-
-def _limits_of_groups(root: Path) -> Iterator[Path]:
-    """Where the control groups that this process is in may have their limit, of versions 2 and 1: each holds."""
-    listed = root / "proc/self/cgroup"
-    for line in listed.read_text().splitlines() if listed.is_file() else ["0::/", "1:memory:/"]:
-        _, controllers, group = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        folder, name = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
-        for path in (PurePosixPath(group), *PurePosixPath(group).parents):
-            yield root / "sys/fs/cgroup" / folder / str(path).lstrip("/") / name
 
 
 def copied_in_fine_tuning(config: Config) -> int:

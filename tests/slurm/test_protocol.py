@@ -439,10 +439,11 @@ def test_the_doctor_in_an_allocation_and_on_a_login_node(folder: Path) -> None:
         yaml.safe_dump({"cache_dir": str(folder / "cache"), "stage_weights_to": str(folder / "scratch")})
     )
     words = [*TANGO, "doctor", str(folder / "examined.yaml"), "--profile", str(profile)]
-    words = ["salloc", "--nodes=2", *words]
+    words = ["salloc", "--nodes=2", "--ntasks-per-node=2", *words, "launch.tasks_per_node=2"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Gloo all-reduce of 64 MB over 2 ranks on n1, n2" in done.stdout
+    assert "Gloo all-reduce of 64 MB between two ranks of a node: at most " in done.stdout
+    assert "Gloo all-reduce of 64 MB over 4 ranks on n1, n2" in done.stdout
     assert "train: models and data are there" in done.stdout
     assert "clocks agree within" in done.stdout
     assert f"n2: scratch {folder / 'scratch'} has " in done.stdout

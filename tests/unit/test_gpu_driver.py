@@ -17,7 +17,7 @@ from tango_hpc.errors import NodeFailed, UserError
 from tango_hpc.launch import gpu_driver
 from tango_hpc.launch.enter import enter_run
 from tango_hpc.launch.gpu_driver import GpuSoftware, gpu_software, why_no_gpu, why_not_shared
-from tango_hpc.manage import doctor
+from tango_hpc.manage import doctor, doctor_ranks
 from tango_hpc.parallel.ranks import check_cards
 from tango_hpc.rank import run_stage
 from tango_hpc.run.worker import Worker
@@ -133,14 +133,14 @@ def test_doctor_notes_the_driver_and_fails_where_ranks_did_not_come_up_on_nccl(m
     assert card.level == "ok" and "H200" in card.text
     assert driver.level == "warn" and "570.148.08" in driver.text and "580" in driver.text and "cu129" in driver.remedy
     on_gpu, on_cpu = [{"backend": backend, "no_gpu": why_no_gpu(), "gpu_refuses": None} for backend in ("NCCL", "Gloo")]
-    (finding,) = doctor._backend([on_cpu | {"node": "n1"}] * 2, wants_gpus=True)
+    (finding,) = doctor_ranks._backend([on_cpu | {"node": "n1"}] * 2, wants_gpus=True)
     assert finding.level == "fail" and "came up on Gloo" in finding.text and "570.148.08" in finding.remedy
     found = [on_gpu | {"node": "n1"}, on_cpu | {"node": "n2"}]
-    (finding,) = doctor._backend(found, wants_gpus=True)
+    (finding,) = doctor_ranks._backend(found, wants_gpus=True)
     assert finding.level == "fail" and "came up on Gloo on n2" in finding.text
     silent = {"node": "n2", "error": "no answer", "gpu_refuses": None}
-    assert list(doctor._backend([found[0], silent], wants_gpus=True)) == []
-    assert list(doctor._backend([found[1]], wants_gpus=False)) == []
+    assert list(doctor_ranks._backend([found[0], silent], wants_gpus=True)) == []
+    assert list(doctor_ranks._backend([found[1]], wants_gpus=False)) == []
 
 
 def test_on_a_login_node_without_a_driver_doctor_waits_for_what_the_ranks_say(
@@ -181,7 +181,7 @@ def test_doctor_fails_where_the_roles_may_not_share_a_gpu(
     lines = "; ".join(f"echo '{index}, {mode}'" for index, mode in enumerate(modes))
     machine(module=OPEN, smi=f'case "$*" in *index,compute_mode*) {lines};; *) echo NVIDIA H200;; esac')
     rank = {"node": "n1", "backend": "NCCL", "gpu_refuses": why_not_shared(roles)}
-    failures = list(doctor._backend([rank], wants_gpus=True))
+    failures = list(doctor_ranks._backend([rank], wants_gpus=True))
     if said is None:
         assert failures == []
         return
@@ -193,7 +193,7 @@ def test_doctor_fails_where_the_roles_may_not_share_a_gpu(
 def test_on_a_cpu_compute_modes_do_not_matter(machine: Any) -> None:
     machine(module=OPEN, smi='case "$*" in *index,compute_mode*) echo "0, Prohibited";; *) echo NVIDIA H200;; esac')
     rank = {"node": "n1", "backend": "Gloo", "no_gpu": "", "gpu_refuses": why_not_shared(1)}
-    assert rank["gpu_refuses"] and not list(doctor._backend([rank], wants_gpus=False))
+    assert rank["gpu_refuses"] and not list(doctor_ranks._backend([rank], wants_gpus=False))
 
 
 def test_a_compute_mode_that_cannot_be_asked_for_is_no_failure(machine: Any) -> None:
@@ -218,7 +218,9 @@ def test_doctors_ranks_on_a_cpu_fail_where_gpus_were_meant(
     launch = {"nodes": 1, "tasks_per_node": 1}
     config = None if device is None else counting_config(tmp_path, "run", launch | {"device": device})
     failed = [
-        finding.text for finding in doctor._ranks(config, tmp_path, {}, ["sft", "train"]) if finding.level == "fail"
+        finding.text
+        for finding in doctor_ranks.compare_ranks(config, tmp_path, {}, ["sft", "train"])
+        if finding.level == "fail"
     ]
     assert failed == ([f"the ranks are to use GPUs, but came up on Gloo on {socket.gethostname()}"] if fails else [])
 

@@ -15,7 +15,7 @@ from tango_hpc.config import Config, load_config
 from tango_hpc.errors import UserError
 from tango_hpc.launch.environment import threads_of_rank
 from tango_hpc.launch.starters import rank_environment
-from tango_hpc.manage import doctor
+from tango_hpc.manage import doctor, doctor_ranks
 from tango_hpc.manage.profiles import Profile
 from tango_hpc.manage.resources import asked_of_a_node, cpus_per_rank, node_memory
 from tango_hpc.manage.submit import refused_by_slurm, script
@@ -175,7 +175,7 @@ def test_the_doctor_names_an_allocation_that_is_too_small(tmp_path: Path, monkey
 
     def told(nodes: int, tasks: str, *, started: bool) -> str:
         env = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_TASKS_PER_NODE": tasks}
-        finding = doctor._too_small(config, started=started, env=env)
+        finding = doctor_ranks._too_small(config, started=started, env=env)
         return f"{finding.text}: {finding.remedy}" if finding else ""
 
     assert told(2, "4(x2)", started=False) == told(2, "1(x2)", started=True) == ""
@@ -184,7 +184,7 @@ def test_the_doctor_names_an_allocation_that_is_too_small(tmp_path: Path, monkey
         "ask for --nodes=2 --ntasks-per-node=4, or give the doctor launch.nodes=2 launch.tasks_per_node=2"
     )
     assert told(1, "4", started=True).startswith("this allocation has 1 node(s) of 4 task(s); the config wants")
-    assert doctor._too_small(config, started=False, env={}) is None
+    assert doctor_ranks._too_small(config, started=False, env={}) is None
 
 
 def test_the_doctor_knows_which_models_fine_tuning_writes(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from tango_hpc.errors import UserError
 from tango_hpc.model.shape import ModelShape
 from tango_hpc.plan.batch import role_batch
 from tango_hpc.plan.disk import checkpoint_bytes
-from tango_hpc.plan.memory import COPIES, memory_of_this_job, memory_of_this_machine, saves_in_background
+from tango_hpc.plan.host import memory_of_this_job, memory_of_this_machine
+from tango_hpc.plan.memory import COPIES, saves_in_background
 from tango_hpc.plan.report import make_plan, show_plan
 from tango_hpc.plan.sizes import (
     CPU_ENGINE_BYTES,
@@ -365,7 +366,7 @@ def test_checkpoints_are_written_in_the_background_where_there_is_room(tmp_path,
     assert saves_in_background(config, needed + 1) and not saves_in_background(config, needed - 1)
     for wanted in (True, False):
         assert saves_in_background(make_config(tmp_path, checkpoint={"background": wanted}), 1) is wanted
-    monkeypatch.setattr("tango_hpc.plan.memory.memory_of_this_machine", lambda: 100.0)
+    monkeypatch.setattr("tango_hpc.plan.host.memory_of_this_machine", lambda: 100.0)
     assert memory_of_this_job({}) == memory_of_this_job({"SLURM_MEM_PER_NODE": "0"}) == 100
     assert memory_of_this_job({"SLURM_MEM_PER_NODE": "65536"}) == 64
     assert memory_of_this_job({"SLURM_MEM_PER_CPU": "2048", "SLURM_CPUS_ON_NODE": "16"}) == 32
