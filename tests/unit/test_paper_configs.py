@@ -252,6 +252,14 @@ def test_the_docs_have_the_figures_of_the_plan():
             for family in ("qwen", "llama"):
                 config = load_config(FOLDER / f"{size}/{family}_grpo_tango.yaml", overrides)
                 found[size, cut, family] = peaks(make_plan(config, gpu_gb=80.0, node_gb=None))
+    waves = {
+        (size, family, role): make_plan(load_config(FOLDER / f"{size}/{family}_grpo_tango.yaml"), gpu_gb=80.0, node_gb=None)["batch"][role]["waves"]
+        for size in ("4x8", "1x8", "1x4") for family in ("qwen", "llama") for role in ("generator", "verifier")
+    }  # fmt: skip
+    more = {("llama", "verifier", "1x8"): 2, ("llama", "verifier", "1x4"): 3}
+    assert waves == {
+        (size, family, role): more.get((family, role, size), 2 if size == "1x4" else 1) for size, family, role in waves
+    }
     largest = [max(found[size, "shipped", family][0] for family in ("qwen", "llama")) for size in ("4x8", "1x8", "1x4")]
     assert "at most {:.1f} GiB at 4×8, {:.1f} at 1×8 and {:.1f} at 1×4".format(*largest) in words
     nodes = {key: round(node) for key, (_, node) in found.items()}
