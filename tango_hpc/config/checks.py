@@ -225,7 +225,7 @@ def _engine_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[s
         yield f"{key}.tensor: groups of {rollout.tensor} ranks do not fit evenly into nodes of {per_node}"
     if config.launch.device == "cpu" and rollout.kv_cache_gb is None:
         yield f"{key}.kv_cache_gb: required with launch.device cpu, e.g. 0.5"
-    if rollout.max_batched_tokens < rollout.max_num_seqs:
+    if rollout.max_num_seqs is not None and rollout.max_batched_tokens < rollout.max_num_seqs:
         yield (
             f"{key}.max_batched_tokens: {rollout.max_batched_tokens} is below {key}.max_num_seqs "
             f"{rollout.max_num_seqs}: an engine takes at least one token of each sequence at a time"

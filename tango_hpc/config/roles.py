@@ -81,10 +81,18 @@ class RolloutConfig(Section):
     """A role's vLLM engine. Data parallelism of its rollouts is world size / tensor."""
 
     tensor: Positive = 1
-    max_num_seqs: Positive = 256
+    max_num_seqs: Positive | None = Field(
+        None,
+        description="Sequences that an engine takes at once; null: its share of the responses of a step or an evaluation, "
+        "as far as its cache holds them at half the allowed length, at most 512 (vLLM's largest CUDA graph) and "
+        "max_batched_tokens.",
+    )
     max_batched_tokens: Positive = 8192
     kv_cache_gb: PositiveFloat | None = Field(None, description="KV cache of a rank; required on a CPU.")
-    gpu_memory_utilization: Share = Field(0.6, description="Share of the GPU for the engine while it generates.")
+    gpu_memory_utilization: Share | None = Field(
+        None,
+        description="Share of the GPU in use while the engine generates, with what all processes keep there; null: 0.88.",
+    )
     enforce_eager: bool = Field(False, description="Skip CUDA graphs: slower decoding, quicker start.")
 
 

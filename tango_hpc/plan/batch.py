@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from tango_hpc.config import Config
 from tango_hpc.data.packing import pack
+from tango_hpc.rollout.sizes import responses_per_engine
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class RoleBatch:
         int  # responses of this role that one rollout group generates in its largest phase, a first draw
     )
     rollout_tokens_per_engine: int
+    evaluations_per_engine: int  # responses of this role that it generates in an evaluation in the loop
 
 
 def role_batch(config: Config, name: str) -> RoleBatch:
@@ -39,9 +40,7 @@ def role_batch(config: Config, name: str) -> RoleBatch:
     fullest = max(len(members) for rank in packs for members in rank) * longest
     if len(packs[0]) > pipeline:  # it is the limit that cuts: shorter sequences fill it better
         fullest = max(fullest, role.micro_batch_tokens)
-    groups = config.world_size // role.rollout.tensor
-    asked = sampled * (train.verifications_per_solution if name == "verifier" else 1)
-    rollouts = math.ceil(asked / groups)
+    rollouts, evaluations = responses_per_engine(config, name)
     return RoleBatch(
         responses=responses,
         tokens=tokens,
@@ -50,4 +49,5 @@ def role_batch(config: Config, name: str) -> RoleBatch:
         micro_batch_tokens=fullest,
         rollouts_per_engine=rollouts,
         rollout_tokens_per_engine=rollouts * longest,
+        evaluations_per_engine=evaluations,
     )

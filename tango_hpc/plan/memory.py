@@ -29,7 +29,16 @@ from tango_hpc.plan.sizes import (
     SAVE_BYTES,
     Trainer,
 )
-from tango_hpc.rollout.sizes import GIB, MIB, Engine, cache_bytes, cache_problem, resident_gpu_bytes, role_engine
+from tango_hpc.rollout.sizes import (
+    GIB,
+    MIB,
+    Engine,
+    cache_problem,
+    engine_memory,
+    most_sequences,
+    resident_gpu_bytes,
+    role_engine,
+)
 
 Items = dict[str, int]  # bytes by what they are for
 
@@ -192,15 +201,12 @@ class _Role:
 def _gpu_phases(config: Config, role: _Role, gpu_bytes: int) -> list[Phase]:
     """The phases of one role on the GPU that holds most in each."""
     base = {"CUDA contexts, NCCL, graphs": resident_gpu_bytes(config)}
-    rollout = role.settings.rollout
-    engine = {
-        "engine weights": role.engine.weights,
-        "KV cache": max(cache_bytes(config, role.name, gpu_bytes), 0),
-        "engine activations": role.engine.workspace(rollout.max_batched_tokens, rollout.max_num_seqs),
-    }
-    phases = [Phase("rollout" if role.name == "generator" else "verify", role.name, base | engine)]
+    memory = engine_memory(config, role.name, gpu_bytes)
+    awake = {"engine weights": memory.weights, "sampler tables": memory.tables}
+    generating = awake | {"KV cache": max(memory.cache, 0), "engine activations": memory.activations}
+    phases = [Phase("rollout" if role.name == "generator" else "verify", role.name, base | generating)]
     if role.visiting:
-        both = {"weights": role.visiting, "engine weights": role.engine.weights, "buckets": role.sync_bytes}
+        both = {"weights": role.visiting, **awake, "buckets": role.sync_bytes}
         phases.append(Phase("reshard", role.name, base | both))
     if not role.stages:
         return phases
@@ -214,8 +220,7 @@ def _gpu_phases(config: Config, role: _Role, gpu_bytes: int) -> list[Phase]:
             candidates["logprobs"].append(resident | {"reference": sizes.reference, "activations": forward})
         update = int(role.update_workspace(stage) * (1 + GPU_HEAP_SLACK))
         candidates["train"].append(resident | {"activations, logits": update})
-        both = {"weights": sizes.weights, "engine weights": role.engine.weights}
-        candidates["reshard"].append(base | both | {"buckets": role.sync_bytes})
+        candidates["reshard"].append(base | {"weights": sizes.weights, **awake, "buckets": role.sync_bytes})
         candidates["saving"].append(resident)
     for name, options in candidates.items():
         if options:
@@ -250,7 +255,8 @@ def _node_phases(config: Config, roles: Mapping[str, _Role], *, copies: bool) ->
         if on_cpu:
             rollout = role.settings.rollout
             tokens = min(rollout.max_batched_tokens, role.batch.rollout_tokens_per_engine)
-            extra = role.engine.workspace(tokens, min(rollout.max_num_seqs, role.batch.rollouts_per_engine))
+            num_seqs = engine_memory(config, role.name, 0).num_seqs
+            extra = role.engine.workspace(tokens, min(num_seqs, role.batch.rollouts_per_engine))
             phases.append(Phase(name, role.name, base | {"engine activations": len(ranks) * extra}))
             if role.visiting:
                 phases.append(Phase("reshard", role.name, base | {"buckets": len(ranks) * role.sync_bytes}))
@@ -298,9 +304,9 @@ def _rank_resident(config: Config, roles: Mapping[str, _Role], rank: int) -> Ite
         if on_cpu:
             kept["engine weights"] = role.engine.weights
         elif not role.stages:  # on GPUs a trained role's engine wakes empty, and gets its weights by a sync
-            kept["engine weights"] = role.engine.backup_bytes
+            kept["engine weights"] = role.engine.backup_bytes(most_sequences(config, role.name))
         if on_cpu:
-            kept["KV cache"] = cache_bytes(config, role.name, 0)
+            kept["KV cache"] = engine_memory(config, role.name, 0).cache
         if role.visiting:
             kept["weights"] = role.visiting
         if role.stages:

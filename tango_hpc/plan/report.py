@@ -6,8 +6,10 @@ The JSON has `fits` (bool), `problems` (list of str), `ranks`, `device`, and
 - `memory.gpu` and `memory.node`: `{"limit_bytes": int|null, "peak_bytes": int|null, "phases": [{"phase", "role",
   "total_bytes", "items": {name: bytes}}]}`; `gpu` is one GPU, the fullest of each phase (no phases on a CPU), `node`
   the fullest node's host memory, which on a CPU is all there is;
-- `batch`: by role, the fields of `plan.batch.RoleBatch`, and `kv_cache_tokens` and `kv_cache_sequences` (of full
-  length) of an engine;
+- `batch`: by role, the fields of `plan.batch.RoleBatch`, and of an engine `max_num_seqs` and `gpu_share`
+  (of the GPU, in use while it generates; null on a CPU) as it starts with them, `kv_cache_tokens`, `kv_cache_sequences` (of full length), and the
+  waves that it takes for its responses: `waves`, `evaluation_waves`, and `longest_waves` where all are of full length
+  (null where nothing is trained);
 - `processes`: by stage that the configuration has, `per_rank` (the role that each process of a rank plays; "trainer"
   where roles are fine-tuned) and `per_node` (how many of them a node runs, beside the small parents that start them);
 - `schedule`: optimizer steps of each role, and questions drawn;
@@ -17,6 +19,7 @@ The JSON has `fits` (bool), `problems` (list of str), `ranks`, `device`, and
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -31,10 +34,9 @@ from tango_hpc.config.models import role_shape
 from tango_hpc.model.shape import check_parallel
 from tango_hpc.plan.batch import role_batch
 from tango_hpc.plan.memory import Phase, plan_memory
-from tango_hpc.plan.stages import PlannedStage, as_in_stage
 from tango_hpc.reshard.planned import plan_report as reshard_report
-from tango_hpc.rollout.sizes import GIB, cache_bytes, role_engine
-from tango_hpc.stages.processes import process_roles
+from tango_hpc.rollout.sizes import GIB, engine_memory, resident_gpu_bytes, role_engine
+from tango_hpc.stages.processes import PlannedStage, as_in_stage, process_roles
 from tango_hpc.stages.schedule import role_schedule
 
 
@@ -53,12 +55,21 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Pl
     batch: dict[str, Any] = {}
     models: dict[str, Any] = {}
     for name, shape in shapes.items():
-        cache = max(cache_bytes(config, name, memory.gpu_bytes or 0), 0)
-        sizes = role_batch(config, name)
-        tokens = cache // role_engine(config, name).cache_bytes_per_token
+        engine, sizes = engine_memory(config, name, memory.gpu_bytes or 0), role_batch(config, name)
+        tokens = max(engine.cache, 0) // role_engine(config, name).cache_bytes_per_token
+        used = engine.total + resident_gpu_bytes(config)
+        longest = min(tokens // sizes.longest, engine.num_seqs)
+        waves = {
+            "waves": math.ceil(sizes.rollouts_per_engine / engine.num_seqs),
+            "evaluation_waves": math.ceil(sizes.evaluations_per_engine / engine.num_seqs),
+            "longest_waves": math.ceil(sizes.rollouts_per_engine / max(longest, 1)),
+        }
         batch[name] = asdict(sizes) | {
+            "max_num_seqs": engine.num_seqs,
+            "gpu_share": round(used / memory.gpu_bytes, 4) if memory.gpu_bytes else None,
             "kv_cache_tokens": tokens,
-            "kv_cache_sequences": min(tokens // sizes.longest, config.roles[name].rollout.max_num_seqs),
+            "kv_cache_sequences": longest,
+            **(waves if stage == "train" else dict.fromkeys(waves)),
         }
         models[name] = {"parameters": shape.num_parameters, "trainable": config.roles[name].trainable}
     return {
@@ -121,13 +132,24 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
         trained = "" if model["trainable"] else ", not trained"
         console.print(f"[bold]{name}[/bold]: {model['parameters'] / 1e6:,.1f}M parameters{trained}")
         cache = f"{numbers['kv_cache_tokens']:,} tokens ({numbers['kv_cache_sequences']:,} full sequences at once)"
+        share = f" and {numbers['gpu_share']:.0%} of the GPU" if numbers["gpu_share"] is not None else ""
         if plan["stage"] != "train":
-            console.print(f"  the cache of an engine holds {cache}")
+            console.print(
+                f"  an engine takes {numbers['max_num_seqs']:,} sequences at once{share}; its cache holds {cache}"
+            )
             continue
         console.print(
             f"  {numbers['responses']:,} responses a step, at most {numbers['tokens']:,} tokens: "
             f"{numbers['micro_batches']} micro-batches of at most {numbers['micro_batch_tokens']:,} tokens on each "
-            f"data-parallel rank; {numbers['rollouts_per_engine']:,} responses for each engine, whose cache holds {cache}"
+            f"data-parallel rank"
+        )
+        waves, longest = numbers["waves"], numbers["longest_waves"]
+        console.print(
+            f"  an engine takes {numbers['max_num_seqs']:,} sequences at once{share}: its "
+            f"{numbers['rollouts_per_engine']:,} responses of a step in {_in_waves(waves)}"
+            f"{f' ({longest:,} where all are as long as allowed)' if longest > waves else ''}, its "
+            f"{numbers['evaluations_per_engine']:,} of an evaluation in {_in_waves(numbers['evaluation_waves'])}; "
+            f"its cache holds {cache}"
         )
         sync = plan["reshard"].get(name)
         if sync is not None:
@@ -163,6 +185,10 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
         memory = plan["memory"][place]
         if memory["phases"]:
             console.print(_memory_table(title, memory))
+
+
+def _in_waves(count: int) -> str:
+    return "one wave" if count == 1 else f"{count:,} waves"
 
 
 def _memory_table(title: str, memory: dict[str, Any]) -> Table:

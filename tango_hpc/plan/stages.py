@@ -1,27 +1,14 @@
-"""A configuration as a stage uses it, and how much host memory a job of several stages needs on GPUs."""
+"""How much host memory a job of several stages needs on GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import get_args
 
 from tango_hpc.config import Config
 from tango_hpc.plan.memory import copied_in_fine_tuning, plan_memory
 from tango_hpc.plan.sizes import GPU_PROCESS_BYTES, SAVE_BYTES
-from tango_hpc.stages.processes import process_roles
-
-# Fine-tuning has less on a GPU than the training of the same role, and nothing waits on the host.
-PlannedStage = Literal["train", "eval", "teacher"]
-
-
-def as_in_stage(config: Config, stage: PlannedStage) -> Config:
-    """`config` with the roles that take part in `stage`; an evaluation and a teacher train none of them."""
-    if stage == "train":
-        return config
-    frozen = {name: role.model_copy(update={"trainable": False}) for name, role in config.roles.items()}
-    taking_part = process_roles(config, stage)
-    verifier = frozen["verifier"] if "verifier" in taking_part else None
-    return config.model_copy(update={"generator": frozen["generator"], "verifier": verifier})
+from tango_hpc.stages.processes import PlannedStage, as_in_stage
 
 
 def job_node_bytes(config: Config, stages: Sequence[str]) -> int:

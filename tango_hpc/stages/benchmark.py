@@ -20,7 +20,6 @@ from tango_hpc.benchmarks import processbench
 from tango_hpc.benchmarks.records import GREEDY, Answer, write_answers
 from tango_hpc.config import Config
 from tango_hpc.config.load import read_tree
-from tango_hpc.config.roles import RoleConfig
 from tango_hpc.control.stop import StopSignal
 from tango_hpc.data.prepare.metadata import read_metadata
 from tango_hpc.data.tables import evenly_spaced, read_questions, read_rows
@@ -42,6 +41,7 @@ from tango_hpc.stages.eval_inputs import (
     unanswered,
 )
 from tango_hpc.stages.journal import Journal
+from tango_hpc.stages.processes import as_in_stage
 from tango_hpc.stages.responses import NOT_ASKED, FailureWatch, ReadSolution, ReadVerification, Response, settled
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
 from tango_hpc.stages.sharing import in_shares
@@ -305,15 +305,7 @@ def verifier_score(verification: Verification) -> float:
 
 
 def _for_evaluation(config: Config) -> Config:
-    """The same roles, frozen, at the evaluation's sampling settings."""
-
-    def frozen(role: RoleConfig, **sampling: float) -> RoleConfig:
-        return role.model_copy(update={"trainable": False, **sampling})
-
-    settings = config.eval
-    update: dict[str, Any] = {
-        "generator": frozen(config.generator, temperature=settings.temperature, top_p=settings.top_p)
-    }
-    if config.verifier is not None:
-        update["verifier"] = frozen(config.verifier)
-    return config.model_copy(update=update)
+    """The roles that are asked, frozen, the generator at the evaluation's sampling settings."""
+    config = as_in_stage(config, "eval")
+    sampling = {"temperature": config.eval.temperature, "top_p": config.eval.top_p}
+    return config.model_copy(update={"generator": config.generator.model_copy(update=sampling)})

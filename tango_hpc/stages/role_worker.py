@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from tango_hpc.config import Config
 from tango_hpc.config.roles import RoleConfig
@@ -25,7 +26,7 @@ from tango_hpc.policy.policy import Policy
 from tango_hpc.policy.usage import peak_memory_bytes, total_peak
 from tango_hpc.reshard.sync import SyncStats, WeightSync
 from tango_hpc.rollout.engine import RolloutEngine, take_stream
-from tango_hpc.rollout.sizes import cache_bytes, cache_problem, engine_bytes
+from tango_hpc.rollout.sizes import GIB, cache_problem, engine_memory
 from tango_hpc.run.manifest import FileSum
 from tango_hpc.stages.usage import Spent
 from tango_hpc.types import Generation, GenerationRequest, SamplingSettings, TrainSequence
@@ -175,20 +176,29 @@ class RoleWorker:
 def make_engine(settings: RoleConfig, config: Config, name: str, *, load_weights: bool) -> RolloutEngine:
     """The engine of the role `name`. Collective over its processes. Raises `CheckFailed` where its cache has no room."""
     rollout, device = settings.rollout, this_device()
-    gpu_bytes = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    gpu_bytes = 0
+    if device.type == "cuda":  # of the smallest GPU, because all engines of a role must start alike
+        gpu_bytes = -int(max_over_ranks([-torch.cuda.get_device_properties(device).total_memory])[0])
     problem = cache_problem(config, name, gpu_bytes)
     if problem is not None:
         raise CheckFailed(problem)
+    memory = engine_memory(config, name, gpu_bytes)
+    if dist.get_rank() == 0:
+        print(
+            f"the {name}'s engine takes up to {memory.num_seqs:,} sequences at once, with a KV cache of "
+            f"{memory.cache / GIB:.2f} GiB",
+            flush=True,
+        )
     return RolloutEngine(
         settings.model.path,
         tensor=rollout.tensor,
         dtype=config.launch.dtype,
         max_model_len=settings.max_prompt_tokens + settings.max_response_tokens,
-        max_num_seqs=rollout.max_num_seqs,
+        max_num_seqs=memory.num_seqs,
         max_batched_tokens=rollout.max_batched_tokens,
         device=config.launch.device,
         load_weights=load_weights,
-        kv_cache_bytes=cache_bytes(config, name, gpu_bytes),
-        gpu_share=engine_bytes(config, name, gpu_bytes) / gpu_bytes if gpu_bytes else 0.0,
+        kv_cache_bytes=memory.cache,
+        gpu_share=memory.total / gpu_bytes if gpu_bytes else 0.0,
         enforce_eager=rollout.enforce_eager,
     )

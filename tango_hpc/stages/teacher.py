@@ -35,6 +35,7 @@ from tango_hpc.files import write_atomically, write_parquet
 from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.stages.journal import Journal
+from tango_hpc.stages.processes import as_in_stage
 from tango_hpc.stages.responses import FailureWatch, ReadSolution, settled
 from tango_hpc.stages.role import Generator, request_seeds
 from tango_hpc.tasks import get_task
@@ -92,10 +93,9 @@ class Teacher:
         self.task = get_task(config.task)
         self._failures = FailureWatch(self.task)
         greedy = self.settings.temperature == 0
-        frozen = {"trainable": False, "top_p": self.settings.top_p}
-        role = config.generator.model_copy(
-            update=frozen if greedy else {**frozen, "temperature": self.settings.temperature}
-        )
+        config = as_in_stage(config, "teacher")
+        sampling = {"top_p": self.settings.top_p} | ({} if greedy else {"temperature": self.settings.temperature})
+        role = config.generator.model_copy(update=sampling)
         self.generator = Generator("generator", config.model_copy(update={"generator": role}), exchange, stop)
         self._greedy = greedy
 

@@ -39,8 +39,8 @@ from tango_hpc.rollout.sizes import (
     GPU_GRAPH_BYTES,
     MIB,
     Engine,
-    cache_bytes,
     cache_problem,
+    engine_memory,
     role_engine,
 )
 
@@ -53,6 +53,8 @@ TINY = {
 }  # fmt: skip
 LAYER = 8 * 8 + 8 + 2 * (4 * 8 + 4) + 8 * 8 + 3 * 8 * 16 + 2 * 8  # q, k and v with biases, o, feed-forward, norms
 TINY_PARAMETERS = 64 * 8 + 2 * LAYER + 8
+
+WITHOUT_VERIFIER = {"verifier": None, "train__verifier_warmup_steps": 0, "train__verifier_steps_per_cycle": 0}
 
 
 def trainer(**changes):
@@ -115,21 +117,21 @@ def test_engine_weights_and_cache_by_hand():
 def test_a_sleeping_engines_pinned_backup_by_hand():
     """PyTorch's host allocator rounds every block up to a power of two; issue: 7.1 GiB of Qwen2.5-7B become 13.4."""
     shape = ModelShape.from_hf_config(TINY)
-    assert Engine(shape, 1, 2, on_cpu=False).backup_bytes == 2 * MIB  # everything shares one small segment
+    assert Engine(shape, 1, 2, on_cpu=False).backup_bytes(0) == 2 * MIB  # everything shares one small segment
     published = json.loads((Path(__file__).parents[1] / "data/hf_configs.json").read_text())["Qwen2.5-7B"]
     engine = Engine(ModelShape.from_hf_config(published), 2, 2, on_cpu=False)
     # Hidden 3584, 28 layers, tensor size 2: gate and up 129.5 MiB, down 64.75, q k v 15.75, o 12.25; embedding and output
     # layer 519.75 each; 57 norms and 28 biases of a few KiB together in one segment.
-    assert engine.backup_bytes == (28 * (256 + 128 + 16 + 16) + 2 * 1024 + 2) * MIB
+    assert engine.backup_bytes(0) == (28 * (256 + 128 + 16 + 16) + 2 * 1024 + 2) * MIB
     assert engine.weights / GIB == pytest.approx(7.1, abs=0.05)
-    assert engine.backup_bytes / GIB == pytest.approx(13.4, abs=0.05)
+    assert engine.backup_bytes(0) / GIB == pytest.approx(13.4, abs=0.05)
 
 
 def test_parameters_of_a_few_mib_share_segments_that_are_backed_up_as_32_mib():
     wide = TINY | {"hidden_size": 1024, "vocab_size": 3072, "intermediate_size": 64, "num_attention_heads": 16}
     sizes = ModelShape.from_hf_config(wide | {"num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 64})
     # 16 bits: per layer q k v 2.5 MiB, o 2, gate and up 0.25, down 0.125; the embedding's 6 MiB; two of 20 MiB hold them.
-    assert Engine(sizes, 1, 2, on_cpu=False).backup_bytes == 2 * 32 * MIB + 2 * MIB
+    assert Engine(sizes, 1, 2, on_cpu=False).backup_bytes(0) == 2 * 32 * MIB + 2 * MIB
 
 
 def test_recomputation_keeps_the_inputs_of_layers_and_one_layer():
@@ -274,19 +276,19 @@ def test_paper_models_fit_80_gb_and_say_what_to_change_on_40(tmp_path):
 
 
 def test_a_cache_is_what_a_share_of_the_gpu_leaves_beside_the_other_process(tmp_path):
-    config = make_config(tmp_path)
-    engine = role_engine(config, "generator")
-    workspace = engine.workspace(8192, 256)
-    own = engine.weights + workspace
+    def cache(gpu_bytes=80 * GIB, **changes):
+        config = make_config(tmp_path, **(changes | {"generator__rollout__max_num_seqs": 256}))
+        return engine_memory(config, "generator", gpu_bytes).cache
+
+    engine = role_engine(make_config(tmp_path), "generator")
+    own = engine.weights + engine.workspace(8192, 256) + sum(engine.sampler_tables(256))
     contexts, graphs = 2 * GPU_CONTEXT_BYTES, 2 * GPU_GRAPH_BYTES
-    assert cache_bytes(config, "generator", 80 * GIB) == 40 * GIB - contexts - graphs - own
-    eager = make_config(tmp_path, verifier__rollout__enforce_eager=True)
-    assert cache_bytes(eager, "generator", 80 * GIB) == 40 * GIB - contexts - GPU_GRAPH_BYTES - own
-    without = {"verifier": None, "train__verifier_warmup_steps": 0, "train__verifier_steps_per_cycle": 0}
-    alone = cache_bytes(make_config(tmp_path, **without), "generator", 80 * GIB)
-    assert alone == 40 * GIB - GPU_CONTEXT_BYTES - GPU_GRAPH_BYTES - own
-    told = make_config(tmp_path, generator__rollout={"tensor": 1, "kv_cache_gb": 3})
-    assert cache_bytes(told, "generator", 80 * GIB) == cache_bytes(told, "generator", 0) == 3 * GIB
+    assert cache() == 40 * GIB - contexts - graphs - own
+    assert cache(verifier__rollout__enforce_eager=True) == 40 * GIB - contexts - GPU_GRAPH_BYTES - own
+    assert cache(**WITHOUT_VERIFIER) == 40 * GIB - GPU_CONTEXT_BYTES - GPU_GRAPH_BYTES - own
+    three = {"generator__rollout": {"tensor": 1, "kv_cache_gb": 3}}
+    assert cache(**three) == cache(0, **three) == 3 * GIB
+    told = make_config(tmp_path, **three)
     assert role_engine(told, "generator").tensor == 1 and role_engine(told, "verifier").tensor == 2
 
 
@@ -308,6 +310,7 @@ def test_only_weights_of_trainer_and_engine_meet_on_a_gpu_in_a_sync(tmp_path):
         "CUDA contexts, NCCL, graphs": 2 * (GPU_CONTEXT_BYTES + GPU_GRAPH_BYTES),
         "weights": phases["train"]["weights"],
         "engine weights": role_engine(config, "generator").weights,
+        "sampler tables": sum(role_engine(config, "generator").sampler_tables(80)),
         "buckets": plan["reshard"]["generator"]["total"]["peak_extra_bytes"],
     }
     assert sum(phases["rollout"].values()) == 40 * GIB  # rollout.gpu_memory_utilization of it, all processes included
@@ -326,7 +329,7 @@ def test_on_gpus_only_a_frozen_role_keeps_its_engines_weights_on_the_host(tmp_pa
     )  # fmt: skip
     engine = role_engine(make_config(tmp_path), "verifier")
     assert {name: value for name, value in frozen.items() if name.startswith("verifier: ")} == {
-        "verifier: engine weights": 8 * engine.backup_bytes
+        "verifier: engine weights": 8 * engine.backup_bytes(80)  # of the responses of one of four engines
     }
 
 
@@ -376,7 +379,7 @@ def test_checkpoints_are_written_in_the_background_where_there_is_room(tmp_path,
 
 def test_an_evaluation_and_a_teacher_have_engines_that_sleep_at_level_1(tmp_path):
     config = make_config(tmp_path, teacher={"questions": "q.parquet", "output": "out"})
-    generator, verifier = (role_engine(config, name).backup_bytes for name in ("generator", "verifier"))
+    generator, verifier = (role_engine(config, name).backup_bytes(512) for name in ("generator", "verifier"))
     plan = make_plan(config, gpu_gb=80, node_gb=None, stage="eval")
     weights = trainer(shape=role_shape(config, "generator"), tensor=4, element_bytes=2).sizes.weights
     assert plan["memory"]["node"]["phases"] == [
