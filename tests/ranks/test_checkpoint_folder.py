@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tango_hpc.config.schema import CheckpointConfig
 from tango_hpc.errors import CheckFailed
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_provenance
@@ -59,7 +60,7 @@ def save_and_load(path: Path) -> list[str]:
     from tango_hpc.policy.checkpoints import Checkpoints
 
     directory, exchange = RunDirectory(path), Exchange(["generator"], "generator")
-    checkpoints = Checkpoints(directory, "train", keep=2, exchange=exchange)
+    checkpoints = Checkpoints(directory, "train", CheckpointConfig(keep=2), exchange)
     assert checkpoints.latest() is None
     for step, phase in ((1, ""), (2, "rollout"), (2, ""), (2, "verify")):
         checkpoints.save(step, phase, {"generator": Part(step)}, {"step": step, "phase": phase})
@@ -72,11 +73,11 @@ def save_and_load(path: Path) -> list[str]:
     left = sorted(entry.name for entry in (path / "checkpoints/train").iterdir())
     assert left == ["step_000002+rollout", "step_000002+verify"], "a half-written one takes room"
     # A file that is not what was written: neither is it called a checkpoint, nor do others go for it.
-    strict = Checkpoints(directory, "train", keep=1, exchange=exchange)
+    strict = Checkpoints(directory, "train", CheckpointConfig(keep=1), exchange)
     with pytest.raises(CheckFailed, match=r"not kept what was written: generator/__1_0.distcp is empty"):
         strict.save(3, "", {"generator": Part(3, forgetful_disk=True)}, {"step": 3})
     assert sorted(entry.name for entry in (path / "checkpoints/train").iterdir()) == left
-    restarted = Checkpoints(directory, "train", keep=2, exchange=exchange)
+    restarted = Checkpoints(directory, "train", CheckpointConfig(keep=2), exchange)
     latest = restarted.latest()
     assert latest is not None
     part = Part(0)
@@ -93,7 +94,7 @@ def save_beside(path: Path) -> list[list[str]]:
     from tango_hpc.policy.checkpoints import Checkpoints
 
     exchange, found = Exchange(["generator"], "generator"), []
-    checkpoints = Checkpoints(RunDirectory(path), "train", keep=2, exchange=exchange)
+    checkpoints = Checkpoints(RunDirectory(path), "train", CheckpointConfig(keep=2), exchange)
 
     def look() -> None:
         dist.barrier()
@@ -162,7 +163,7 @@ def damage_and_go_on(path: Path) -> dict[str, tuple[str, int, list[str], list[st
     from tango_hpc.policy.checkpoints import Checkpoints
 
     exchange = Exchange(["generator"], "generator")
-    checkpoints = Checkpoints(RunDirectory(path), "train", keep=3, exchange=exchange)
+    checkpoints = Checkpoints(RunDirectory(path), "train", CheckpointConfig(keep=3), exchange)
     for step in (1, 2):
         checkpoints.save(step, "", {"generator": Part(step)}, {"step": step})
     found = {}
@@ -174,7 +175,7 @@ def damage_and_go_on(path: Path) -> dict[str, tuple[str, int, list[str], list[st
             entry = {"stage": "train", "resumed_from": "step_000002"}
             directory.provenance.write_text(json.dumps({"attempts": [entry]}) if name != "emptied" else "")
         dist.barrier()
-        again, part = Checkpoints(directory, "train", keep=1, exchange=exchange), Part(0)
+        again, part = Checkpoints(directory, "train", CheckpointConfig(keep=1), exchange), Part(0)
         latest = again.latest()
         assert latest is not None
         again.load(latest, {"generator": part})
@@ -183,7 +184,9 @@ def damage_and_go_on(path: Path) -> dict[str, tuple[str, int, list[str], list[st
         found[name] = (latest.name, part.value, again.set_aside, there)
         resumed_from = [entry["resumed_from"] for entry in read_provenance(directory)["attempts"]]
         assert resumed_from == ([latest.name] if name != "emptied" else [])
-        assert Checkpoints(directory, "train", keep=1, exchange=exchange).latest() == latest.with_name("step_000002")
+        assert Checkpoints(directory, "train", CheckpointConfig(keep=1), exchange).latest() == latest.with_name(
+            "step_000002"
+        )
     # All of them: nothing is begun anew in their place, and nothing is touched.
     if dist.get_rank() == 0:
         for checkpoint in (path / "checkpoints/train").iterdir():
@@ -192,7 +195,7 @@ def damage_and_go_on(path: Path) -> dict[str, tuple[str, int, list[str], list[st
     with pytest.raises(
         CheckFailed, match=r"no checkpoint in .* is intact:\n  step_000002: state.json is not[^\n]*\n  step_000001"
     ):
-        Checkpoints(RunDirectory(path), "train", keep=1, exchange=exchange).latest()
+        Checkpoints(RunDirectory(path), "train", CheckpointConfig(keep=1), exchange).latest()
     assert sorted(entry.name for entry in (path / "checkpoints/train").iterdir()) == ["step_000001", "step_000002"]
     return found
 

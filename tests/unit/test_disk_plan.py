@@ -95,7 +95,7 @@ def test_what_a_killed_attempt_left_half_written_is_room(
     """The next attempt removes it before it writes anything: a job that is requeued must not be refused for it."""
     directory = RunDirectory(tmp_path / "run")
     one = checkpoint_bytes(config, "train")
-    half = directory.checkpoints / "train/.step_000010/generator/__0_0.distcp"
+    half = directory.checkpoints / "train/.step_000010/generator/__0_weights.distcp"
     half.parent.mkdir(parents=True)
     with half.open("wb") as file:
         file.truncate(one)  # takes no room itself
