@@ -84,13 +84,7 @@ class Checkpoints:
         if exchange.is_first:
             self._folder.mkdir(parents=True, exist_ok=True)
             for leftover in leftovers_in(self._folder):
-                # Under a name that no save takes: NFS keeps what somebody still has open.
-                name = f".step_left-{uuid.uuid4().hex}"
-                doomed = leftover.rename(leftover.with_name(name))
-                try:
-                    shutil.rmtree(doomed)
-                except OSError as error:
-                    warn_once(f"{doomed} could not be removed wholly: {error}")
+                self._remove(leftover)
             for _, path in steps_in(self._folder):
                 if not is_whole(path):
                     remove_training(path)
@@ -231,8 +225,11 @@ class Checkpoints:
         flush_to_disk(final.parent)
 
     def _remove(self, path: Path) -> None:
-        """Delete a checkpoint; a half-deleted one has a name that nobody takes for a checkpoint."""
-        hidden = path.with_name(f".{path.name}")
+        """Delete a checkpoint; a half-deleted one has a name that nobody takes for a checkpoint.
+
+        No save takes that name either: NFS keeps what somebody still has open.
+        """
+        hidden = path.with_name(f".step_left-{uuid.uuid4().hex}")
         try:
             path.rename(hidden)
             shutil.rmtree(hidden)
@@ -257,7 +254,7 @@ class Checkpoints:
         free_gb = shutil.disk_usage(self._folder).free / 2**30
         if self._exchange.is_first:
             shutil.rmtree(_partial(final), ignore_errors=True)
-        newest = next((path for _, path in reversed(steps_in(self._folder))), None)
+        newest = next((path for _, path in reversed(whole_in(self._folder))), None)
         last = self._exchange.all_gather(newest)[0]
         kept, needed = "There is no earlier checkpoint", ""
         if last is not None:

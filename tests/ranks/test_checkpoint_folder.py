@@ -134,6 +134,93 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+class TrainedPart(Part):
+    """A part with a file that only training needs."""
+
+    def end_save(self) -> dict:
+        import torch.distributed as dist
+
+        sums = super().end_save()
+        (self.folder / f"__{dist.get_rank()}_training.distcp").write_text("moments")
+        return sums
+
+
+def keep_the_weights_of_some(path: Path) -> list[dict[str, bool]]:
+    """Which checkpoints are there after each save, and whether they are whole; what is there when a run goes on."""
+    import torch.distributed as dist
+
+    from tango_hpc.parallel.exchange import Exchange
+    from tango_hpc.policy.checkpoints import Checkpoints, find_damage
+    from tango_hpc.run.steps import steps_in
+    from tango_hpc.run.weights import is_for_readers, is_whole
+
+    directory, exchange, found = RunDirectory(path), Exchange(["generator"], "generator"), []
+    folder, kept = directory.checkpoints / "train", CheckpointConfig(keep=2, keep_weights=2)
+
+    def look() -> None:
+        dist.barrier()
+        found.append({checkpoint.name: is_whole(checkpoint) for _, checkpoint in steps_in(folder)})
+        for _, checkpoint in steps_in(folder):
+            there = {file.name for file in checkpoint.rglob("*") if file.is_file()}
+            assert (
+                is_whole(checkpoint)
+                == ("state.json" in there)
+                == any(name.endswith("training.distcp") for name in there)
+            )
+            assert find_damage(checkpoint, exchange) is None
+        dist.barrier()
+
+    checkpoints = Checkpoints(directory, "train", kept, exchange)
+    for step, phase in ((1, ""), (2, ""), (2, "rollout"), (3, ""), (4, "verify"), (5, ""), (6, "")):
+        checkpoints.save(step, phase, {"generator": TrainedPart(step)}, {"step": step})
+        look()
+    if dist.get_rank() == 0:  # a damage of what evaluation does not read, and what a kill has left
+        (folder / "step_000005/generator/__0_training.distcp").write_text("-")
+        (folder / "step_000004+verify/generator/__0_training.distcp").write_text("-")
+    dist.barrier()
+    assert find_damage(folder / "step_000005", exchange, is_for_readers) is None
+    assert find_damage(folder / "step_000005", exchange) is not None
+    dist.barrier()
+    if dist.get_rank() == 0:
+        (folder / "step_000005/generator/__0_training.distcp").write_text("moments")
+    dist.barrier()
+    again = Checkpoints(directory, "train", kept, exchange)
+    look()
+    assert again.latest() == folder / "step_000006"
+    # Somebody has taken the whole ones away, and brought an older one back: steps are done again.
+    if dist.get_rank() == 0:
+        for step in (5, 6):
+            shutil.rmtree(folder / f"step_{step:06d}")
+    dist.barrier()
+    with pytest.raises(CheckFailed, match=r"step_000004\+verify holds weights alone.*bring one back.*--step 4"):
+        again.latest()
+    again.save(3, "", {"generator": TrainedPart(3)}, {"step": 3})
+    look()
+    return found
+
+
+def test_older_checkpoints_are_weights_alone(tmp_path: Path) -> None:
+    first, second = run_ranks(keep_the_weights_of_some, 2, tmp_path / "run")
+    assert first == second
+    *_, of_4, of_5, of_6, restarted, redone = first
+    assert first[:4] == [
+        {"step_000001": True},
+        {"step_000001": True, "step_000002": True},
+        {"step_000001": False, "step_000002": True, "step_000002+rollout": True},
+        {"step_000001": False, "step_000002+rollout": True, "step_000003": True},
+    ]
+    assert of_4 == {
+        "step_000001": False, "step_000002+rollout": False, "step_000003": True, "step_000004+verify": True,
+    }  # fmt: skip
+    assert of_5 == {
+        "step_000002+rollout": False, "step_000003": False, "step_000004+verify": True, "step_000005": True,
+    }  # fmt: skip
+    assert of_6 == restarted == {
+        "step_000003": False, "step_000004+verify": False, "step_000005": True, "step_000006": True,
+    }  # fmt: skip
+    assert redone == {"step_000003": True, "step_000004+verify": False}
+
+
 def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemReader
 
 from tango_hpc.config.roles import OptimizerConfig
 from tests.helpers.policies import policy_of
@@ -130,8 +131,11 @@ def saved_from_the_host(folder: Path, dtype: str) -> dict[str, Any]:
         return resize(storage, size)
 
     def files(name: str) -> dict[str, bytes]:
+        """Contents by name; of .metadata, which also has the folder and a random name of the save, what is where."""
         here = folder / f"{name}-{dtype}"
-        return {str(file.relative_to(here)): file.read_bytes() for file in here.rglob("*") if file.is_file()}
+        found = {str(file.relative_to(here)): file.read_bytes() for file in here.rglob("*") if file.is_file()}
+        listed = FileSystemReader(here).read_metadata()
+        return found | {".metadata": repr((listed.state_dict_metadata, listed.storage_data)).encode()}
 
     with (
         patch.object(host_memory, "on_gpu", lambda _: True),
