@@ -127,6 +127,15 @@ def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) 
             os.fsync(file.fileno())
 
 
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_for_owner(path: Path, text: str) -> None:
     """Write a new file that its owner alone can read, from its first byte on."""
     path.touch(mode=0o600, exist_ok=False)

@@ -292,7 +292,10 @@ class CheckpointConfig(Section):
     """What is saved when."""
 
     every_steps: Count = Field(20, description="Save every so many steps; 0: only at the end and when told to stop.")
-    keep: Positive = Field(2, description="Complete checkpoints kept.")
+    keep: Positive = Field(2, description="Whole checkpoints kept, from which a run can go on.")
+    keep_weights: Count = Field(
+        0, description="Training steps before those, whose weights alone are kept for `tango eval` and `tango export`."
+    )
     background: bool | None = Field(
         None,
         description="Train on while a copy of the state is written. null: where the machine's memory has room for the "

@@ -33,6 +33,7 @@ from tango_hpc.launch.lock import NAME, Process
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.metrics import STEPPED_STAGES
 from tango_hpc.run.steps import is_newer, steps_in
+from tango_hpc.run.weights import is_whole
 
 
 @dataclass
@@ -70,9 +71,11 @@ class Attempt:
 
 
 def newest_checkpoint(directory: RunDirectory, stage: str) -> str | None:
-    """Name of the newest complete checkpoint of `stage`."""
-    complete = steps_in(directory.checkpoints / stage)
-    return str(complete[-1][0]) if complete else None
+    """Return the name of the newest checkpoint of `stage` that a run can go on from."""
+    for name, path in reversed(steps_in(directory.checkpoints / stage)):
+        if is_whole(path):
+            return str(name)
+    return None
 
 
 def saved_so_far(directory: RunDirectory, stage: str) -> str | None:

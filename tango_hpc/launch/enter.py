@@ -27,6 +27,7 @@ from tango_hpc.launch.provenance import note_changes
 from tango_hpc.launch.queued import check_no_job_waits, never_started
 from tango_hpc.run.directory import RunDirectory, runs_below
 from tango_hpc.run.summary import read_summary, update_summary
+from tango_hpc.run.weights import only_weights
 from tango_hpc.stages.preflight import check_inputs
 from tango_hpc.tasks.made_files import make_missing_files
 
@@ -138,7 +139,12 @@ def _check_goes_on(directory: RunDirectory, stages: Sequence[str], config: Confi
     """Raise UserError where a stage that is to go on from its checkpoint would compute something else."""
     changed = directory.config.is_file() and bool(changes_of_run(directory, config_to_yaml(config)))
     for stage in stages:
-        if newest_checkpoint(directory, stage) is not None and (changed or not is_done(directory, stage)):
+        if not changed and is_done(directory, stage):
+            continue
+        problem = only_weights(directory.checkpoints / stage)
+        if problem is not None:
+            raise UserError(problem)
+        if newest_checkpoint(directory, stage) is not None:
             refuse(directory, compare_with_last(directory, stage, config)[1])
 
 

@@ -2,7 +2,8 @@
 
 One rank's worst case is added up from `sizes.py`: sequences as long as the configuration allows, the fullest
 micro-batch, the pipeline stage that holds most. Phases: `rollout` and `verify` (an engine generates), `logprobs` (the
-reference's), `train` (forward, backward, optimizer step), `reshard` (weights of trainer and engine together), `saving`.
+reference's), `train` (forward, backward, optimizer step), `reshard` (weights of trainer and engine together); on a node
+`saving` too, which takes nothing of a GPU.
 A rank has one process for each role, with its trainer and its engine. On a CPU they share one memory all the time. On
 GPUs they take turns: what is not at work waits in host memory, except a trained role's engine weights, which its trainer
 has; contexts, communicators and CUDA graphs of all stay on the GPU.
@@ -66,7 +67,7 @@ class MemoryPlan:
     """Phases on the GPU (empty on a CPU) and on a node's memory, against what there is (None: not known).
 
     `background_bytes`: memory from which on a node writes checkpoints while training goes on. `checkpoint_bytes`: what
-    each trained role writes into one, all ranks together.
+    each trained role writes into one, all ranks together; `weights_bytes`: what of that are its weights.
     """
 
     gpu: list[Phase]
@@ -75,6 +76,7 @@ class MemoryPlan:
     node_bytes: int | None
     background_bytes: int
     checkpoint_bytes: dict[str, int]
+    weights_bytes: dict[str, int]
     problems: list[str]
 
 
@@ -103,7 +105,8 @@ def plan_memory(
     node = _node_phases(config, roles, copies=bool(config.checkpoint.background))
     with_copies = max(phase.total for phase in _node_phases(config, roles, copies=True))
     saved = {name: _saved_bytes([role], range(config.world_size)) for name, role in roles.items() if role.stages}
-    plan = MemoryPlan(gpu, node, gpu_bytes, node_bytes, int(with_copies / ROOM), saved, problems)
+    weights = {name: sum(stage.sizes.weights * stage.tensor for stage in roles[name].stages) for name in saved}
+    plan = MemoryPlan(gpu, node, gpu_bytes, node_bytes, int(with_copies / ROOM), saved, weights, problems)
     caches = [cache_problem(config, name, gpu_bytes or 0) for name in roles]
     problems += [problem for problem in caches if problem is not None]
     problems += [_over("GPU", phase, gpu_bytes) for phase in gpu if gpu_bytes is not None and phase.total > gpu_bytes]
@@ -211,7 +214,7 @@ def _gpu_phases(config: Config, role: _Role, gpu_bytes: int) -> list[Phase]:
     if not role.stages:
         return phases
     tokens = role.batch.micro_batch_tokens
-    candidates: dict[str, list[Items]] = {name: [] for name in ("logprobs", "train", "reshard", "saving")}
+    candidates: dict[str, list[Items]] = {name: [] for name in ("logprobs", "train", "reshard")}
     for stage, trainer in enumerate(role.stages):
         sizes = trainer.sizes
         resident = base | {"weights": sizes.weights, "gradients": sizes.gradients, "optimizer": sizes.optimizer}
@@ -221,7 +224,6 @@ def _gpu_phases(config: Config, role: _Role, gpu_bytes: int) -> list[Phase]:
         update = int(role.update_workspace(stage) * (1 + GPU_HEAP_SLACK))
         candidates["train"].append(resident | {"activations, logits": update})
         candidates["reshard"].append(base | {"weights": sizes.weights, **awake, "buckets": role.sync_bytes})
-        candidates["saving"].append(resident)
     for name, options in candidates.items():
         if options:
             phases.append(Phase(name, role.name, max(options, key=lambda items: sum(items.values()))))
@@ -282,15 +284,14 @@ def _ranks_by_node(config: Config) -> list[range]:
 
 
 def _saved_bytes(roles: Iterable[_Role], ranks: Sequence[int]) -> int:
-    """What these ranks write into a checkpoint: each its optimizer's share, the first data rank weights and reference."""
+    """Return what these ranks write into a checkpoint: their shares of the optimizer, of weights and of the reference."""
     total = 0
     for role in roles:
         for rank in ranks if role.stages else ():
             trainer = role.stage_of(rank)
-            is_first = rank // trainer.tensor % trainer.data == 0
             # Main weights are of the optimizer's share in a checkpoint also where, in fp32, they are the weights.
             optimizer = trainer.sizes.optimizer * (3 if trainer.element_bytes == 4 else 2) // 2
-            total += optimizer + is_first * (trainer.sizes.weights + trainer.sizes.reference)
+            total += optimizer + -(-(trainer.sizes.weights + trainer.sizes.reference) // trainer.data)
     return total
 
 
@@ -334,7 +335,6 @@ ADVICE = {
         "{role}.recompute=selective or full, or take more ranks (the optimizer is spread over data-parallel ones)"
     ),
     "reshard": "raise {role}.parallel.tensor or {role}.rollout.tensor, or lower reshard.bucket_mb",
-    "saving": "raise {role}.parallel.tensor or pipeline, or take more ranks",
 }
 NODE_ADVICE = (
     "a larger {role}.parallel.tensor (fewer copies of weights and reference), a smaller model, {role}.trainable=false, "

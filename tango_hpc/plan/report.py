@@ -52,6 +52,8 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Pl
         config, gpu_gb=gpu_gb, node_gb=node_gb, sync_bytes=sync_bytes, takes_checkpoints=stage == "eval"
     )
     steps = Counter(role_schedule(whole))
+    kept, checkpoint = config.checkpoint, sum(memory.checkpoint_bytes.values())
+    weights = sum(memory.weights_bytes.values())
     batch: dict[str, Any] = {}
     models: dict[str, Any] = {}
     for name, shape in shapes.items():
@@ -85,10 +87,13 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Pl
             "node": _place(memory.node, memory.node_bytes),
         },
         "checkpoint": {
-            "background": config.checkpoint.background,
+            "background": kept.background,
             "background_from_bytes": memory.background_bytes if stage == "train" else None,
-            "bytes": sum(memory.checkpoint_bytes.values()) if stage == "train" else None,
-            "keep": config.checkpoint.keep,
+            "bytes": checkpoint if stage == "train" else None,
+            "keep": kept.keep,
+            "weights_bytes": weights if stage == "train" else None,
+            "keep_weights": kept.keep_weights,
+            "disk_bytes": (kept.keep + 1) * checkpoint + kept.keep_weights * weights if stage == "train" else None,
         },
         "batch": batch,
         "schedule": {
@@ -176,10 +181,14 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
             "(checkpoint.background)"
         )
     if plan["stage"] == "train":
-        one, keep = plan["checkpoint"]["bytes"], plan["checkpoint"]["keep"]
+        saved = plan["checkpoint"]
+        older = (
+            f", with the weights of {saved['keep_weights']} older steps (checkpoint.keep_weights, "
+            f"{decimal(saved['weights_bytes'])} each),"
+        )
         console.print(
-            f"a checkpoint takes {decimal(one)} of disk; the {keep} that are kept (checkpoint.keep) and the one that is being "
-            f"written {decimal((keep + 1) * one)}"
+            f"a checkpoint takes {decimal(saved['bytes'])} of disk; {saved['keep']} kept whole (checkpoint.keep) and one being "
+            f"written{older if saved['keep_weights'] else ''} take {decimal(saved['disk_bytes'])}"
         )
     for place, title in (("gpu", "One GPU"), ("node", "Memory of one node")):
         memory = plan["memory"][place]

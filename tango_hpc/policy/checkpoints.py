@@ -2,10 +2,12 @@
 
 RUN/checkpoints/STAGE/
   step_000012/             after 12 optimizer steps
-    generator/ verifier/   weights, optimizer, learning-rate step (Megatron's distributed checkpoint format)
+    generator/ verifier/   weights, optimizer, learning-rate step (Megatron's distributed checkpoint format);
+                           __N_weights.distcp and __N_training.distcp are what rank N wrote
     state.json             counters, sampler, moving averages, and what an unfinished step had computed so far
     manifest.json          size and checksum of every file (run/manifest.py)
   step_000012+rollout/     the same weights, and the rollouts of step 13
+  step_000004/             too old for `checkpoint.keep`: weights alone (run/weights.py)
   step_000016.damaged/     what was found damaged when the run went on: set aside, never deleted
 
 A checkpoint is written under a name that begins with a dot and renamed when every process has written its part and the
@@ -16,7 +18,6 @@ training may go on (`save(background=True)`, then `complete`). What is read is v
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import time
@@ -26,8 +27,9 @@ from functools import partial as partial_call
 from pathlib import Path
 from typing import Any, Protocol
 
+from tango_hpc.config.schema import CheckpointConfig
 from tango_hpc.errors import CheckFailed
-from tango_hpc.files import remedy_in, set_aside, warn_once
+from tango_hpc.files import flush_to_disk, remedy_in, set_aside, warn_once
 from tango_hpc.parallel.exchange import Exchange, PeerFailedError
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.manifest import (
@@ -42,6 +44,7 @@ from tango_hpc.run.manifest import (
 )
 from tango_hpc.run.steps import StepName, leftovers_in, steps_in
 from tango_hpc.run.summary import note_resumed_from
+from tango_hpc.run.weights import STATE, is_whole, keep_weights, only_weights, remove_training, whole_in
 
 # NFS shows what another node has written up to a minute late.
 VISIBLE_SECONDS = 60.0
@@ -67,38 +70,40 @@ class Saved(Protocol):
 class Checkpoints:
     """The checkpoints of one stage. Its methods are collective over all processes; the first does the housekeeping.
 
-    `set_aside` says in words what `latest` has found damaged.
+    `kept` says how many stay whole, and of how many steps before these the weights. `set_aside` says in words what
+    `latest` has found damaged.
     """
 
-    def __init__(self, directory: RunDirectory, stage: str, keep: int, exchange: Exchange) -> None:
+    def __init__(self, directory: RunDirectory, stage: str, kept: CheckpointConfig, exchange: Exchange) -> None:
         self._directory, self._stage = directory, stage
         self._folder = directory.checkpoints / stage
-        self._keep, self._exchange = keep, exchange
+        self._kept, self._exchange = kept, exchange
         self.set_aside: list[str] = []
         # What is being written: its name to be, the parts that are not ended, sums of those that are.
         self._begun: tuple[Path, dict[str, Saved], dict[str, FileSum]] | None = None
         if exchange.is_first:
             self._folder.mkdir(parents=True, exist_ok=True)
             for leftover in leftovers_in(self._folder):
-                # Under a name that no save takes: NFS keeps what somebody still has open.
-                name = f".step_left-{uuid.uuid4().hex}"
-                doomed = leftover.rename(leftover.with_name(name))
-                try:
-                    shutil.rmtree(doomed)
-                except OSError as error:
-                    warn_once(f"{doomed} could not be removed wholly: {error}")
+                self._remove(leftover)
+            for _, path in steps_in(self._folder):
+                if not is_whole(path):
+                    remove_training(path)
         exchange.barrier()
 
     def latest(self) -> Path | None:
         """The newest intact checkpoint, as the first process sees the folder; None where there are none at all.
 
-        Damaged ones that are newer are set aside. Raises `CheckFailed` where all are damaged: nothing is begun anew
-        in the place of what was lost.
+        Damaged ones that are newer are set aside. Raises `CheckFailed` where all are damaged, or weights alone: nothing
+        is begun anew in the place of what was lost.
         """
         self.complete()
         damaged: dict[Path, str] = {}
         newest: Path | None = None
-        for path in self._exchange.all_gather([path for _, path in reversed(steps_in(self._folder))])[0]:
+        found = [path for _, path in reversed(whole_in(self._folder))]
+        whole, problem = self._exchange.all_gather((found, only_weights(self._folder)))[0]
+        if problem is not None:
+            raise CheckFailed(problem)
+        for path in whole:
             problem = find_damage(path, self._exchange)
             if problem is None:
                 newest = path
@@ -107,7 +112,7 @@ class Checkpoints:
         if damaged and newest is None:
             what = "".join(f"\n  {path.name}: {problem}" for path, problem in damaged.items())
             raise CheckFailed(
-                f"no checkpoint in {self._folder} is intact:{what}\nBring the files back from a copy, or begin again "
+                f"no checkpoint in {self._folder} that a run can go on from is intact:{what}\nBring the files back from a copy, or begin again "
                 "in another directory with run.dir=PATH."
             )
         for path, problem in damaged.items():
@@ -131,14 +136,14 @@ class Checkpoints:
         """
         self.complete()
         final = self._folder / str(StepName(step, phase))
-        if self._exchange.any(final.exists()):
+        if self._exchange.any(final.exists() and is_whole(final)):
             return
         partial = _partial(final)
 
         def write() -> None:
             if self._exchange.is_first:
                 partial.mkdir(exist_ok=True)
-                (partial / "state.json").write_text(json.dumps(state))
+                (partial / STATE).write_text(json.dumps(state))
 
         self._together(write, final)
         self._begun = (final, dict(parts), {})
@@ -163,9 +168,29 @@ class Checkpoints:
         known = {name: entry for found in self._exchange.all_gather(sums) for name, entry in found.items()}
         self._together(lambda: self._give_name(final, known) if self._exchange.is_first else None, final)
         if self._exchange.is_first:
-            for _, old in steps_in(self._folder)[: -self._keep]:
-                self._remove(old)
+            self._let_go_of_the_oldest()
         self._exchange.barrier()
+
+    def _let_go_of_the_oldest(self) -> None:
+        """Delete checkpoints that are too old to stay whole, but for the weights of as many steps as are wanted."""
+        saved = steps_in(self._folder)
+        whole = [path for _, path in saved if is_whole(path)]
+        staying = whole[-self._kept.keep :]
+        steps = {name.step for name, path in saved if path in staying}
+        left = self._kept.keep_weights
+        for name, path in reversed(saved):
+            if path in staying:
+                continue
+            if name.step in steps or not left:  # one written within a step has the weights of the one before the step
+                self._remove(path)
+                continue
+            steps.add(name.step)
+            left -= 1
+            if path in whole:
+                try:
+                    keep_weights(path)
+                except (OSError, ValueError) as error:
+                    warn_once(f"{path} could not be turned into weights alone: {error}")
 
     def _end_part(self, name: str) -> None:
         assert self._begun is not None
@@ -181,7 +206,7 @@ class Checkpoints:
         """Bring the parts to where `path` was written; its state."""
         for name, part in parts.items():
             part.load(path / name)
-        return json.loads((path / "state.json").read_text())
+        return json.loads((path / STATE).read_text())
 
     def _give_name(self, final: Path, known: Mapping[str, FileSum]) -> None:
         """Add the manifest, and give the checkpoint its name once all of it is on the disk."""
@@ -193,13 +218,18 @@ class Checkpoints:
         if wrong is not None:
             raise OSError(f"the file system has not kept what was written: {wrong}")
         write_manifest(partial, sums)
-        _flush_folder(partial)
+        flush_to_disk(partial)
+        if final.exists():  # weights alone, of a run that has gone on from an older checkpoint
+            self._remove(final)
         partial.rename(final)
-        _flush_folder(final.parent)
+        flush_to_disk(final.parent)
 
     def _remove(self, path: Path) -> None:
-        """Delete a checkpoint; a half-deleted one has a name that nobody takes for a checkpoint."""
-        hidden = path.with_name(f".{path.name}")
+        """Delete a checkpoint; a half-deleted one has a name that nobody takes for a checkpoint.
+
+        No save takes that name either: NFS keeps what somebody still has open.
+        """
+        hidden = path.with_name(f".step_left-{uuid.uuid4().hex}")
         try:
             path.rename(hidden)
             shutil.rmtree(hidden)
@@ -224,7 +254,7 @@ class Checkpoints:
         free_gb = shutil.disk_usage(self._folder).free / 2**30
         if self._exchange.is_first:
             shutil.rmtree(_partial(final), ignore_errors=True)
-        newest = next((path for _, path in reversed(steps_in(self._folder))), None)
+        newest = next((path for _, path in reversed(whole_in(self._folder))), None)
         last = self._exchange.all_gather(newest)[0]
         kept, needed = "There is no earlier checkpoint", ""
         if last is not None:
@@ -241,16 +271,16 @@ def _partial(final: Path) -> Path:
     return final.with_name(f".{final.name}")
 
 
-def find_damage(path: Path, exchange: Exchange) -> str | None:
-    """What is wrong with the checkpoint `path`; None where it is intact. Collective over all processes.
+def find_damage(path: Path, exchange: Exchange, wanted: Callable[[str], bool] = lambda _: True) -> str | None:
+    """What is wrong with the checkpoint `path`, or with its `wanted` files; None where it is intact. Collective.
 
-    The first one compares names and sizes; each then reads what it is likely to load.
+    The first process compares names and sizes; each then reads what it is likely to load.
     """
     sums: dict[str, FileSum] = {}
     problem: str | None = None
     if exchange.is_first:
         try:
-            sums = read_manifest(path)
+            sums = {name: entry for name, entry in read_manifest(path).items() if wanted(name)}
             problem = listed(wrong_sizes(path, sums))
         except ValueError as error:
             problem = str(error)
@@ -277,12 +307,4 @@ def _reader_of(name: str, exchange: Exchange) -> int:
 def _flush(folder: Path) -> None:
     """Wait until the folder's files are on the disk: the rename must not survive a power cut that they do not."""
     for path in (*folder.rglob("*"), folder):
-        _flush_folder(path)
-
-
-def _flush_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        flush_to_disk(path)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -62,16 +60,13 @@ class DeviceMemory:
         if weights:
             torch.cuda.synchronize()
 
-    @contextlib.contextmanager
-    def on_device(self) -> Iterator[None]:
-        """Everything is there inside; afterwards away again is what was away before."""
-        was_away = set(self._away)
-        self.onload()
-        try:
-            yield
-        finally:
-            if was_away:
-                self.offload(keep_weights=was_away.isdisjoint(storage._cdata for storage in self._storages()[0]))
+    def where_it_is(self, tensor: Tensor) -> Tensor:
+        """Return weights or optimizer state to read or fill: `tensor` itself, or the host's copy while it is away."""
+        key = tensor.untyped_storage()._cdata
+        if key not in self._away:
+            return tensor
+        copy = self._host[key].view(tensor.dtype)
+        return copy.as_strided(tensor.shape, tensor.stride(), copy.storage_offset() + tensor.storage_offset())
 
     def _make_room(self, storages: list[torch.UntypedStorage]) -> None:
         """Take host memory for storages that have none yet, in one piece."""

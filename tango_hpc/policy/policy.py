@@ -235,8 +235,7 @@ class Policy:
     def begin_save(self, folder: Path, *, background: bool) -> None:
         """Write it, or have a thread write it from a copy while training goes on; `end_save` must follow."""
         assert self._saving is None, "a save is under way"
-        with self._memory.on_device():
-            self._saving = saved_state.Save(self._state(), folder, background=background)
+        self._saving = saved_state.Save(self._state(), folder, background=background)
 
     def is_written(self) -> bool:
         """Whether `end_save` need not wait for this process."""
@@ -250,12 +249,16 @@ class Policy:
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote, in this or any other layout."""
-        with self._memory.on_device():
-            saved_state.load(self._state(), folder)
+        saved_state.load(self._state(), folder)
 
     def _state(self) -> saved_state.PolicyState:
         return saved_state.PolicyState(
-            self.model, self.groups.data, self.named_shards(), self.reference, self.optimizer
+            self.model,
+            self.groups.data,
+            self.named_shards(),
+            self.reference,
+            self.optimizer,
+            self._memory.where_it_is,
         )
 
     def offload(self, *, keep_weights: bool = False, weights_changed: bool = True) -> None:

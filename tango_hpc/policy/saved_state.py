@@ -4,7 +4,10 @@ Every rank describes its tensors where they lie, weights and its own share of th
 PIECE elements with their places in the whole. Writing copies one box at a time and reading fills the tensors in place,
 so either takes little memory and no exchange between ranks, where Megatron-core's layout-independent format makes
 about three copies of the optimizer first. A save in the background copies what this rank writes into host memory, and
-a thread writes it while training goes on.
+a thread writes it while training goes on. What waits on the host while a GPU is another's is written from there.
+
+A rank writes weights into one file and the rest (optimizer, reference) into another, so that weights alone can stay
+(run/weights.py). Weights and reference, which all data-parallel ranks hold, are written by all of them in equal parts.
 
 Two more departures from Megatron-core's way of writing. Each rank writes its file itself instead of starting helper
 processes next to vLLM's threads. And a rank that cannot write (a full disk) goes on to the end of the save with its
@@ -31,7 +34,7 @@ from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, SerializationFormat, _write_item
+from torch.distributed.checkpoint.filesystem import SerializationFormat, _write_item
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.serialization import get_crc32_options, set_crc32_options
 
@@ -41,17 +44,25 @@ from tango_hpc.policy.model import PolicyModel
 from tango_hpc.policy.optimizer import PolicyOptimizer
 from tango_hpc.policy.sizes import PIECE
 from tango_hpc.run.manifest import FileSum, SummedFile, summed_file
+from tango_hpc.run.weights import TRAINING, WEIGHTS
+
+# Names of tensors that only training needs begin with these.
+REFERENCE, OPTIMIZER = "reference.", "optimizer.state."
 
 
 @dataclass(frozen=True)
 class PolicyState:
-    """What there is to save of a policy on this rank: parameters and reference by name, and the optimizer if any."""
+    """What there is to save of a policy on this rank: parameters and reference by name, and the optimizer if any.
+
+    `where_it_is` gives the values of a parameter or of optimizer state, which may be away from the GPU.
+    """
 
     model: PolicyModel
     data_group: ProcessGroup
     shards: Mapping[str, Tensor]
     reference: Mapping[str, Tensor] | None
     optimizer: PolicyOptimizer | None
+    where_it_is: Callable[[Tensor], Tensor]
 
 
 @dataclass
@@ -131,23 +142,25 @@ def load(state: PolicyState, folder: Path) -> None:
 
 def _described(state: PolicyState) -> dict[str, Any]:
     """All that a checkpoint holds; tensors as pieces that are views of this rank's own."""
-    data_rank = state.data_group.rank()
+    turns = _Turns(state.data_group)
     weights = state.model.sharded_state_dict(metadata={"non_homogeneous_layers": True, "dp_cp_group": state.data_group})
     names = {id(parameter): name for name, parameter in state.shards.items()}
     pieces: dict[str, list[ShardedTensor]] = {}
     for entry in weights.values():
         if id(entry.data) not in names:
             continue  # empty places for Transformer Engine's own state
-        name = names[id(entry.data)]
-        pieces[name] = _pieces(entry, "", entry.data, data_rank)
+        name, parameter = names[id(entry.data)], entry.data
+        entry = replace(entry, data=state.where_it_is(parameter))
+        pieces[name] = _pieces(entry, "", entry.data, turns.replica)
         if state.reference is not None:
-            pieces[f"reference.{name}"] = _pieces(entry, "reference.", state.reference[name], data_rank)
+            key = f"{REFERENCE}{name}"
+            pieces[key] = _pieces(entry, REFERENCE, state.reference[name], turns.replica)
         if state.optimizer is not None:
-            start, tensors = state.optimizer.share_of(entry.data)
+            start, tensors = state.optimizer.share_of(parameter)
             for key, tensor in tensors.items():
-                # Nobody else has this share, so it counts as the main copy on whatever rank it lies.
-                prefix = f"optimizer.state.{key}."
-                pieces[f"{prefix}{name}"] = _pieces(entry, prefix, tensor, data_rank=0, start=start)
+                # No other data-parallel rank has this share, so it counts as the main copy on whatever rank it lies.
+                prefix, share = f"{OPTIMIZER}{key}.", state.where_it_is(tensor)
+                pieces[f"{prefix}{name}"] = _pieces(entry, prefix, share, lambda *_: 0, start)
     assert names.keys() <= {id(entry.data) for entry in weights.values()}, "a parameter is not in the checkpoint"
     described: dict[str, Any] = {"pieces": pieces}
     if state.optimizer is not None:
@@ -155,18 +168,42 @@ def _described(state: PolicyState) -> dict[str, Any]:
     return described
 
 
+class _Turns:
+    """Share out among data-parallel ranks what all of them hold, a piece at a time.
+
+    All ranks count the same pieces in the same order, so they agree without a word.
+    """
+
+    def __init__(self, data_group: ProcessGroup) -> None:
+        self._rank, self._bytes = data_group.rank(), [0] * data_group.size()
+
+    def replica(self, copies: tuple[int, ...], num_bytes: int) -> int:
+        """Return this rank's number among the copies of a piece; number 0 writes. The rank with least so far gets it.
+
+        `copies` are the piece's numbers among tensor and pipeline ranks. Where one is not 0, none of these ranks writes.
+        """
+        writer = self._bytes.index(min(self._bytes))
+        if not any(copies):
+            self._bytes[writer] += num_bytes
+        return (self._rank - writer) % len(self._bytes)
+
+
 def _pieces(
-    entry: ShardedTensor | ShardedTensorFactory, prefix: str, tensor: Tensor, data_rank: int, start: int = 0
+    entry: ShardedTensor | ShardedTensorFactory,
+    prefix: str,
+    tensor: Tensor,
+    replica: Callable[[tuple[int, ...], int], int],
+    start: int = 0,
 ) -> list[ShardedTensor]:
     """Boxes of `tensor`, which holds the elements from `start` on of the flattened shard that `entry` places.
 
-    A factory places the two halves of a feed-forward weight, one after the other in the shard, apart in the whole.
+    `replica` numbers a box among data-parallel ranks, as in `_Turns`. A factory places the two halves of a feed-forward weight, one after the other in the shard, apart in the whole.
     """
     flat_N = tensor.detach().view(-1)
     pieces, first = [], 0
     for part in entry.build() if isinstance(entry, ShardedTensorFactory) else [entry]:
         assert part.prepend_axis_num == 0, part
-        last = first + part.data.numel()
+        last, copies = first + part.data.numel(), part.replica_id[:-1]
         for low, offset, shape in _boxes(
             part.local_shape, max(start, first) - first, min(start + len(flat_N), last) - first
         ):
@@ -182,7 +219,7 @@ def _pieces(
                     local_shape=shape,
                     global_offset=place,
                     axis_fragmentations=None,  # boxes of any size
-                    replica_id=(*part.replica_id[:-1], data_rank),
+                    replica_id=(*copies, replica(copies, box.nbytes)),
                 )
             )
         first = last
@@ -203,7 +240,7 @@ def _boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, t
 
 
 class _Writer(filesystem_async.FileSystemWriterAsync):
-    """Writes one file in this process, a tensor at a time."""
+    """Writes its files in this process, a tensor at a time."""
 
     written: _Written
 
@@ -216,26 +253,31 @@ class _Writer(filesystem_async.FileSystemWriterAsync):
 
     def _write(self) -> None:
         self._results: Any = []
-        name = f"{self._plan.storage_data.prefix}0{DEFAULT_SUFFIX}"
-        if not self._plan.items:
-            return
         self.written.planned_bytes = sum(map(_num_bytes, self._plan.items))
+        files: dict[str, list[int]] = {}
+        for number, item in enumerate(self._plan.items):
+            end = TRAINING if item.index.fqn.startswith((OPTIMIZER, REFERENCE)) else WEIGHTS
+            files.setdefault(f"{self._plan.storage_data.prefix}{end}", []).append(number)
         stream: SummedFile | None = None
         try:
-            with _without_zip_checksums(), summed_file(Path(self.checkpoint_dir, name)) as stream:
-                for number, item in enumerate(self._plan.items):
-                    data = self._resolve(item) if self._copies is None else self._copies[number]
-                    if self._copies is not None:
-                        self._copies[number] = None
-                    self._results.append(
-                        _write_item(
-                            self.transforms, cast(Any, stream), data, item, name, SerializationFormat.TORCH_SAVE
-                        )
-                    )
-                self.written.sums[name] = stream.close()
+            for name, numbers in files.items():
+                with _without_zip_checksums(), summed_file(Path(self.checkpoint_dir, name)) as stream:
+                    self._write_file(name, stream, numbers)
         except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
             known = stream.error if stream is not None else None
             self._results = filesystem_async._wrap_exception(known or error)
+
+    def _write_file(self, name: str, stream: SummedFile, numbers: Sequence[int]) -> None:
+        """Write the items of these numbers."""
+        for number in numbers:
+            item = self._plan.items[number]
+            data = self._resolve(item) if self._copies is None else self._copies[number]
+            if self._copies is not None:
+                self._copies[number] = None
+            self._results.append(
+                _write_item(self.transforms, cast(Any, stream), data, item, name, SerializationFormat.TORCH_SAVE)
+            )
+        self.written.sums[name] = stream.close()
 
     def _resolve(self, item: Any) -> Any:
         """What there is to write of an item: bytes, or a tensor in host memory."""

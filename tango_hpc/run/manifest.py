@@ -85,13 +85,12 @@ def wrong_contents(folder: Path, sums: Mapping[str, FileSum]) -> Iterator[str]:
                 yield f"{name} is not what was written (checksum {found.crc32:08x} instead of {expected.crc32:08x})"
 
 
-def find_damage(folder: Path, part: str = "") -> str | None:
-    """What is wrong with a checkpoint, or with the files of one of its parts; None where it is intact."""
+def find_damage(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> str | None:
+    """What is wrong with a checkpoint, or with its `wanted` files; None where it is intact."""
     try:
-        sums = read_manifest(folder)
+        sums = {name: entry for name, entry in read_manifest(folder).items() if wanted(name)}
     except ValueError as error:
         return str(error)
-    sums = {name: entry for name, entry in sums.items() if name.startswith(f"{part}/" if part else "")}
     return listed(wrong_sizes(folder, sums)) or listed(wrong_contents(folder, sums))
 
 

@@ -31,6 +31,7 @@ from tango_hpc.protocol.solution import Solution, Step
 from tango_hpc.protocol.verification import Verification
 from tango_hpc.report.evaluation import write_results
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.weights import is_for_readers
 from tango_hpc.stages.eval_inputs import (
     AS_THEY_ARE,
     answers_file,
@@ -98,7 +99,7 @@ class BenchmarkRun:
                 self._begin(f"loading {label}")
                 checkpoint = self.labels[label]
                 assert checkpoint is not None, "the models as they are come first"
-                damage = find_damage(checkpoint, self.exchange)
+                damage = find_damage(checkpoint, self.exchange, is_for_readers)
                 if damage is not None:
                     raise CheckFailed(f"the checkpoint {checkpoint} is damaged: {damage}")
                 for role in self.roles.values():

@@ -20,6 +20,7 @@ from tango_hpc.config.paths import absolute
 from tango_hpc.errors import UserError
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.manifest import find_damage
+from tango_hpc.run.weights import is_for_readers
 from tango_hpc.stages.eval_inputs import training_checkpoints
 from tango_hpc.stages.preflight import check_model_folder
 
@@ -50,7 +51,7 @@ def export_run(run: Path, role: str, out: Path, step: int | None = None) -> str:
         raise UserError(
             f"the {role} of {run} was not trained; its weights are those of {config.roles[role].model.path}"
         )
-    damage = find_damage(checkpoints[chosen], role)
+    damage = find_damage(checkpoints[chosen], lambda name: name.startswith(f"{role}/") and is_for_readers(name))
     if damage is not None:
         others = ", ".join(str(other) for other in sorted(checkpoints) if other != chosen) or "none"
         raise UserError(

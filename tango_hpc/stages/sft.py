@@ -43,7 +43,8 @@ def fine_tune(config: Config, directory: RunDirectory, stop: StopSignal, exchang
     both = {"generator": config.sft.generator, "verifier": config.sft.verifier}
     named = {role: settings for role, settings in both.items() if settings is not None}
     total_steps = sum(settings.steps for settings in named.values())
-    checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep, exchange)
+    kept = config.checkpoint.model_copy(update={"keep_weights": 0})  # evaluation and export read those of training
+    checkpoints = Checkpoints(directory, STAGE, kept, exchange)
     stop.has_loaded()  # no engine, no graphs
     stop.enter("verifying the checkpoint")
     latest = checkpoints.latest()

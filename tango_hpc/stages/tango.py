@@ -74,7 +74,7 @@ class Tango:
         self.class_weights = ClassWeightEma(config.algorithm.class_ema_decay, config.algorithm.class_weights)
         self.watch = TroubleWatch(config.train.max_logprob_gap)
         self.failures = FailureWatch(self.task)
-        self.checkpoints = Checkpoints(directory, STAGE, config.checkpoint.keep, exchange)
+        self.checkpoints = Checkpoints(directory, STAGE, config.checkpoint, exchange)
         self.step = 0  # optimizer steps done, over both roles
         self.rollbacks = exchange.all_gather(read_rollbacks(directory))[0]
         self.pending: dict[str, Any] = {}  # what the step under way has computed so far

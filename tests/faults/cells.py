@@ -28,11 +28,11 @@ class Point:
 POINTS = {
     "loading": Point(
         Worker(1, "verifier"), "loading the verifier", "tango_hpc.stages.role_worker:make_engine", 1, False,
-        "generator/__0_0.distcp",
+        "generator/__0_weights.distcp",
     ),
     "rollout": Point(
         Worker(1, "generator"), "rollout", "tango_hpc.rollout.engine:RolloutEngine.generate", 2, True,
-        "verifier/__1_0.distcp",
+        "verifier/__1_training.distcp",
     ),
     "verification": Point(
         Worker(0, "verifier"), "verify", "tango_hpc.rollout.engine:RolloutEngine.generate", 2, True,
@@ -46,7 +46,7 @@ POINTS = {
         Worker(0, "generator"), "reshard", "tango_hpc.reshard.transfer:Transfer.run", 2, True, "state.json",
     ),
     "save": Point(
-        Worker(1, "verifier"), "saving", "tango_hpc.run.manifest:SummedFile.write", 3, False, "generator/__1_0.distcp",
+        Worker(1, "verifier"), "saving", "tango_hpc.run.manifest:SummedFile.write", 3, False, "generator/__1_weights.distcp",
     ),
 }  # fmt: skip
 

@@ -280,7 +280,10 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
             rehearsal.here.work("load the trainer", f"trainer weights{self.trainer.suffix}")
 
         def _state(self) -> Any:
-            return self.trainer
+            return self
+
+        def where_all_is(self) -> list[torch.Tensor]:
+            return [self._memory.where_it_is(tensor) for tensor in (self.trainer.weight, self.trainer.state)]
 
         def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> None:
             rehearsal.here.work("prepare", "trainer weights")
@@ -313,11 +316,13 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
                 (out_dir / "config.json").write_text('{"model_type": "qwen2"}')
 
     class Save:
-        def __init__(self, trainer: Trainer, folder: Path, *, background: bool) -> None:
-            rehearsal.here.work("save", *(f"{part}{trainer.suffix}" for part in ("trainer weights", "optimizer")))
+        def __init__(self, policy: StandInPolicy, folder: Path, *, background: bool) -> None:
+            rehearsal.here.work("save")
+            values = {number for tensor in policy.where_all_is() for number in tensor.tolist()}
+            assert values == {policy.num_updates}, "weights or optimizer are of another time"
             if rehearsal.here.rank == 0:
                 folder.mkdir(parents=True, exist_ok=True)
-                (folder / "state").write_text(json.dumps(int(trainer.weight[0])))
+                (folder / "state").write_text(json.dumps(policy.num_updates))
             rehearsal.here.gather(None)
 
         def is_written(self) -> bool:
@@ -327,13 +332,12 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
             rehearsal.here.gather(None)
             return {}
 
-    def load(trainer: Trainer, folder: Path) -> None:
-        parts = ("trainer weights", "optimizer") if trainer.trained else ("trainer weights",)
-        rehearsal.here.work("load", *parts)
+    def load(policy: StandInPolicy, folder: Path) -> None:
+        rehearsal.here.work("load")
         rehearsal.here.use_for_a_while("trainer activations")
-        rehearsal.here.num_updates = trainer.owner.num_updates = number = json.loads((folder / "state").read_text())
+        rehearsal.here.num_updates = policy.num_updates = number = json.loads((folder / "state").read_text())
         with torch.no_grad():
-            for tensor in (trainer.weight, trainer.state):
+            for tensor in policy.where_all_is():
                 tensor.fill_(number)
 
     class StandInSync:

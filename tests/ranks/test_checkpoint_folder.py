@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tango_hpc.config.schema import CheckpointConfig
 from tango_hpc.errors import CheckFailed
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.summary import read_provenance
@@ -59,7 +60,7 @@ def save_and_load(path: Path) -> list[str]:
     from tango_hpc.policy.checkpoints import Checkpoints
 
     directory, exchange = RunDirectory(path), Exchange(["generator"], "generator")
-    checkpoints = Checkpoints(directory, "train", keep=2, exchange=exchange)
+    checkpoints = Checkpoints(directory, "train", CheckpointConfig(keep=2), exchange)
     assert checkpoints.latest() is None
     for step, phase in ((1, ""), (2, "rollout"), (2, ""), (2, "verify")):
         checkpoints.save(step, phase, {"generator": Part(step)}, {"step": step, "phase": phase})
@@ -72,11 +73,11 @@ def save_and_load(path: Path) -> list[str]:
     left = sorted(entry.name for entry in (path / "checkpoints/train").iterdir())
     assert left == ["step_000002+rollout", "step_000002+verify"], "a half-written one takes room"
     # A file that is not what was written: neither is it called a checkpoint, nor do others go for it.
-    strict = Checkpoints(directory, "train", keep=1, exchange=exchange)
+    strict = Checkpoints(directory, "train", CheckpointConfig(keep=1), exchange)
     with pytest.raises(CheckFailed, match=r"not kept what was written: generator/__1_0.distcp is empty"):
         strict.save(3, "", {"generator": Part(3, forgetful_disk=True)}, {"step": 3})
     assert sorted(entry.name for entry in (path / "checkpoints/train").iterdir()) == left
-    restarted = Checkpoints(directory, "train", keep=2, exchange=exchange)
+    restarted = Checkpoints(directory, "train", CheckpointConfig(keep=2), exchange)
     latest = restarted.latest()
     assert latest is not None
     part = Part(0)
@@ -93,7 +94,7 @@ def save_beside(path: Path) -> list[list[str]]:
     from tango_hpc.policy.checkpoints import Checkpoints
 
     exchange, found = Exchange(["generator"], "generator"), []
-    checkpoints = Checkpoints(RunDirectory(path), "train", keep=2, exchange=exchange)
+    checkpoints = Checkpoints(RunDirectory(path), "train", CheckpointConfig(keep=2), exchange)
 
     def look() -> None:
         dist.barrier()
@@ -133,6 +134,93 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+class TrainedPart(Part):
+    """A part with a file that only training needs."""
+
+    def end_save(self) -> dict:
+        import torch.distributed as dist
+
+        sums = super().end_save()
+        (self.folder / f"__{dist.get_rank()}_training.distcp").write_text("moments")
+        return sums
+
+
+def keep_the_weights_of_some(path: Path) -> list[dict[str, bool]]:
+    """Which checkpoints are there after each save, and whether they are whole; what is there when a run goes on."""
+    import torch.distributed as dist
+
+    from tango_hpc.parallel.exchange import Exchange
+    from tango_hpc.policy.checkpoints import Checkpoints, find_damage
+    from tango_hpc.run.steps import steps_in
+    from tango_hpc.run.weights import is_for_readers, is_whole
+
+    directory, exchange, found = RunDirectory(path), Exchange(["generator"], "generator"), []
+    folder, kept = directory.checkpoints / "train", CheckpointConfig(keep=2, keep_weights=2)
+
+    def look() -> None:
+        dist.barrier()
+        found.append({checkpoint.name: is_whole(checkpoint) for _, checkpoint in steps_in(folder)})
+        for _, checkpoint in steps_in(folder):
+            there = {file.name for file in checkpoint.rglob("*") if file.is_file()}
+            assert (
+                is_whole(checkpoint)
+                == ("state.json" in there)
+                == any(name.endswith("training.distcp") for name in there)
+            )
+            assert find_damage(checkpoint, exchange) is None
+        dist.barrier()
+
+    checkpoints = Checkpoints(directory, "train", kept, exchange)
+    for step, phase in ((1, ""), (2, ""), (2, "rollout"), (3, ""), (4, "verify"), (5, ""), (6, "")):
+        checkpoints.save(step, phase, {"generator": TrainedPart(step)}, {"step": step})
+        look()
+    if dist.get_rank() == 0:  # a damage of what evaluation does not read, and what a kill has left
+        (folder / "step_000005/generator/__0_training.distcp").write_text("-")
+        (folder / "step_000004+verify/generator/__0_training.distcp").write_text("-")
+    dist.barrier()
+    assert find_damage(folder / "step_000005", exchange, is_for_readers) is None
+    assert find_damage(folder / "step_000005", exchange) is not None
+    dist.barrier()
+    if dist.get_rank() == 0:
+        (folder / "step_000005/generator/__0_training.distcp").write_text("moments")
+    dist.barrier()
+    again = Checkpoints(directory, "train", kept, exchange)
+    look()
+    assert again.latest() == folder / "step_000006"
+    # Somebody has taken the whole ones away, and brought an older one back: steps are done again.
+    if dist.get_rank() == 0:
+        for step in (5, 6):
+            shutil.rmtree(folder / f"step_{step:06d}")
+    dist.barrier()
+    with pytest.raises(CheckFailed, match=r"step_000004\+verify holds weights alone.*bring one back.*--step 4"):
+        again.latest()
+    again.save(3, "", {"generator": TrainedPart(3)}, {"step": 3})
+    look()
+    return found
+
+
+def test_older_checkpoints_are_weights_alone(tmp_path: Path) -> None:
+    first, second = run_ranks(keep_the_weights_of_some, 2, tmp_path / "run")
+    assert first == second
+    *_, of_4, of_5, of_6, restarted, redone = first
+    assert first[:4] == [
+        {"step_000001": True},
+        {"step_000001": True, "step_000002": True},
+        {"step_000001": False, "step_000002": True, "step_000002+rollout": True},
+        {"step_000001": False, "step_000002+rollout": True, "step_000003": True},
+    ]
+    assert of_4 == {
+        "step_000001": False, "step_000002+rollout": False, "step_000003": True, "step_000004+verify": True,
+    }  # fmt: skip
+    assert of_5 == {
+        "step_000002+rollout": False, "step_000003": False, "step_000004+verify": True, "step_000005": True,
+    }  # fmt: skip
+    assert of_6 == restarted == {
+        "step_000003": False, "step_000004+verify": False, "step_000005": True, "step_000006": True,
+    }  # fmt: skip
+    assert redone == {"step_000003": True, "step_000004+verify": False}
+
+
 def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -162,7 +250,7 @@ def damage_and_go_on(path: Path) -> dict[str, tuple[str, int, list[str], list[st
     from tango_hpc.policy.checkpoints import Checkpoints
 
     exchange = Exchange(["generator"], "generator")
-    checkpoints = Checkpoints(RunDirectory(path), "train", keep=3, exchange=exchange)
+    checkpoints = Checkpoints(RunDirectory(path), "train", CheckpointConfig(keep=3), exchange)
     for step in (1, 2):
         checkpoints.save(step, "", {"generator": Part(step)}, {"step": step})
     found = {}
@@ -174,7 +262,7 @@ def damage_and_go_on(path: Path) -> dict[str, tuple[str, int, list[str], list[st
             entry = {"stage": "train", "resumed_from": "step_000002"}
             directory.provenance.write_text(json.dumps({"attempts": [entry]}) if name != "emptied" else "")
         dist.barrier()
-        again, part = Checkpoints(directory, "train", keep=1, exchange=exchange), Part(0)
+        again, part = Checkpoints(directory, "train", CheckpointConfig(keep=1), exchange), Part(0)
         latest = again.latest()
         assert latest is not None
         again.load(latest, {"generator": part})
@@ -183,7 +271,9 @@ def damage_and_go_on(path: Path) -> dict[str, tuple[str, int, list[str], list[st
         found[name] = (latest.name, part.value, again.set_aside, there)
         resumed_from = [entry["resumed_from"] for entry in read_provenance(directory)["attempts"]]
         assert resumed_from == ([latest.name] if name != "emptied" else [])
-        assert Checkpoints(directory, "train", keep=1, exchange=exchange).latest() == latest.with_name("step_000002")
+        assert Checkpoints(directory, "train", CheckpointConfig(keep=1), exchange).latest() == latest.with_name(
+            "step_000002"
+        )
     # All of them: nothing is begun anew in their place, and nothing is touched.
     if dist.get_rank() == 0:
         for checkpoint in (path / "checkpoints/train").iterdir():
@@ -192,7 +282,7 @@ def damage_and_go_on(path: Path) -> dict[str, tuple[str, int, list[str], list[st
     with pytest.raises(
         CheckFailed, match=r"no checkpoint in .* is intact:\n  step_000002: state.json is not[^\n]*\n  step_000001"
     ):
-        Checkpoints(RunDirectory(path), "train", keep=1, exchange=exchange).latest()
+        Checkpoints(RunDirectory(path), "train", CheckpointConfig(keep=1), exchange).latest()
     assert sorted(entry.name for entry in (path / "checkpoints/train").iterdir()) == ["step_000001", "step_000002"]
     return found
 

@@ -112,6 +112,32 @@ def test_every_layout_reads_every_other(tmp_path: Path) -> None:
         assert {pair: wrong for pair, wrong in found.items() if wrong} == {}
 
 
+def written_by_rank(folder: Path, layouts: list[tuple[int, int]]) -> dict[tuple[int, int], int]:
+    """Bytes of the files that this rank wrote of a checkpoint, by layout."""
+    import torch.distributed as dist
+
+    from tango_hpc.policy import saved_state
+
+    saved_state.PIECE = PIECE
+    written = {}
+    for tensor, pipeline in layouts:
+        saved = folder / f"{dist.get_world_size()} ranks, {tensor} x {pipeline}"
+        make_policy(folder / "model", tensor, pipeline, "bfloat16").save(saved)
+        written[tensor, pipeline] = sum(file.stat().st_size for file in saved.glob(f"__{dist.get_rank()}_*"))
+        dist.barrier()
+    return written
+
+
+def test_all_ranks_write_alike(tmp_path: Path) -> None:
+    make_tiny_hf(tmp_path / "model", "llama", hidden_size=128, num_hidden_layers=4)
+    for num_ranks, layouts in ((2, [(1, 1)]), (4, [(1, 1), (2, 1), (1, 2)])):
+        ranks = run_ranks(written_by_rank, num_ranks, tmp_path, layouts)
+        for layout in layouts:
+            written = [rank[layout] for rank in ranks]
+            print(f"{num_ranks} ranks, tensor x pipeline {layout}: {written}")
+            assert min(written) > 100_000 and max(written) < 1.1 * min(written), (num_ranks, layout, written)
+
+
 MIB = 2**20
 
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from tango_hpc.config import config_to_yaml, load_config
 from tango_hpc.config.roles import OptimizerConfig
+from tango_hpc.config.schema import CheckpointConfig
 from tango_hpc.errors import UserError
 from tango_hpc.parallel.exchange import Exchange
 from tango_hpc.policy.checkpoints import Checkpoints
@@ -36,7 +37,7 @@ def on_two_ranks(folder: str) -> None:
         for shard in policy.named_shards().values():
             shard.mul_(0.5)
     checkpoints = Checkpoints(
-        RunDirectory(f"{folder}/run"), "train", keep=1, exchange=Exchange(["generator"], "generator")
+        RunDirectory(f"{folder}/run"), "train", CheckpointConfig(), Exchange(["generator"], "generator")
     )
     checkpoints.save(7, "", {"generator": policy}, {"step": 7})
     for family in FAMILIES:
@@ -126,8 +127,10 @@ def test_export_names_what_is_not_there(run: Path, tmp_path: Path, arguments: di
 
 def test_a_damaged_checkpoint_is_not_exported(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
-    flip(tmp_path / "run/checkpoints/train/step_000007/generator/__1_0.distcp")
-    with pytest.raises(UserError, match=r"step_000007 is damaged: generator/__1_0.distcp is not what was written"):
+    flip(tmp_path / "run/checkpoints/train/step_000007/generator/__1_weights.distcp")
+    with pytest.raises(
+        UserError, match=r"step_000007 is damaged: generator/__1_weights.distcp is not what was written"
+    ):
         export_run(tmp_path / "run", "generator", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

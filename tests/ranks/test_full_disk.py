@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tango_hpc.config.schema import CheckpointConfig
 from tango_hpc.control.heartbeat import is_loading
 from tango_hpc.errors import CheckFailed
 from tango_hpc.launch.attempts import AttemptLog
@@ -107,7 +108,7 @@ def save_two(path: Path, background: bool) -> list[str]:
     from tests.ranks.test_policy_state import make_policy
 
     exchange = Exchange(["generator"], "generator")
-    checkpoints = Checkpoints(RunDirectory(path), "train", keep=2, exchange=exchange)
+    checkpoints = Checkpoints(RunDirectory(path), "train", CheckpointConfig(keep=2), exchange)
     policy = make_policy(path.parent.parent, 2, 1)
     checkpoints.save(1, "", {"generator": policy}, {"step": 1})
     used = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
@@ -119,7 +120,7 @@ def save_two(path: Path, background: bool) -> list[str]:
         checkpoints.save(2, "", {"generator": policy}, {"step": 2}, background=background)
         assert background, "in front it is told at once"
         checkpoints.complete()
-    again = Checkpoints(RunDirectory(path), "train", keep=2, exchange=exchange)
+    again = Checkpoints(RunDirectory(path), "train", CheckpointConfig(keep=2), exchange)
     assert again.latest() == path / "checkpoints/train/step_000001" and again.set_aside == []
     return [str(failure.value), *sorted(file.name for file in (path / "checkpoints/train").iterdir())]
 

@@ -128,8 +128,8 @@ def beside_training(folder: Path) -> dict[str, Any]:
     resumed = make_policy(folder, 2, 1)
     resumed.load(folder / "beside")
     again = train(resumed, range(2, 4)), weights_of(resumed)
-    name = f"__{torch.distributed.get_rank()}_0.distcp"
-    files = [(folder / where / name).read_bytes() for where in ("in front", "beside")]
+    names = [f"__{torch.distributed.get_rank()}_{kind}.distcp" for kind in ("weights", "training")]
+    files = [[(folder / where / name).read_bytes() for name in names] for where in ("in front", "beside")]
     return {"first": first, "again": again, "was_written": was_written, "same_file": files[0] == files[1]}
 
 

@@ -36,7 +36,7 @@ def test_a_checkpoint_is_weights_and_the_optimizers_state_of_both_roles(config: 
     by_hand = sum(4 * 16 * parameters(role_shape(config, name), 4) for name in ("generator", "verifier"))
     assert checkpoint_bytes(config, "train") == by_hand
     plan = make_plan(config, gpu_gb=1000, node_gb=None)["checkpoint"]
-    assert (plan["bytes"], plan["keep"]) == (by_hand, 2)
+    assert (plan["bytes"], plan["keep"], plan["disk_bytes"]) == (by_hand, 2, 3 * by_hand)
     assert make_plan(config, gpu_gb=1000, node_gb=None, stage="eval")["checkpoint"]["bytes"] is None
 
 
@@ -89,13 +89,36 @@ def test_the_disk_has_room_for_those_to_come(
     assert check_disk(directory, config, "eval") is None
 
 
+def test_weights_alone_take_two_bytes_of_each_parameter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two whole checkpoints, one being written and the weights of five steps; some of them are there already."""
+    kept = {"keep": 2, "keep_weights": 5}
+    config = make_config(tmp_path, launch__tasks_per_node=4, algorithm__kl_coef=0.0, checkpoint=kept)
+    one = checkpoint_bytes(config, "train")
+    weights = sum(4 * 2 * parameters(role_shape(config, name), 4) for name in ("generator", "verifier"))
+    plan = make_plan(config, gpu_gb=1000, node_gb=None)["checkpoint"]
+    assert (plan["weights_bytes"], plan["keep_weights"]) == (weights, 5)
+    assert plan["disk_bytes"] == 3 * one + 5 * weights
+    directory, free = RunDirectory(tmp_path / "run"), [0]
+    directory.path.mkdir()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
+    for there, needed in ((0, 3 * one + 5 * weights), (1, 2 * one + 5 * weights), (4, one + 3 * weights)):
+        for step in range(there):
+            (directory.checkpoints / f"train/step_{step:06d}").mkdir(parents=True, exist_ok=True)
+        free[0] = needed
+        assert check_disk(directory, config, "train") is None
+        free[0] = needed - 1
+        note = check_disk(directory, config, "train")
+        assert note is not None and "one being written, weights alone of 5)" in note
+        assert "lower checkpoint.keep or keep_weights" in note
+
+
 def test_what_a_killed_attempt_left_half_written_is_room(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next attempt removes it before it writes anything: a job that is requeued must not be refused for it."""
     directory = RunDirectory(tmp_path / "run")
     one = checkpoint_bytes(config, "train")
-    half = directory.checkpoints / "train/.step_000010/generator/__0_0.distcp"
+    half = directory.checkpoints / "train/.step_000010/generator/__0_weights.distcp"
     half.parent.mkdir(parents=True)
     with half.open("wb") as file:
         file.truncate(one)  # takes no room itself

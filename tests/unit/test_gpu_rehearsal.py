@@ -5,6 +5,7 @@ One process trains the same model with and without; CUDA's two calls to lock and
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemReader
 
 from tango_hpc.config.roles import OptimizerConfig
 from tests.helpers.policies import policy_of
@@ -116,9 +118,67 @@ def offloaded(folder: Path, dtype: str) -> dict[str, Any]:
     return results | {"locked": locked}
 
 
+def saved_from_the_host(folder: Path, dtype: str) -> dict[str, Any]:
+    """The same state saved from the GPU and from the host, in front and beside training; then loaded onto the host."""
+    from tango_hpc.policy import host_memory, saved_state
+
+    taken: list[int] = []
+    resize, write, may_write = torch.UntypedStorage.resize_, saved_state._Writer._write, threading.Event()
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        """Nothing comes back to the GPU without room for it there."""
+        taken.append(size)
+        return resize(storage, size)
+
+    def files(name: str) -> dict[str, bytes]:
+        """Contents by name; of .metadata, which also has the folder and a random name of the save, what is where."""
+        here = folder / f"{name}-{dtype}"
+        found = {str(file.relative_to(here)): file.read_bytes() for file in here.rglob("*") if file.is_file()}
+        listed = FileSystemReader(here).read_metadata()
+        return found | {".metadata": repr((listed.state_dict_metadata, listed.storage_data)).encode()}
+
+    with (
+        patch.object(host_memory, "on_gpu", lambda _: True),
+        patch.object(host_memory, "page_lock", lambda *_: None),
+        patch.object(host_memory, "page_unlock", lambda _: None),
+        patch.object(torch.cuda, "synchronize", lambda: None),
+        patch.object(torch.cuda, "empty_cache", lambda: None),
+        patch.object(torch.UntypedStorage, "resize_", resize_),
+        patch.object(saved_state._Writer, "_write", lambda writer: (may_write.wait(), write(writer))[1]),
+    ):
+        policy = make_policy(folder, dtype=dtype)
+        train(policy, range(1))
+        may_write.set()
+        policy.save(folder / f"gpu-{dtype}")
+        policy.offload()
+        taken.clear()
+        policy.save(folder / f"host-{dtype}")
+        may_write.clear()
+        policy.begin_save(folder / f"beside-{dtype}", background=True)
+        saving = list(taken)
+        policy.onload()
+        train(policy, range(1, 2))
+        policy.offload()  # over the copies that were saved from
+        may_write.set()
+        policy.end_save()
+        taken.clear()
+        policy.load(folder / f"gpu-{dtype}")
+        loading = list(taken)
+        policy.onload()
+        policy.save(folder / f"again-{dtype}")
+    from_gpu = files("gpu")
+    assert len(from_gpu) > 3 and sum(map(len, from_gpu.values())) > 100_000
+    differing = [
+        f"{name}: {file}" for name in ("host", "beside", "again") for file, content in files(name).items()
+        if from_gpu.get(file) != content
+    ]  # fmt: skip
+    return {"saving": saving, "loading": loading, "differing": differing}
+
+
 def on_rank(folder: Path) -> dict[str, Any]:
     offloading = {dtype: offloaded(folder, dtype) for dtype in ("float32", "bfloat16")}
-    return {"adamw": fused_and_not(folder), **offloading}
+    host = {dtype: saved_from_the_host(folder, dtype) for dtype in ("float32", "bfloat16")}
+    return {"adamw": fused_and_not(folder), **offloading, "host": host}
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +204,12 @@ def test_a_checkpoint_does_not_decide_how_adamw_works(results: dict[str, Any]) -
         assert runs[f"{name} again"]["steps"] == {3.0}
         for key, shard in runs[name]["weights"].items():
             np.testing.assert_allclose(runs[f"{name} again"]["weights"][key], shard, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_on_the_host_is_saved_and_loaded_there(results: dict[str, Any], dtype: str) -> None:
+    host = results["host"][dtype]
+    assert host == {"saving": [], "loading": [], "differing": []}  # nothing comes to the GPU; every file is the same
 
 
 def test_step_counters_stay_where_they_are_used(results: dict[str, Any]) -> None:

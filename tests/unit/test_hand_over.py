@@ -223,6 +223,8 @@ def test_a_step_of_either_role_is_what_the_rules_are_asked_of(tmp_path: Path, mo
     assert work_of(events, "generator") == [*made, *asked, *asked, *asked, *trained, *asked, "save"]
     assert work_of(events, "verifier") == [*made, *asked, *asked, *trained, *asked, *asked, "save"]
     assert [row["role"] for row in read_metrics(run.directory)] == ["verifier", "generator"]
+    saves = [held[event.rank, event.role] for event, held in replay(events) if event.name == "save" and event.rank >= 0]
+    assert len(saves) == 2 * RANKS and not any(held & TRAINER for held in saves), "a save brought the trainer back"
     events, _ = run.rehearse("eval")
     evaluated = ["take the stream", "load the engine", "load the trainer", "connect", "load", *asked]
     assert work_of(events, "generator") == work_of(events, "verifier") == evaluated
@@ -339,8 +341,7 @@ def sync_nothing(role: Role) -> SyncStats:
 
 def keep_the_last_save(policy: Policy, folder: Path, *, background: bool) -> None:
     policy.onload()
-    with policy._memory.on_device():
-        policy._saving = saved_state.Save(policy._state(), folder, background=background)
+    policy._saving = saved_state.Save(policy._state(), folder, background=background)
 
 
 SYNC, WAKE, OFFLOAD = RoleWorker.sync, RolloutEngine.wake, Policy.offload

@@ -142,7 +142,9 @@ def test_all_that_is_kept_lies_in_one_locked_piece(calls: list[tuple[Any, ...]])
     for _ in range(3):
         memory.offload()
         assert model.bytes_there() == (0, 0, 0)
+        assert all(map(torch.equal, map(memory.where_it_is, (model.a, model.b, *model.state)), before))
         memory.onload(weights_only=True)
+        assert memory.where_it_is(model.b) is model.b and torch.equal(memory.where_it_is(model.state[1]), before[3])
         assert model.bytes_there() == (12000, 0, 0)
         memory.offload(weights_changed=False)
         memory.onload()
@@ -158,8 +160,7 @@ def test_on_a_cpu_only_gradients_leave() -> None:
     memory.offload()
     memory.offload(weights_changed=False)
     assert model.bytes_there() == (12000, 12000, 0)
-    with memory.on_device():
-        assert model.bytes_there() == (12000, 12000, 12000)
+    assert memory.where_it_is(model.a) is model.a
     memory.onload(weights_only=True)
     assert model.bytes_there() == (12000, 12000, 0)
     memory.onload()

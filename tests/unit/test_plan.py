@@ -268,7 +268,7 @@ def test_paper_models_fit_80_gb_and_say_what_to_change_on_40(tmp_path):
     assert not small["fits"]
     assert any("generator.parallel.tensor" in problem for problem in small["problems"])
     phases = {(one["phase"], one["role"]) for one in plan["memory"]["gpu"]["phases"]}
-    names = ("logprobs", "train", "reshard", "saving")
+    names = ("logprobs", "train", "reshard")
     roles = ("generator", "verifier")
     assert phases == {("rollout", "generator"), ("verify", "verifier")} | {(n, r) for n in names for r in roles}
     for phase in plan["memory"]["gpu"]["phases"]:
@@ -348,7 +348,7 @@ def test_what_a_trainer_keeps_on_the_host_is_counted_exactly(tmp_path):
 
 
 def test_copies_to_save_from_are_what_a_checkpoint_holds(tmp_path):
-    """Two roles, tensor 4 x data 2: every rank its share of the optimizer, the first data rank weights and reference."""
+    """Two roles, tensor 4 x data 2: every rank its shares of the optimizer, of weights and of the reference."""
     background = make_config(tmp_path, checkpoint={"background": True})
     (phase, *_) = make_plan(background, gpu_gb=80, node_gb=None)["memory"]["node"]["phases"]
     count = trainer(shape=role_shape(background, "generator"), tensor=4).sizes.num_parameters

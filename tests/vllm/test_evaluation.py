@@ -8,7 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tango_hpc.run.directory import RunDirectory
+from tango_hpc.run.manifest import total_bytes
+from tango_hpc.run.steps import steps_in
 from tango_hpc.run.summary import read_summary
+from tango_hpc.run.weights import is_whole
+from tango_hpc.stages.convert import export_run
 from tests.helpers.attempts import Attempt, make_attempts
 from tests.helpers.runs import prepare_small_run
 
@@ -66,3 +70,31 @@ def test_an_interrupted_evaluation_asks_no_turn_twice_and_says_the_same(runs: Ru
     assert not turns(straight) and not turns(interrupted)
     stage = read_summary(interrupted)["stages"]["eval"]
     assert (stage["status"], stage["steps"], stage["attempts"]) == ("done", 1, 4)
+
+
+@pytest.mark.timeout(900)
+def test_weights_alone_are_evaluated_and_exported_like_the_whole_checkpoint(tmp_path: Path) -> None:
+    """The same training twice: one run keeps all checkpoints whole, the other one whole and the weights of two before."""
+    short = ("train.generator_steps=2", "train.eval_every=0", "eval.benchmarks=[task]", "eval.checkpoints=all")
+    settings = ("launch.dtype=bfloat16", "checkpoint.every_steps=1", "algorithm.entropy_coef=0.5", *short)
+    kept = {"whole": ("checkpoint.keep=9",), "alone": ("checkpoint.keep=1", "checkpoint.keep_weights=2")}
+    runs = {name: prepare_small_run(tmp_path / name, *settings, *keep)[1] for name, keep in kept.items()}
+    attempts = [Attempt(str(run.path), stage) for stage in ("train", "eval") for run in runs.values()]
+    assert [task.code for task in make_attempts(tmp_path, attempts)] == [0] * 4
+    steps = ["step_000001", "step_000002", "step_000003"]
+    for name, whole in (("whole", [True] * 3), ("alone", [False, False, True])):
+        saved = steps_in(runs[name].checkpoints / "train")
+        assert [path.name for _, path in saved] == steps
+        assert [is_whole(path) for _, path in saved] == whole
+        assert [any(path.rglob("*training.distcp")) for _, path in saved] == whole
+    sizes = [total_bytes(runs[name].checkpoints / "train" / steps[0]) for name in runs]
+    assert sizes[0] is not None and sizes[1] is not None and sizes[1] < 0.25 * sizes[0]
+    for step in steps:
+        answers = [pq.read_table(run.path / "eval" / step / "task.parquet") for run in runs.values()]
+        assert answers[0].num_rows == 8 and answers[0].equals(answers[1])
+    exported = {}
+    for name, run in runs.items():
+        for step in (1, 3):
+            export_run(run.path, "generator", tmp_path / f"{name} {step}", step)
+            exported[name, step] = (tmp_path / f"{name} {step}/model.safetensors").read_bytes()
+    assert exported["whole", 1] == exported["alone", 1] != exported["alone", 3]

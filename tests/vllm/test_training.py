@@ -81,7 +81,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     attempts = [Attempt(path["straight"])]
     attempts += [*(Attempt(path["stopped"], stop=stop) for stop in STOPS), Attempt(path["stopped"])]
     attempts += [Attempt(path["killed"], kill=kill) for kill in KILLS]
-    attempts += [Attempt(path["killed"], flips="generator/__1_0.distcp")]
+    attempts += [Attempt(path["killed"], flips="generator/__1_weights.distcp")]
     attempts += [Attempt(path["forgetful"], forgetful=True)]
     attempts += [Attempt(path["back"], stop=("rollout", 7)), Attempt(path["back"])]
     ended = make_attempts(folder, attempts)
@@ -108,7 +108,7 @@ def test_an_interrupted_run_computes_the_same(runs: dict[str, Run], name: str, a
     assert evaluations[0] == evaluations[1]
     assert read_summary(interrupted)["stages"]["train"]["attempts"] == attempts
     saved = weights_and_optimizers(straight)
-    assert len(saved) == 4 and weights_and_optimizers(interrupted) == saved
+    assert len(saved) == 8 and weights_and_optimizers(interrupted) == saved
 
 
 def test_a_checkpoint_takes_what_the_plan_keeps_for_its_copy(runs: dict[str, Run]) -> None:
@@ -128,7 +128,7 @@ def test_a_flipped_bit_is_told_everywhere_and_trained_on_nowhere(runs: dict[str,
     (event,) = read_events(directory)
     damaged = directory.checkpoints / "train" / event["text"].split()[1]
     assert event["event"] == "checkpoint_set_aside" and event["step"] == StepName.read(damaged.name).step - 1
-    assert f"{damaged.name} is damaged (generator/__1_0.distcp is not what was written" in event["text"]
+    assert f"{damaged.name} is damaged (generator/__1_weights.distcp is not what was written" in event["text"]
     assert damaged.with_name(f"{damaged.name}.damaged").is_dir()
     assert event["text"] in json.loads(directory.progress.read_text())["notes"]
     assert f"set aside as damaged: {damaged.name}.damaged" in states([directory])[0].detail
