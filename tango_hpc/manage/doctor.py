@@ -22,6 +22,7 @@ from tango_hpc.launch import slurm
 from tango_hpc.launch.enter import check_run_dir
 from tango_hpc.launch.environment import free_port, place, python_path
 from tango_hpc.launch.gpu_driver import ASK_FOR_GPUS, gpu_software
+from tango_hpc.launch.gpu_environment import allocator_notes
 from tango_hpc.launch.starters import CODE_ROOT
 from tango_hpc.manage.profiles import Profile, job_variables, load_profile
 from tango_hpc.manage.submit import check_stages, script
@@ -68,7 +69,7 @@ def examine(
     chosen, order = load_profile(profile), check_stages(stages)
     storage = config.run.dir if config is not None else Path.cwd()
     look("Software", _software)
-    look("GPU", lambda: _gpu(config))
+    look("GPU", lambda: _gpu(config, os.environ | _variables(chosen)))
     look("Slurm", _slurm)
     look("Storage", lambda: _storage(storage))
     if config is not None:
@@ -115,8 +116,9 @@ def _software() -> Iterator[Finding]:
         )
 
 
-def _gpu(config: Config | None) -> Iterator[Finding]:
+def _gpu(config: Config | None, env: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     wanted = config is not None and config.launch.device == "cuda"
+    yield from (Finding("warn", *note) for note in allocator_notes(env) if wanted or config is None)
     software = gpu_software()
     if software.driver is None and shutil.which("nvidia-smi") is None:
         # `salloc COMMAND` runs it where it was typed, mostly on a login node: the ranks look on their own nodes.

@@ -19,6 +19,7 @@ from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
 from tango_hpc.launch.environment import interfaces, prepare_rank
 from tango_hpc.launch.gpu_driver import why_no_gpu, why_not_shared
+from tango_hpc.launch.gpu_environment import prepare_gpu_environment
 from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
 from tango_hpc.run.directory import RunDirectory
 
@@ -93,6 +94,7 @@ def main() -> int:
     except UserError as error:
         print(f"tango: {error}", file=sys.stderr)
         return error.exit_code
+    prepare_gpu_environment()  # as ranks do; the doctor tells what that changes
     found = probe(directory, int(sys.argv[2]))
     write_atomically(directory.path / f"probe_{found['rank']:05d}.json", json.dumps(found))
     return 0
