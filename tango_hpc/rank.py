@@ -25,6 +25,7 @@ from tango_hpc.launch import slurm
 from tango_hpc.launch.affinity import stay_near_gpu
 from tango_hpc.launch.environment import rank_variables, threads_of_rank
 from tango_hpc.launch.gpu_driver import why_no_gpu, why_not_shared
+from tango_hpc.launch.gpu_environment import prepare_gpu_environment
 from tango_hpc.launch.snapshot import check_runs_code_of_attempt
 from tango_hpc.launch.staging import staged_overrides
 from tango_hpc.launch.workers import Body, host_ranks
@@ -59,6 +60,9 @@ def prepare_stage(directory: RunDirectory, stage: str) -> tuple[Sequence[str], B
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what a job needs was on the shared disk before it started
     if config.launch.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        for line in prepare_gpu_environment():
+            print(line, flush=True)
     roles = process_roles(config, stage)
     if config.launch.device == "cpu" or imports_touch_no_gpu():
         load_stage(stage)

@@ -16,6 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tango_hpc.launch.gpu_environment import prepare_gpu_environment
+
 _TIMEOUT_SECONDS = 1200.0
 
 
@@ -64,6 +66,7 @@ def await_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
 
 def rank_main(function: str, folder: Path) -> None:
     """One rank; rank 0 writes `result.json`."""
+    prepare_gpu_environment()
     import torch
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

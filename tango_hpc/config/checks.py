@@ -58,6 +58,12 @@ def _conflicts(config: Config) -> Iterator[str]:
             "launch.collective_timeout_seconds: must be above launch.hang_timeout_seconds "
             f"({config.launch.hang_timeout_seconds:g}), or ranks that wait give up before the one that hangs is named"
         )
+    if config.launch.collective_timeout_seconds <= config.reshard.timeout_seconds:
+        yield (
+            f"reshard.timeout_seconds: {config.reshard.timeout_seconds:g} must be below launch.collective_timeout_seconds "
+            f"({config.launch.collective_timeout_seconds:g}), or NCCL ends a rank that waits in a weight sync before the rank "
+            "has named its peer"
+        )
 
 
 def _training_conflicts(config: Config) -> Iterator[str]:

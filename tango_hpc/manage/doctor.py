@@ -19,6 +19,7 @@ from tango_hpc.errors import UserError
 from tango_hpc.launch import slurm
 from tango_hpc.launch.enter import check_run_dir
 from tango_hpc.launch.gpu_driver import ASK_FOR_GPUS, gpu_software
+from tango_hpc.launch.gpu_environment import allocator_notes
 from tango_hpc.manage.doctor_ranks import MIN_FREE_GB, compare_ranks
 from tango_hpc.manage.findings import Finding, show
 from tango_hpc.manage.profiles import Profile, job_variables, load_profile
@@ -53,7 +54,7 @@ def examine(
     chosen, order = load_profile(profile), check_stages(stages)
     storage = config.run.dir if config is not None else Path.cwd()
     look("Software", lambda: _software(in_container=bool(chosen.apptainer or chosen.pyxis)))
-    look("GPU", lambda: _gpu(config))
+    look("GPU", lambda: _gpu(config, os.environ | _variables(chosen)))
     look("Slurm", _slurm)
     look("Storage", lambda: _storage(storage))
     if config is not None:
@@ -110,8 +111,9 @@ def _c_library() -> Iterator[Finding]:
     )
 
 
-def _gpu(config: Config | None) -> Iterator[Finding]:
+def _gpu(config: Config | None, env: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     wanted = config is not None and config.launch.device == "cuda"
+    yield from (Finding("warn", *note) for note in allocator_notes(env) if wanted or config is None)
     software = gpu_software()
     if software.driver is None and shutil.which("nvidia-smi") is None:
         # `salloc COMMAND` runs it where it was typed, mostly on a login node: the ranks look on their own nodes.

@@ -22,6 +22,7 @@ from tango_hpc.errors import UserError
 from tango_hpc.files import write_atomically
 from tango_hpc.launch.environment import interfaces, prepare_rank
 from tango_hpc.launch.gpu_driver import why_no_gpu, why_not_shared
+from tango_hpc.launch.gpu_environment import prepare_gpu_environment
 from tango_hpc.launch.staging import VARIABLE as STAGE_WEIGHTS_TO
 from tango_hpc.run.directory import RunDirectory
 
@@ -147,6 +148,7 @@ def main() -> int:
     except UserError as error:
         print(f"tango: {error}", file=sys.stderr)
         return error.exit_code
+    prepare_gpu_environment()  # as ranks do; the doctor tells what that changes
     probe(directory, int(sys.argv[2]))
     return 0
 

@@ -1,13 +1,11 @@
 """The process groups of one role's trainer.
 
 Each role has its own set, handed to Megatron-core as a `ProcessGroupCollection`; its global `parallel_state` is
-never initialised. Ranks are numbered with the tensor axis fastest, then data, then pipeline, which is Megatron's own
-order.
+never initialised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,9 +14,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed import ProcessGroup
 
 from tango_hpc.errors import UserError
-
-# Which ranks form each of a cut's groups; every rank is in exactly one of them.
-Partition = frozenset[tuple[int, ...]]
+from tango_hpc.parallel.partitions import Partition, rank_position, trainer_partitions
 
 _groups: dict[Partition, ProcessGroup] = {}
 _timeout: timedelta | None = None
@@ -56,24 +52,9 @@ class PolicyGroups:
             )
         data_size = world_size // (tensor_size * pipeline_size)
         t, d, p = rank_position(rank, tensor_size, data_size)
-        ends = {0, pipeline_size - 1}
-
-        def along(axes: Callable[[int, int, int], object]) -> ProcessGroup:
-            """This rank's group where those of equal `axes(tensor, data, pipeline)` belong together."""
-            groups: dict[object, list[int]] = {}
-            for other in range(world_size):
-                groups.setdefault(axes(*rank_position(other, tensor_size, data_size)), []).append(other)
-            return _group(frozenset(map(tuple, groups.values())))
-
-        tensor = along(lambda t, d, p: (d, p))
-        data = along(lambda t, d, p: (t, p))
-        pipeline = along(lambda t, d, p: (t, d))
-        model = along(lambda t, d, p: d)
-        world = along(lambda t, d, p: ())
-        alone = along(lambda t, d, p: (t, d, p))
-        # The stages between the ends make a group of theirs, for which they have no use: see `_group`.
-        ends_or_between = along(lambda t, d, p: (t, d, p in ends))
-        embedding = ends_or_between if p in ends else None
+        made = {name: _group(cut) for name, cut in trainer_partitions(world_size, tensor_size, pipeline_size).items()}
+        tensor, data, pipeline, model, world = (made[name] for name in ("tensor", "data", "pipeline", "model", "world"))
+        alone, embedding = made["alone"], made["embedding"] if p in (0, pipeline_size - 1) else None
         collection = ProcessGroupCollection(
             tp=tensor, pp=pipeline, mp=model, embd=embedding, pos_embd=None, cp=alone, tp_cp=tensor, ep=alone,
             expt_tp=tensor, tp_ep=tensor, tp_ep_pp=model, dp=data, dp_cp=data, expt_dp=data, intra_dp_cp=data,
@@ -99,11 +80,6 @@ class PolicyGroups:
         return dist.get_global_rank(self.pipeline, self.pipeline_size - 1)
 
 
-def rank_position(rank: int, tensor_size: int, data_size: int) -> tuple[int, int, int]:
-    """(tensor, data, pipeline) coordinates of a global rank."""
-    return rank % tensor_size, rank // tensor_size % data_size, rank // (tensor_size * data_size)
-
-
 def limit_collectives(timeout: timedelta) -> None:
     """How long groups made from now on wait for a peer; without it PyTorch's 30 minutes, whatever the world's limit."""
     global _timeout
@@ -116,12 +92,16 @@ def forget_groups() -> None:
 
 
 def _group(partition: Partition) -> ProcessGroup:
-    """This rank's group of a partition of all ranks, made once: equal ones share their communicators and buffers.
+    """Return this rank's group of a partition of all ranks, made once: equal ones share their communicators and buffers.
 
-    Only members take part, so that 1,024 ranks do not wait on each other for groups that most are not in. PyTorch then
-    names a group after its ranks and after how many groups this process has made. Members that had made different
-    numbers would wait for each other under different names for ever; so all ranks make one group for each partition.
+    All ranks together are the default group. Else only members take part, so that 1,024 ranks do not wait on each other
+    for groups that most are not in. PyTorch then names a group after its ranks and after how many groups this process
+    has made. Members that had made different numbers would wait for each other under different names for ever; so all
+    ranks make one group for each partition.
     """
+    if len(partition) == 1:
+        world: ProcessGroup = dist.group.WORLD
+        return world
     if partition not in _groups:
         (ranks,) = (part for part in partition if dist.get_rank() in part)
         _groups[partition] = dist.new_group(list(ranks), timeout=_timeout, use_local_synchronization=True)

@@ -12,6 +12,7 @@ The JSON has `fits` (bool), `problems` (list of str), `ranks`, `device`, and
   (null where nothing is trained);
 - `processes`: by stage that the configuration has, `per_rank` (the role that each process of a rank plays; "trainer"
   where roles are fine-tuned) and `per_node` (how many of them a node runs, beside the small parents that start them);
+- `communicators`: NCCL's, as `plan.communicators.count_communicators` gives them; null on a CPU;
 - `schedule`: optimizer steps of each role, and questions drawn;
 - `models`: by role, `parameters` and `trainable`;
 - `reshard`: by role that is trained, as `tango_hpc.reshard.planned.plan_report` gives it.
@@ -33,6 +34,7 @@ from tango_hpc.config import Config
 from tango_hpc.config.models import role_shape
 from tango_hpc.model.shape import check_parallel
 from tango_hpc.plan.batch import role_batch
+from tango_hpc.plan.communicators import count_communicators
 from tango_hpc.plan.memory import Phase, plan_memory
 from tango_hpc.reshard.planned import plan_report as reshard_report
 from tango_hpc.rollout.sizes import GIB, engine_memory, resident_gpu_bytes, role_engine
@@ -81,6 +83,9 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Pl
         "ranks": config.world_size,
         "stage": stage,
         "processes": {name: _processes(whole, name) for name in _stages(whole)},
+        "communicators": (
+            count_communicators(config, takes_checkpoints=stage == "eval") if config.launch.device == "cuda" else None
+        ),
         "models": models,
         "memory": {
             "gpu": _place(memory.gpu, memory.gpu_bytes),
@@ -168,6 +173,9 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
         console.print(
             f"processes of {stage}: {' and '.join(processes['per_rank'])} on each rank, {processes['per_node']:,} on each node"
         )
+    if plan["communicators"] is not None:
+        found = plan["communicators"]
+        console.print(f"NCCL communicators: at most {found['per_node']:,} on a node, {found['per_gpu']} on a GPU")
     steps = plan["schedule"]
     if plan["stage"] == "train":
         console.print(

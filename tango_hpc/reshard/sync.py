@@ -9,12 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
 
 from tango_hpc.config.schema import ReshardConfig
 from tango_hpc.errors import CheckFailed
@@ -89,6 +87,8 @@ class WeightSync:
             rank=rank,
         )
         assert plan.mine is not None
+        # NCCL connects all ranks in the first operation of a group, and not all are in the first round of a sync.
+        dist.all_reduce(torch.zeros(1, device=engine.device), group=groups.world)
         self.totals = plan.totals
         self.transfer = Transfer(
             plan.mine,
@@ -96,7 +96,7 @@ class WeightSync:
             target,
             dtype=engine.dtype,
             device=engine.device,
-            group=_connected_group(engine.device, config.timeout_seconds),
+            group=groups.world,
             timeout_seconds=config.timeout_seconds,
         )
         self.source, self.target = source, target
@@ -153,21 +153,6 @@ class WeightSync:
             if rows < param.shape[0]:
                 self.weights.tensor(name)[rows:].zero_()
                 self.weights.close(name.rpartition(".")[0])
-
-
-def _connected_group(device: torch.device, timeout_seconds: float) -> ProcessGroup:
-    """A group of all ranks in which messages are waited for up to `timeout_seconds`.
-
-    It has one backend, so that messages are batched. Its own limit is twice the wait: NCCL's watchdog ends the process
-    of an operation that is older, and who waits must have raised, and told the others, before.
-    """
-    on_gpu = device.type == "cuda"
-    timeout = timedelta(seconds=2 * timeout_seconds)
-    group = dist.new_group(backend="nccl" if on_gpu else "gloo", timeout=timeout)
-    # NCCL connects all ranks in the first operation of a group, and not all are in the first round of a sync. Left to
-    # itself the barrier may take another GPU than this rank's.
-    dist.barrier(group, device_ids=[torch.cuda.current_device()] if on_gpu else None)
-    return group
 
 
 def _differences(side: str, layout: Mapping[str, LocalParam], found: Mapping[str, tuple[int, ...]]) -> list[str]:

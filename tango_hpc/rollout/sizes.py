@@ -22,7 +22,7 @@ MIB = 2**20
 GIB = 2**30
 # What a role's process keeps on its GPU, at work or not; an estimate until it is measured on one. Of the first: a CUDA
 # context with the kernels of torch and vLLM that are loaded into it, 0.5 to 1 GiB; NCCL's communicators of Megatron-core's
-# groups, of vLLM's and of the weight sync's, with a few hundred MiB of buffers each, 2 GiB; cuBLAS's workspaces and the
+# groups and of vLLM's (plan/communicators.py), with a few hundred MiB of buffers each, 2 GiB; cuBLAS's workspaces and the
 # halves of segments that the caching allocator cannot give back, 0.5 GiB. The second: CUDA graphs of its engine.
 GPU_CONTEXT_BYTES = int(3.5 * GIB)
 GPU_GRAPH_BYTES = int(0.7 * GIB)

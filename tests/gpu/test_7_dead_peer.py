@@ -48,7 +48,7 @@ def test_a_lost_peer(device: torch.device, where: str, how: str, note: Note, tmp
     assert lost.code == 0 and seconds >= 0.9 * limit
     if where == "update":  # the supervisor blames the one that does not
         assert json.loads((run.path / "waits").read_text()) == [True, False], said
-    if where == "sync":  # before the watchdog of the group, whose limit is twice ours
+    if where == "sync":  # before NCCL's watchdog, whose limit is above that of a sync
         assert seconds < 2 * limit
         assert re.match(
             r"WeightSyncError: weight sync, rank 0, phase receive: \S.* from rank 1 failed after \d+\.\d s "

@@ -29,7 +29,6 @@ from tango_hpc.model.trainer_layout import megatron_layout
 from tango_hpc.parallel.groups import PolicyGroups
 from tango_hpc.parallel.ranks import init_distributed, is_busy
 from tango_hpc.reshard.plan import Layouts, build_plan
-from tango_hpc.reshard.sync import _connected_group
 from tango_hpc.reshard.transfer import Transfer
 from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import RANKS_OF_TASK, Worker
@@ -61,7 +60,8 @@ def weight_sync(device: torch.device, limit_seconds: float) -> Any:
     source, target = megatron_layout(SHAPE, 2, 1, rank, 0), engine_layout(SHAPE, 1, 0)
     plan = build_plan(cut, element_bytes=4, bucket_bytes=4096, rank=rank)
     assert plan.mine is not None
-    group = _connected_group(device, limit_seconds)
+    group = PolicyGroups.create(2, 1).world
+    dist.all_reduce(torch.zeros(1, device=device), group=group)  # connects the ranks
     transfer = Transfer(
         plan.mine, source, target, dtype=torch.float32, device=device, group=group, timeout_seconds=limit_seconds
     )  # fmt: skip
@@ -101,12 +101,13 @@ def lose_one(spec: dict[str, Any], directory: RunDirectory) -> tuple[Sequence[st
 
     def body(worker: Worker, stop: StopSignal) -> None:
         os.environ.update(rank_variables(worker.rank))
-        device = init_distributed(spec["limit_seconds"]).device
+        limit = spec["limit_seconds"]
+        device = init_distributed(limit if spec["where"] == "update" else 2 * limit).device  # a sync gives up before
         if device.type == "cuda":
             torch.cuda.set_stream(torch.cuda.Stream())  # as an engine of several GPUs leaves it
             stop.watch_stream = lambda: partial(is_busy, torch.cuda.current_stream(device))  # as rank.py does
             stop.has_loaded()
-        step = update(device) if spec["where"] == "update" else weight_sync(device, spec["limit_seconds"])
+        step = update(device) if spec["where"] == "update" else weight_sync(device, limit)
         stop.enter("train" if spec["where"] == "update" else "weight sync")
         dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
         if worker.rank == 0:

@@ -93,6 +93,7 @@ def test_a_key_of_another_section_is_led_to_its_place() -> None:
         (["verifier.rollout.max_num_seqs=5000"], "verifier.rollout.max_batched_tokens: 4096 is below verifier.rollout.max_num_seqs 5000"),
         (["verifier=null", "sft.verifier=null", "train.verifier_warmup_steps=0"], "train.verifier_steps_per_cycle: must be 0 without a verifier"),
         (["algorithm.alpha_end=0.5"], "algorithm.alpha_end: 0.5 is above alpha_start"),
+        (["reshard.timeout_seconds=2400"], "reshard.timeout_seconds: 2400 must be below launch.collective_timeout_seconds (2400)"),
         (["launch.hang_timeout_seconds=2400"], "launch.collective_timeout_seconds: must be above launch.hang_timeout_seconds (2400)"),
         (["generator.prompt=/nowhere"], "generator.prompt: /nowhere cannot be read"),
         (["verifier.chat_template=/nowhere"], "verifier.chat_template: no file at /nowhere; give one, or auto or none"),

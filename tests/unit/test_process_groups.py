@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tango_hpc.parallel.groups import PolicyGroups
 from tango_hpc.parallel.ranks import init_distributed, is_busy, shutdown_distributed
-from tango_hpc.reshard import sync, transfer
+from tango_hpc.reshard import transfer
 
 Cut = tuple[int, int]  # tensor, pipeline
 
@@ -46,7 +46,6 @@ def names_of(rank: int, world_size: int, cuts: list[Cut]) -> dict[str, tuple[int
     try:
         for cut in cuts:
             PolicyGroups.create(*cut)
-        dist.new_group()  # as a weight sync does
         for first in range(0, world_size, 2):  # as vLLM does
             dist.new_group(list(range(first, min(first + 2, world_size))))
         dist.new_group(list(range(world_size)), use_local_synchronization=True)
@@ -88,24 +87,6 @@ def test_groups_of_a_role_have_the_limit_of_the_world(nobody: None, monkeypatch:
     assert groups.embedding is not None
     made = (groups.tensor, groups.data, groups.pipeline, groups.model, groups.embedding, groups.world)
     assert {limit_of(group) for group in made} == {timedelta(seconds=7)}
-
-
-def test_a_group_gives_up_later_than_who_waits_in_it(nobody: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert limit_of(sync._connected_group(torch.device("cpu"), 5)) == timedelta(seconds=10)
-
-
-def test_nccl_connects_the_ranks_on_their_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL is not here: what PyTorch is asked for, by a rank whose GPU is the fourth of its node."""
-    asked: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(sync.dist, "new_group", lambda **how: asked.append(how) or "a group")
-    monkeypatch.setattr(sync.dist, "barrier", lambda group, **how: asked.append((group, how)))
-    assert sync._connected_group(torch.device("cuda"), 5) == "a group"
-    assert asked == [
-        {"backend": "nccl", "timeout": timedelta(seconds=10)},
-        ("a group", {"device_ids": [3]}),
-    ]
 
 
 def test_a_stream_is_busy_until_its_work_has_ended_or_failed() -> None:
