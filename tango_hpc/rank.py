@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tango_hpc.config import Config, load_config
 from tango_hpc.control.guard import SUPERVISED
@@ -28,7 +28,7 @@ from tango_hpc.launch.gpu_driver import why_no_gpu, why_not_shared
 from tango_hpc.launch.gpu_environment import prepare_gpu_environment
 from tango_hpc.launch.snapshot import check_runs_code_of_attempt
 from tango_hpc.launch.staging import staged_overrides
-from tango_hpc.launch.workers import Body, host_ranks
+from tango_hpc.launch.workers import LOADING, Body, host_ranks
 from tango_hpc.plan.host import memory_of_this_job
 from tango_hpc.plan.memory import saves_in_background
 from tango_hpc.run.directory import RunDirectory
@@ -50,42 +50,38 @@ STAGES = {
 # A role waits for what the other is at for as long as that advances, which is the watchdog's to say.
 LONGEST_PHASE_SECONDS = 30 * 86_400.0
 OPEN_FILES = 65_536
+STARTED_BEFORE_FORK = (
+    "CUDA was started in the process that this one was forked from, so this one cannot use a GPU. tango_hpc does not do "
+    "that: look for a sitecustomize or .pth file of this Python that uses torch.cuda, or report a bug"
+)
 
 
 def prepare_stage(directory: RunDirectory, stage: str) -> tuple[Sequence[str], Body]:
-    """The roles of `stage` and what their processes do, with all that they import; no GPU is touched."""
+    """Return the roles of `stage` and what their processes do.
+
+    On CPUs this imports the stage, once for all processes. On GPUs each process imports the stage after the fork: some
+    packages start CUDA while they are imported, and CUDA does not work in processes that are forked afterwards.
+    """
     if SUPERVISED in os.environ:
         check_runs_code_of_attempt(directory)
     config = load_config(directory.config, staged_overrides(directory.config))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what a job needs was on the shared disk before it started
+    roles = process_roles(config, stage)
     if config.launch.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        load_stage(stage, "cpu")
     else:
         for line in prepare_gpu_environment():
             print(line, flush=True)
-    roles = process_roles(config, stage)
-    if config.launch.device == "cpu" or imports_touch_no_gpu():
-        load_stage(stage)
     return roles, lambda worker, stop: run_stage(directory, config, stage, roles, worker, stop)
 
 
-def imports_touch_no_gpu() -> bool:
-    """Whether packages that ask for GPUs while they are imported are answered by NVML.
-
-    It knows no MIG slices, and containers may lack it; CUDA then answers, and a process that has asked it cannot fork
-    others that use a GPU. Those import by themselves.
-    """
-    import torch
-
-    return torch.cuda._device_count_nvml() >= 0
-
-
-def load_stage(stage: str) -> StageBody:
-    """The stage's function, with all that its processes will import."""
+def load_stage(stage: str, device: Literal["cpu", "cuda"]) -> StageBody:
+    """Return the stage's function, with all that its processes import."""
     if stage != "sft":
         from tango_hpc.rollout.engine import import_vllm
 
-        import_vllm()
+        import_vllm(device)
     module, _, name = STAGES[stage].partition(":")
     body: StageBody = getattr(import_module(module), name)
     return body
@@ -102,7 +98,7 @@ def run_stage(
     num_threads = threads_of_rank(config.launch)  # while this process still has all its CPUs
     if config.launch.device == "cuda":
         stay_near_gpu(int(os.environ["LOCAL_RANK"]), num_threads)  # first of all: imports start threads and take memory
-    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # this process may ask the driver itself, which knows more
+    stop.enter(LOADING)
 
     import torch
     from torch.distributed import PrefixStore
@@ -111,6 +107,8 @@ def run_stage(
     from tango_hpc.parallel.ranks import init_distributed, is_busy, open_store, shutdown_distributed
 
     launch = config.launch
+    if launch.device == "cuda" and torch.cuda._is_in_bad_fork():
+        raise CheckFailed(STARTED_BEFORE_FORK)
     if launch.device == "cuda" and not torch.cuda.is_available():
         raise NodeFailed(f"launch.device is cuda, but this rank has no GPU: {why_no_gpu()}")
     if launch.device == "cuda" and os.environ["LOCAL_RANK"] == "0" and worker.role == roles[0]:
@@ -118,9 +116,9 @@ def run_stage(
         if refused is not None:
             raise CheckFailed(": ".join(refused))
     torch.set_num_threads(num_threads)
-    body = load_stage(stage)
-    stop.enter("meeting the other ranks")
     try:
+        body = load_stage(stage, launch.device)
+        stop.enter("meeting the other ranks")
         store = open_store(launch.collective_timeout_seconds, hosts=worker == (0, roles[0]))
         device = init_distributed(launch.collective_timeout_seconds, PrefixStore(worker.role, store)).device
         if device.type == "cuda":

@@ -72,8 +72,6 @@ def rank_environment(config: Config) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
-        # Asking the driver whether there is a GPU must not touch it: the processes of a task are forked afterwards.
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     if config.launch.nodes == 1:  # without it Gloo listens at the address of the machine's name
         variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK)

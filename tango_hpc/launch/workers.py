@@ -1,7 +1,7 @@
-"""The program of a task: it imports what is heavy once, then starts and minds one process per rank and role.
+"""The program of a task: it starts and minds one process per rank and role.
 
-Under Slurm a task is one rank; on one machine a single task is all of its ranks. Its processes are forked after the
-imports and before any of them touches a GPU, so that libraries are loaded once and their pages shared.
+Under Slurm a task is one rank; on one machine a single task is all of its ranks. On CPUs a task imports what is heavy
+before it forks its processes, which share the pages; on GPUs each process imports by itself (rank.py).
 
 The one rule of a task's exit code: under a supervisor it is 0 as soon as there is an outcome for each of its
 processes, whatever that says, since srun kills the other tasks of a step at the first other code, in the middle of
@@ -50,7 +50,7 @@ BEARS_SECONDS = 1800.0
 def host_ranks(directory: RunDirectory, prepare: Callable[[], tuple[Sequence[str], Body]]) -> int:
     """Be the task that this environment describes; its exit code.
 
-    `prepare` imports what all processes need and returns the roles and what each process does. What goes wrong in it
+    `prepare` imports what the processes may share and returns the roles and what each process does. What goes wrong in it
     is written down as the failure of the rank. Without a supervisor the task of rank 0 holds the run's lock; UserError
     or CheckFailed where somebody else has it.
     """

@@ -28,8 +28,8 @@ SAVE_BYTES = 2 * 4 * PIECE  # a piece of a checkpoint in fp32, and its bytes on 
 CPU_SHARED_BYTES = int(0.45 * GIB)
 CPU_PROCESS_BYTES = int(0.20 * GIB)
 CPU_ENGINE_BYTES = int(0.28 * GIB)
-# With GPUs: a role's process with CUDA's and NCCL's host side and pinned buffers. The one that it is forked from adds
-# nothing.
+# With GPUs: a role's process with all that it has imported (0.64 GB), CUDA's and NCCL's host side and pinned buffers. The
+# task that it is forked from has imported next to nothing.
 GPU_PROCESS_BYTES = 5 * GIB
 # What the C library keeps of freed blocks of changing sizes, as a share of what comes and goes.
 CPU_HEAP_SLACK = 0.25

@@ -90,7 +90,7 @@ class RolloutEngine:
         self.forgets_when_asleep = device in FORGETFUL_DEVICES and not load_weights
         arguments: dict[str, Any] = {}
         ident = _host_ident()
-        import_vllm()
+        import_vllm(device)
         if device == "cpu":
             # vLLM compiles some helpers when it first samples: 13 s, and a C++ compiler, for nothing measurable here.
             torch._dynamo.config.disable = True
@@ -293,10 +293,10 @@ class RolloutEngine:
         gc.collect()
 
 
-def import_vllm() -> None:
-    """Import vLLM, with the environment that it reads. What a user has set stays."""
+def import_vllm(device: Literal["cpu", "cuda"]) -> None:
+    """Import vLLM with the variables that it reads; a user's stay. On GPUs its warnings, which name slow paths, are shown."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING" if device == "cuda" else "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     _find_cache()

@@ -74,7 +74,7 @@ class Matrix:
             shutil.rmtree(self._reference.path, ignore_errors=True)
             words = [sys.executable, "-P", "-m", "tests.faults.matrix", str(self._reference.path)]
             subprocess.run(words, check=True)  # the import of what makes models stays out of this process
-        load_stage("train")  # with all that ranks import
+        load_stage("train", "cpu")  # with all that ranks import
         import tango_hpc.report.run_page
 
         assert tango_hpc.report.run_page

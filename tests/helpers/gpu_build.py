@@ -65,9 +65,10 @@ def halves_swapped() -> Any:
 
 def main() -> None:
     """All checks, then those that a move concerns."""
+    import fork_checks
     import trainer_checks
 
-    results = {"here": trainer_checks.run()}
+    results = {"here": fork_checks.run() | trainer_checks.run()}
     import engine_checks
 
     # tests/vllm/test_weight_sync.py has the other layouts.

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 Results = dict[str, dict[str, str]]
-OF_A_CUDA_BUILD = {"torch is a CUDA build", "NCCL in torch", "CUDA calls", "vLLM's libraries load"}
+OF_A_CUDA_BUILD = {
+    "CUDA starts after the fork",
+    "torch is a CUDA build",
+    "NCCL in torch",
+    "CUDA calls",
+    "vLLM's libraries load",
+}
 
 
 @pytest.fixture(scope="module")

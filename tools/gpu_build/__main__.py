@@ -44,9 +44,10 @@ def main() -> int:
 
 def write(path: Path) -> None:
     """Run all checks; versions and results as JSON."""
+    import fork_checks
     import trainer_checks
 
-    results = trainer_checks.run()
+    results = fork_checks.run() | trainer_checks.run()
     try:
         import engine_checks
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import re
 import tempfile
-import traceback
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import stand_in_card
 import torch
@@ -39,7 +38,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, untied, one key/value head": ("llama", {"num_key_value_heads": 1}),
 }
 
-TOUCHES: list[str] = []  # of a GPU, while importing
 CHECKS: list[Check] = []
 AT_TWO: list[Check] = []
 engine_check, check_at_two = partial(check, to=CHECKS), partial(check, to=AT_TWO)
@@ -48,17 +46,9 @@ engine_check, check_at_two = partial(check, to=CHECKS), partial(check, to=AT_TWO
 def run() -> Results:
     """All of them; this process then takes itself for one with a GPU."""
     stand_in_card.put_in()
-    with patch.object(torch.cuda, "_lazy_init", _note_touch):
-        import_vllm()
-        importlib.import_module("tango_hpc.stages.tango")
+    import_vllm("cuda")
+    importlib.import_module("tango_hpc.stages.tango")
     return on_ranks(one_rank, 1) | on_ranks(two_ranks, 2)
-
-
-def _note_touch() -> None:
-    places = [
-        f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_stack() if "torch" not in frame.filename
-    ]
-    TOUCHES.append(places[-1])
 
 
 def one_rank() -> Results:
@@ -141,12 +131,6 @@ def libraries(_card: Card) -> None:
     expect(problems, [], "libraries that do not load")
 
 
-@engine_check("imports leave the GPU alone", used="launch/workers.py (processes are forked after the imports)")
-def imports(_card: Card) -> None:
-    """Nothing starts CUDA while vLLM and a stage are imported: forked processes could not use a GPU."""
-    expect(TOUCHES, [], "lines that start CUDA")
-
-
 @engine_check("environment variables", used="rollout/engine.py: import_vllm, _socket_folder, _find_cache")
 def variables(_card: Card) -> None:
     """vLLM reads every variable that we set for it."""
@@ -173,6 +157,15 @@ def engine_starts(card: Card) -> None:
     expect(config.parallel_config.disable_custom_all_reduce, False, "disable_custom_all_reduce")
     expect(config.cache_config.gpu_memory_utilization, 0.5, "gpu_memory_utilization")
     expect(config.cache_config.enable_prefix_caching, True, "enable_prefix_caching")
+
+
+@engine_check("vLLM's warnings are shown", used="rollout/engine.py: import_vllm")
+def warnings_shown(card: Card) -> None:
+    """Once an engine is there, vLLM's logger shows warnings, which name fast paths that are off, and nothing below."""
+    card.engine(load_weights=False)
+    logger = logging.getLogger("vllm")
+    levels = {logger.getEffectiveLevel(), *(handler.level for handler in logger.handlers)}
+    expect(levels, {logging.WARNING}, "levels of vLLM's logger and its handlers")
 
 
 @engine_check("kv_cache_memory_bytes", used="rollout/engine.py, rollout/sizes.py")
