@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,18 +43,24 @@ def test_every_release_that_pip_may_take_is_checked_and_stands_in_the_table() ->
     minors = [f"0.{minor}" for minor in range(20, 60) if Version(f"0.{minor}.0") in allowed]
     assert [version.rpartition(".")[0] for version in checked_versions()] == minors[::-1]
     page = (ROOT / "docs/on_your_cluster.md").read_text()
-    rows = re.findall(r"^\| ([\d., to]+) \| [\d.]+ \|.*check_gpu_build", page, re.MULTILINE)
-    named = {name for row in rows for name in re.findall(r"0\.\d+", row)}
-    assert named == set(minors)
+    rows = re.findall(r"^\| (0\.\d+)(?:\.\d+| to 0\.(\d+))? \| 2\.\d+\.\d+ \|", page, re.MULTILINE)
+    named = [
+        f"0.{minor}"
+        for first, last in rows
+        for minor in range(int(first.removeprefix("0.")), int(last or first.removeprefix("0.")) + 1)
+    ]
+    assert named == minors
 
 
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["0.32"], "0.32 is no version of vLLM, such as 0.32.0"),
+        (["0.32"], "0.32 is no version of vLLM, such as 0.33.0"),
         (["--fodler", "x"], "there is no option --fodler"),
         (["--folder"], "--folder needs a folder"),
         (["--folder", "/proc/nowhere"], "nothing can be written to /proc/nowhere"),
+        (["--platform"], "--platform needs aarch64 or x86_64"),
+        (["--platform", "arm64"], "--platform needs aarch64 or x86_64"),
     ],
 )
 def test_bad_input_ends_with_what_to_do(words: list[str], said: str) -> None:
@@ -75,6 +82,75 @@ def test_a_full_disk_is_told_before_anything_is_installed(tmp_path: Path) -> Non
 def test_help_says_what_it_needs() -> None:
     done = start("--help")
     assert done.returncode == 0 and "14 must be free" in done.stdout and "set -e" not in done.stdout
+
+
+class Uv:
+    """An environment with a program in uv's place, which gives an answer that uv 0.13.9 gave."""
+
+    RESOLVED = "torch==2.14.0\nnvidia-nccl-cu13==2.30.7\nvllm==0.33.0\n"
+    NO_WHEEL = "  cause: Because tilelang==0.1.12 has no usable wheels and vllm>=0.33.0 depends on tilelang==0.1.12"
+    NO_RELEASE = "  cause: Because there is no version of vllm==0.99.0"
+    NO_INDEX = "  cause: tcp connect error"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "uv/bin").mkdir(parents=True)
+        self._program("python", f'exec {sys.executable} "$@"')
+        self._program(
+            "uv",
+            f"""\
+            printf '%s\\n' "$UV_DEFAULT_INDEX $*" >>{folder}/calls
+            while [ "$1" != --output-file ]; do shift; done
+            printf '%s' "$RESOLVED" >"$2"; printf '%s\\n' "$SAID" >&2; exit "$CODE"
+        """,
+        )
+
+    def _program(self, name: str, lines: str) -> None:
+        (self.folder / "uv/bin" / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (self.folder / "uv/bin" / name).chmod(0o755)
+
+    def answer(
+        self, code: int, said: str = "", resolved: str = "", **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """What the script makes of it, for vLLM 0.33.0 on aarch64."""
+        answer = {"CODE": str(code), "SAID": said, "RESOLVED": resolved, "PIP_INDEX_URL": "https://mirror/simple"}
+        return start("--folder", str(self.folder), "--platform", "aarch64", "0.33.0", **answer, **variables)
+
+
+def test_a_platform_is_resolved_by_wheels_alone_with_pips_index(tmp_path: Path) -> None:
+    uv = Uv(tmp_path)
+    done = uv.answer(0, resolved=Uv.RESOLVED)
+    assert done.returncode == 0, done.stderr
+    said = "vLLM 0.33.0: 3 packages have wheels for aarch64 with glibc 2.34 and Python 3.1{}, with torch==2.14.0"
+    assert done.stdout.splitlines() == [said.format(minor) for minor in (1, 2, 3)]
+    calls = (tmp_path / "calls").read_text().splitlines()
+    for minor, call in zip((1, 2, 3), calls, strict=True):
+        assert call.startswith(f"https://mirror/simple pip compile {ROOT}/pyproject.toml --extra gpu ")
+        assert f"--only-binary :all: --python-platform aarch64-manylinux_2_34 --python-version 3.1{minor} " in call
+    uv.answer(0, resolved=Uv.RESOLVED, GLIBC="2.31")
+    assert "--python-platform aarch64-manylinux_2_31 " in (tmp_path / "calls").read_text()
+
+
+def test_a_package_without_a_wheel_is_named_and_so_is_a_torch_without_cuda(tmp_path: Path) -> None:
+    uv = Uv(tmp_path)
+    done = uv.answer(1, Uv.NO_WHEEL)
+    assert done.returncode == 1 and done.stdout == ""
+    assert Uv.NO_WHEEL in done.stderr
+    assert "vLLM 0.33.0 cannot be installed on aarch64 with glibc 2.34 and Python 3.12: uv names the" in done.stderr
+    done = uv.answer(0, resolved="torch==2.14.0\nvllm==0.33.0\n")
+    assert done.returncode == 1 and "is a build without CUDA (torch==2.14.0)" in done.stderr
+
+
+@pytest.mark.parametrize(("code", "said"), [(1, Uv.NO_RELEASE), (2, Uv.NO_INDEX)])
+def test_what_uv_could_not_look_up_is_no_missing_wheel(tmp_path: Path, code: int, said: str) -> None:
+    done = Uv(tmp_path).answer(code, said)
+    assert done.returncode == 2 and said in done.stderr
+    assert "Cannot check: uv could not resolve vLLM 0.33.0 for aarch64" in done.stderr
+
+
+def test_glibc_is_a_version_that_uv_knows() -> None:
+    done = start("--platform", "aarch64", GLIBC="2.29")
+    assert done.returncode == 2 and "GLIBC=2.29 is none of 2.17, 2.28, 2.31 to 2.40" in done.stderr
 
 
 def test_a_name_that_moved_in_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
