@@ -81,7 +81,8 @@ class Call:
             ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
             outcome, reason = FAILED, f"the process of the checks ended with {ended}"
         if outcome == FAILED:
-            reason += "\n" + self.log.read_bytes()[-3000:].decode(errors="replace")
+            log = self.log.read_bytes()[int(str(started["log"])) :].decode(errors="replace")
+            reason += f"\n{log[-5500:]}"
         add_record(self.state, call=self.number, end=check, outcome=outcome, reason=reason, figures=[], seconds=seconds)
 
     def print_news(self) -> None:

@@ -103,8 +103,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     if float(os.environ[DEADLINE]) - time.time() < item.module.SECONDS:  # type: ignore[attr-defined]
         pytest.skip("left for a next call")
-    _started[item.nodeid] = (time.time(), Path(os.environ[LOG]).stat().st_size)
-    add_record(Path(os.environ[STATE]), call=int(os.environ[CALL]), start=item.nodeid, time=time.time())
+    began, size = time.time(), Path(os.environ[LOG]).stat().st_size
+    _started[item.nodeid] = (began, size)
+    add_record(Path(os.environ[STATE]), call=int(os.environ[CALL]), start=item.nodeid, time=began, log=size)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -21,13 +21,14 @@ MOST_CUTS = 2
 
 def read_state(path: Path) -> list[Record]:
     """Return the records of all calls, in the order in which they were written."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]  # the last may still be under way
 
 
 def add_record(path: Path, **record: Any) -> None:
     """Append one record."""
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    with path.open("ab", buffering=0) as file:
+        file.write(json.dumps(record).encode() + b"\n")
 
 
 def last_call(records: Sequence[Record]) -> int:
