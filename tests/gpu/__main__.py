@@ -53,7 +53,7 @@ class Call:
             self.print_news()
             started = open_check(read_state(self.state))
             if started is None:
-                return process.returncode
+                return 0 if over else process.returncode
             self._close(started, process.returncode, over)
             self.print_news()
             if over:
@@ -140,6 +140,9 @@ def main(words: Sequence[str]) -> int:
     code = call.run()
     if code not in (0, 1, 5):  # 5: nothing was left to run
         print(call.log.read_bytes()[-3000:].decode(errors="replace"), file=sys.stderr)
+        return 1
+    if not call.page.exists():
+        print(f"The {options.minutes:g} minutes were over before a check could start; give it more.", file=sys.stderr)
         return 1
     page = call.page.read_text()
     print(f"{page.splitlines()[2]} The page: {call.page}")

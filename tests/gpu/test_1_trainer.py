@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tango_hpc.config.roles import OptimizerConfig
-from tango_hpc.policy.attention import PackedCoreAttention, PackedSequences
 from tests.gpu.conftest import Note
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
@@ -75,6 +74,8 @@ def test_logprobs_and_one_update(
 
 def attention_errors(device_type: str, heads: int, groups: int, dim: int) -> dict[str, float]:
     """Relative errors of packed attention in bf16 against padded attention in fp32: of its output and its gradients."""
+    from tango_hpc.policy.attention import PackedCoreAttention, PackedSequences  # may start CUDA: not in pytest
+
     torch.manual_seed(0)
     device = torch.device(device_type)
     lengths = LENGTHS if device_type == "cuda" else REHEARSED_LENGTHS
