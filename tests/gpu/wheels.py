@@ -79,7 +79,7 @@ def _unpack(pieces: list[Path | None], site: Path) -> bool:
         with zipfile.ZipFile(joined) as wheel:
             for item in wheel.infolist():
                 data = re.fullmatch(r"[^/]+\.data/([^/]+)/(.+)", item.filename)
-                if item.is_dir() or (data and data[1] not in ("purelib", "platlib")):
+                if item.is_dir() or (data and data[1] not in ("purelib", "platlib", "data")):
                     continue
                 target = site / (data[2] if data else item.filename)
                 target.parent.mkdir(parents=True, exist_ok=True)

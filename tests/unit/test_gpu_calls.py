@@ -167,3 +167,10 @@ def test_what_is_missing_is_found_through_what_is_there(tmp_path: Path) -> None:
     said = how_to_bring(["no-such-one>=2"], tmp_path)
     assert f"--python-version 3.{sys.version_info.minor} --dest {tmp_path} 'no-such-one>=2'" in said
     assert said.startswith("export PIP_PLATFORM='") and " any'" in said.splitlines()[0]
+
+
+def test_collecting_the_checks_imports_nothing_that_may_start_cuda() -> None:
+    program = "import sys, pytest; pytest.main(['--collect-only', '-q', sys.argv[1]]); print(sorted({'megatron', 'vllm', 'flashinfer'} & set(sys.modules)))"
+    words = [sys.executable, "-c", program, str(ROOT / "tests/gpu")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert " tests collected" in done.stdout and done.stdout.splitlines()[-1] == "[]", done.stdout[-2000:]
