@@ -22,10 +22,10 @@ ROOT = Path(__file__).parents[2]
 class Call:
     """The processes of one call, and the records that they write."""
 
-    def __init__(self, folder: Path, minutes: float, again: Sequence[str], select: str | None, site: Path) -> None:
+    def __init__(self, folder: Path, deadline: float, again: Sequence[str], select: str | None, site: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.state, self.log, self.page = (folder / f"gpu_check.{suffix}" for suffix in ("jsonl", "log", "md"))
-        self.deadline = time.time() + 60 * minutes
+        self.deadline = deadline
         self.printed = len(read_state(self.state))
         self.number = last_call(read_state(self.state)) + 1
         self.command = [
@@ -117,7 +117,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--list-wheels", action="store_true", help="print how to download what is missing here")
     options = parser.parse_args(words)
     site = options.folder.absolute() / "site"
-    call = Call(options.folder.absolute(), options.minutes, options.again, options.select, site)
+    deadline = time.time() + 60 * options.minutes
     if options.wheels is not None:
         try:
             for line in unpack_wheels(options.wheels.absolute(), site):
@@ -137,6 +137,8 @@ def main(words: Sequence[str]) -> int:
         print(f"This environment lacks {', '.join(missing)}. --list-wheels prints how to download them where there is "
               "a network; --wheels FOLDER takes them from there.", file=sys.stderr)  # fmt: skip
         return 2
+    call = Call(options.folder.absolute(), deadline, options.again, options.select, site)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the checks too
     code = call.run()
     if code not in (0, 1, 5):  # 5: nothing was left to run
         print(call.log.read_bytes()[-3000:].decode(errors="replace"), file=sys.stderr)

@@ -20,6 +20,7 @@ from tests.gpu.wheels import WheelError, find_missing, how_to_bring, unpack_whee
 
 ROOT = Path(__file__).parents[2]
 CHECKS = {
+    "test_4_wheel.py": "SECONDS = 1\ndef test():\n    'Part 4: wheel.'\n    import able_too\n",
     "test_1_fine.py": "SECONDS = 1\ndef test(note):\n    'Part 1: fine.'\n    note('speed', 5.0, 'tokens/s')\n",
     "test_2_crash.py": "SECONDS = 1\nimport os, sys\ndef test():\n    'Part 2: crash.'\n"
     "    if not os.path.exists(os.environ['PYTEST_MENDED']):\n"
@@ -28,6 +29,8 @@ CHECKS = {
     "test_5_long.py": "SECONDS = 1000\ndef test():\n    'Part 5: long.'\n",
     "test_7_endless.py": "SECONDS = 1\nimport time\ndef test():\n    'Part 7: endless.'\n    time.sleep(1000)\n",
 }
+
+SELECTED = "not endless and not wheel"
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ def check(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_page_grows_over_calls_and_a_crash_takes_one_check_along(clone: Path) -> None:
     page = clone / "out/gpu_check.md"
-    first = check(clone, "-k", "not endless")
+    first = check(clone, "-k", SELECTED)
     assert first.returncode == 1, first.stdout + first.stderr
     lines = [line.partition(" (")[0] for line in first.stdout.splitlines()[-4:-1]]
     assert lines == ["Part 1: fine: passed", "Part 2: crash: failed", "Part 3: after the crash: passed"]
@@ -63,9 +66,9 @@ def test_the_page_grows_over_calls_and_a_crash_takes_one_check_along(clone: Path
     failure = page.read_text().partition("## Part 2: crash")[2]
     assert "the process of the checks ended with signal SIGABRT" in failure and "NCCL WARN gone" in failure
 
-    assert "Part" not in check(clone, "-k", "not endless").stdout  # nothing is left that fits nine minutes
+    assert "Part" not in check(clone, "-k", SELECTED).stdout  # nothing is left that fits nine minutes
     (clone / "mended").touch()
-    third = check(clone, "--again", "failed", "--again", "3", "--minutes", "20", "-k", "not endless")
+    third = check(clone, "--again", "failed", "--again", "3", "--minutes", "20", "-k", SELECTED)
     assert third.returncode == 0, third.stdout + third.stderr
     assert [line.partition(":")[0] for line in third.stdout.splitlines()[:-1] if "Part" in line] == [
         "Part 2", "Part 3", "Part 5",
@@ -143,6 +146,15 @@ def test_wheels_come_whole_or_in_pieces_one_call_after_the_other(tmp_path: Path)
     assert (site / "shared_by_a/able.py").read_text() == "unpacked once"
     assert (site / "shared_by_a/ample.py").read_text() == "#" * 5000 and (site / "ample_too.py").exists()
     assert not list(site.glob("**/pytest*")) and not (site / "joined.whl").exists()
+
+
+def test_what_the_wheels_bring_is_there_in_the_same_call(clone: Path) -> None:
+    assert check(clone, "-k", "wheel").returncode == 1
+    make_wheel(clone / "wheels", "able")
+    called = check(clone, "-k", "wheel", "--wheels", str(clone / "wheels"), "--again", "failed")
+    assert called.returncode == 0 and "Part 4: wheel: passed" in called.stdout, called.stdout + called.stderr
+    wrong = check(clone, "--wheels", str(clone / "none"))
+    assert wrong.returncode == 2 and wrong.stderr == f"no folder {clone}/none\n"
 
 
 def test_wheels_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
