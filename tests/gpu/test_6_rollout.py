@@ -58,7 +58,7 @@ def rollout(model_dir: str, device: Literal["cuda", "cpu"]) -> dict[str, float]:
 
 def test_rollout_speed(device: torch.device, vllm: None, note: Note, tmp_path: Path) -> None:
     """Part 6: rollout against bare vLLM on the same prompts."""
-    shape = SHAPES["0.5B"] if device.type == "cuda" else {}
+    shape = SHAPES["0.5B"] if device.type == "cuda" else {"hidden_size": 256}  # heads of 64
     model_dir = make_tiny_hf(tmp_path / "model", **{**shape, "max_position_embeddings": 4096})
     found = run_ranks(rollout, 1, str(model_dir), device.type, timeout=280)[0]
     note("rollout", found["ours"], "tokens/s")
