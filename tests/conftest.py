@@ -55,10 +55,14 @@ def _clean_environment() -> None:
 
 
 def _cache_of_gpu_programs() -> None:
-    """FlashInfer and Triton keep what they compile below the home directory, which is none here, or where they are told."""
+    """FlashInfer and Triton keep what they compile below the home directory, which is none here, or where they are told.
+
+    FlashInfer makes its folder while Megatron-core imports it, without a GPU too.
+    """
+    cache = Path(tempfile.gettempdir()) / f"tango-gpu-checks-{os.getuid()}"
+    os.environ["FLASHINFER_WORKSPACE_BASE"] = str(cache)
     if os.environ["CUDA_VISIBLE_DEVICES"]:
-        cache = Path(tempfile.gettempdir()) / f"tango-gpu-checks-{os.getuid()}"
-        os.environ |= {"FLASHINFER_WORKSPACE_BASE": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+        os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
 
 
 _clean_environment()

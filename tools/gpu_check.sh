@@ -3,16 +3,16 @@
 # Uses all GPUs that it sees; with one, what needs several is left out. Without vLLM the trainer's parts run alone.
 # Without a GPU it rehearses: what a CPU can stand in for runs there, and the page says so.
 #
-#   bash tools/gpu_check.sh [FOLDER] [pytest arguments, such as -k attention]
+#   bash tools/gpu_check.sh [FOLDER] [--minutes 9] [--wheels FOLDER] [--again PART] [-k EXPRESSION]
 #
-# Takes ten minutes at most. Run it in an environment that has the package with its `gpu` extra and pytest
-# (pip install -e '.[gpu,dev]'), inside an allocation. A page with failures is worth sending: each comes with its reason.
+# A call ends after nine minutes at most; what is left runs in the next call with the same FOLDER, whose page grows.
+# --again runs a part anew (1 to 7), or what has failed. --wheels unpacks a folder of wheels first, for a machine
+# without a network: whole wheels or their pieces NAME.whl.partNN. It takes nothing that the environment has.
+#
+# Run it in an environment that has the package with its `gpu` extra and pytest (pip install -e '.[gpu,dev]'), inside an
+# allocation. A page with failures is worth sending: each comes with its reason.
 set -uo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-folder="${1:-gpu_check}"
-[ "$#" -gt 0 ] && shift
-mkdir -p "$folder"
-export PYTEST_GPU_PAGE="$(cd "$folder" && pwd)/gpu_check.md"
 count="$( (nvidia-smi -L 2>/dev/null || true) | grep -c '^GPU')"
 if [ "$count" -gt 0 ]; then
     # The test suite hides GPUs from its tests; these shall see them.
@@ -24,7 +24,5 @@ else
     export PYTEST_GPU_REHEARSAL=1
     echo "There is no GPU here: this is a rehearsal on the CPU."
 fi
-python -m pytest "$root/tests/gpu" -q --rootdir "$root" -c "$root/pyproject.toml" "$@"
-code=$?
-echo "The page: $PYTEST_GPU_PAGE"
-exit "$code"
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+exec python -P -m tests.gpu "$@"

