@@ -30,7 +30,7 @@ def largest_graphs() -> list[int]:
     """The largest CUDA graph that vLLM's own defaults capture for engines of different sizes."""
     from tango_hpc.rollout.engine import import_vllm
 
-    import_vllm()
+    import_vllm("cpu")
     from vllm.config import CompilationConfig, CUDAGraphMode, SchedulerConfig, VllmConfig
 
     found = []
@@ -55,7 +55,7 @@ def table_bytes(num_seqs: int) -> int:
     """What vLLM's V2 model runner keeps for sampling on its device, made by its own classes on this CPU."""
     from tango_hpc.rollout.engine import import_vllm
 
-    import_vllm()
+    import_vllm("cpu")
     from vllm.v1.worker.gpu import buffer_utils
     from vllm.v1.worker.gpu.sample.sampler import Sampler
     from vllm.v1.worker.gpu.states import RequestState
