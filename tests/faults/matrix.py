@@ -178,7 +178,7 @@ def _unmount(folder: Path) -> None:
 def difference(reference: RunDirectory, directory: RunDirectory) -> str:
     """In what two finished runs differ: weights, optimizers, metrics."""
     wanted, found = _weights(reference, LAST), _weights(directory, LAST)
-    if len(wanted) != 4 or found != wanted:
+    if len(wanted) != 8 or found != wanted:  # of two ranks and two roles, weights and what training needs besides
         return "other weights than the reference's"
     rows = [[computed(row) for row in read_metrics(run)] for run in (reference, directory)]
     return "" if rows[0] == rows[1] and len(rows[0]) == LAST else "other metrics than the reference's"
