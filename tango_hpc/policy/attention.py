@@ -9,6 +9,8 @@ sequences in every layer.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,9 +107,10 @@ class PackedCoreAttention(nn.Module):
         if packed.unpad_T is None:
             from torch.nn.attention.varlen import varlen_attn
 
+            groups = {"enable_gqa": grouped} if _varlen_has_enable_gqa() else {}
             return varlen_attn(
                 query_THD, key_TGD, value_TGD.contiguous(), packed.cu_seqlens_q, packed.cu_seqlens_kv,
-                packed.max_seqlen_q, packed.max_seqlen_kv, window_size=(-1, 0), enable_gqa=grouped,
+                packed.max_seqlen_q, packed.max_seqlen_kv, window_size=(-1, 0), **groups,
             )  # fmt: skip
         outputs = []
         for index_BL in packed.blocks:
@@ -149,6 +152,14 @@ class PackedSelfAttention(SelfAttention):
         if self.k_layernorm is not None:
             key = self.k_layernorm(key)
         return query, key, value
+
+
+@functools.cache
+def _varlen_has_enable_gqa() -> bool:
+    """Whether `varlen_attn` has the argument. In torch 2.11 it has not, and takes grouped heads without it."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def _has_varlen(device: torch.device, dtype: torch.dtype) -> bool:

@@ -172,6 +172,28 @@ def test_a_name_that_moved_in_torch_is_named(monkeypatch: pytest.MonkeyPatch) ->
     )
 
 
+def test_attention_takes_the_varlen_attn_of_torch_2_11(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no enable_gqa, and takes grouped heads."""
+    from checks import perform
+    from torch.nn.attention import varlen
+    from trainer_checks import CHECKS
+
+    from tango_hpc.policy import attention
+
+    real = varlen.varlen_attn
+
+    def of_torch_2_11(*inputs: Any, return_aux: Any = None, scale: Any = None, window_size: Any = (-1, -1)) -> Any:
+        return real(*inputs, return_aux=return_aux, scale=scale, window_size=window_size, enable_gqa=True)
+
+    (item,) = (item for item in CHECKS if item.name == "varlen_attn")
+    monkeypatch.setattr(varlen, "varlen_attn", of_torch_2_11)
+    attention._varlen_has_enable_gqa.cache_clear()
+    try:
+        assert perform([item]) == {item.name: "ok"}
+    finally:
+        attention._varlen_has_enable_gqa.cache_clear()
+
+
 def test_the_table_marks_what_moved_and_the_exit_code_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,12 +13,14 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from checks import Check, MovedError, Results, check, expect, on_ranks, perform
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 CHECKS: list[Check] = []
 ON_A_RANK: list[Check] = []
@@ -102,11 +104,25 @@ def wide_products() -> None:
     from tango_hpc.policy import vocab_parallel
 
     empty = partial(torch.empty, dtype=torch.bfloat16, device="meta")
-    total = torch.empty(16, 4, device="meta")
+    hidden, weight, grad = empty(TOKENS, 4), empty(16, 4), empty(16, TOKENS)
+    total, called = torch.empty(16, 4, device="meta"), list[str]()
+
+    class Names(TorchDispatchMode):
+        """Computes nothing: torch 2.11 has no result of this addmm without data."""
+
+        def __torch_dispatch__(self, func: Any, _types: Any, _args: Any = (), kwargs: Any = None) -> Any:
+            called.append(func._schema.name + "." + func._overloadname)
+            return kwargs["out"]
+
     with patch.object(vocab_parallel, "_multiplies_wide", lambda _: True):
-        logits = vocab_parallel._logits(empty(TOKENS, 4), empty(16, 4), 1.0)
-        vocab_parallel._add_product_(total, empty(16, TOKENS), empty(TOKENS, 4))
+        logits = vocab_parallel._logits(hidden, weight, 1.0)
+        with Names():
+            vocab_parallel._add_product_(total, grad, hidden)
     expect((tuple(logits.shape), logits.dtype), ((TOKENS, 16), torch.float32), "torch.mm(out_dtype=torch.float32)")
+    expect(called, ["aten::addmm.dtype_out"], "what torch.addmm(out_dtype=torch.float32, out=...) calls")
+    if torch.version.cuda is not None:
+        on_gpu = torch._C._dispatch_has_kernel_for_dispatch_key(called[0], "CUDA")
+        expect(on_gpu, True, f"{called[0]} has a kernel for CUDA")
 
 
 @torch_check("fused AdamW", used="policy/optimizer.py")
