@@ -80,14 +80,14 @@ install_vllm() { # a version
         || fail "pip took a CPU build of torch. Another index or folder of pip's offers it (see: pip config list); without your settings: env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null bash tools/check_gpu_build.sh, after removing $folder"
 }
 
-# vLLM's libraries are linked against the driver's. Where there is none, one that answers "no device" to every call;
-# prints what goes in front of the library path.
+# vLLM's libraries are linked against the driver's, and ranks ask the driver for their GPU. Where there is none, one that
+# answers "no device" to every call; prints what goes in front of the library path.
 stand_in_driver() {
     ! "$python" -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null || return 0
     command -v cc >/dev/null && command -v nm >/dev/null || fail "this machine has no NVIDIA driver, and a stand-in for its library needs cc and nm (on Debian: apt-get install gcc)"
     mkdir -p "$folder/driver"
-    find "$folder"/env/lib/python3*/site-packages/vllm -name '*.so' -exec nm -D --undefined-only {} + | grep -oE '\bcu[A-Z]\w*' | sort -u \
-        | sed 's/.*/int &(void) { return 100; }/' >"$folder/driver/libcuda.c"
+    { find "$folder"/env/lib/python3*/site-packages/vllm -name '*.so' -exec nm -D --undefined-only {} +; cat "$root/tango_hpc/launch/affinity.py"; } \
+        | grep -oE '\bcu[A-Z]\w*' | sort -u | sed 's/.*/int &(void) { return 100; }/' >"$folder/driver/libcuda.c"
     cc -shared -fPIC -w "$folder/driver/libcuda.c" -o "$folder/driver/libcuda.so.1" -Wl,-soname,libcuda.so.1 || fail "cc could not make $folder/driver/libcuda.so.1 (above)"
     echo "$folder/driver:"
 }
