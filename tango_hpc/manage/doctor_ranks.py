@@ -84,8 +84,8 @@ def _start_probe(config: Config | None, folder: Path, variables: dict[str, str],
     if "SLURM_JOB_ID" in os.environ and not slurm.in_step() and shutil.which("srun"):
         nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
         per_node = config.launch.tasks_per_node if config is not None else 1
-        options = [f"--nodes={nodes}", f"--ntasks={nodes * per_node}", f"--ntasks-per-node={per_node}", "--overlap"]
-        options.append("--distribution=block:block")
+        counts = [f"--nodes={nodes}", f"--ntasks={nodes * per_node}", f"--ntasks-per-node={per_node}"]
+        options = [*counts, "--overlap", "--distribution=block:block"]
         commands = [(["srun", *options, "--export=ALL", "--kill-on-bad-exit=1", *words], env)]
         size = nodes * per_node
     else:

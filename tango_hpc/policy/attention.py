@@ -156,7 +156,7 @@ class PackedSelfAttention(SelfAttention):
 
 @functools.cache
 def _varlen_has_enable_gqa() -> bool:
-    """Whether `varlen_attn` has the argument. In torch 2.11 it has not, and takes grouped heads without it."""
+    """Return whether `varlen_attn` takes `enable_gqa`. In torch 2.11 it takes grouped heads without that argument."""
     from torch.nn.attention.varlen import varlen_attn
 
     return "enable_gqa" in inspect.signature(varlen_attn).parameters

@@ -174,7 +174,7 @@ class Checkpoints:
     def _let_go_of_the_oldest(self) -> None:
         """Delete checkpoints that are too old to stay whole, but for the weights of as many steps as are wanted."""
         saved = steps_in(self._folder)
-        whole = [path for _, path in saved if is_whole(path)]
+        whole = [path for _, path in whole_in(self._folder)]
         staying = whole[-self._kept.keep :]
         steps = {name.step for name, path in saved if path in staying}
         left = self._kept.keep_weights
