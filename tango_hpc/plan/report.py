@@ -56,26 +56,6 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Pl
     steps = Counter(role_schedule(whole))
     kept, checkpoint = config.checkpoint, sum(memory.checkpoint_bytes.values())
     weights = sum(memory.weights_bytes.values())
-    batch: dict[str, Any] = {}
-    models: dict[str, Any] = {}
-    for name, shape in shapes.items():
-        engine, sizes = engine_memory(config, name, memory.gpu_bytes or 0), role_batch(config, name)
-        tokens = max(engine.cache, 0) // role_engine(config, name).cache_bytes_per_token
-        used = engine.total + resident_gpu_bytes(config)
-        longest = min(tokens // sizes.longest, engine.num_seqs)
-        waves = {
-            "waves": math.ceil(sizes.rollouts_per_engine / engine.num_seqs),
-            "evaluation_waves": math.ceil(sizes.evaluations_per_engine / engine.num_seqs),
-            "longest_waves": math.ceil(sizes.rollouts_per_engine / max(longest, 1)),
-        }
-        batch[name] = asdict(sizes) | {
-            "max_num_seqs": engine.num_seqs,
-            "gpu_share": round(used / memory.gpu_bytes, 4) if memory.gpu_bytes else None,
-            "kv_cache_tokens": tokens,
-            "kv_cache_sequences": longest,
-            **(waves if stage == "train" else dict.fromkeys(waves)),
-        }
-        models[name] = {"parameters": shape.num_parameters, "trainable": config.roles[name].trainable}
     return {
         "fits": not memory.problems,
         "problems": memory.problems,
@@ -86,7 +66,10 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Pl
         "communicators": (
             count_communicators(config, takes_checkpoints=stage == "eval") if config.launch.device == "cuda" else None
         ),
-        "models": models,
+        "models": {
+            name: {"parameters": shape.num_parameters, "trainable": config.roles[name].trainable}
+            for name, shape in shapes.items()
+        },
         "memory": {
             "gpu": _place(memory.gpu, memory.gpu_bytes),
             "node": _place(memory.node, memory.node_bytes),
@@ -100,7 +83,7 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Pl
             "keep_weights": kept.keep_weights,
             "disk_bytes": (kept.keep + 1) * checkpoint + kept.keep_weights * weights if stage == "train" else None,
         },
-        "batch": batch,
+        "batch": {name: _batch(config, name, memory.gpu_bytes, stage) for name in config.roles},
         "schedule": {
             "generator_steps": steps["generator"],
             "verifier_steps": steps["verifier"],
@@ -110,6 +93,26 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Pl
             * config.train.questions_per_step,
         },
         "reshard": reshard,
+    }
+
+
+def _batch(config: Config, role_name: str, gpu_bytes: int | None, stage: PlannedStage) -> dict[str, Any]:
+    """A role's batch of a step, and what its engine takes at once. `gpu_bytes` is null on a CPU."""
+    engine, sizes = engine_memory(config, role_name, gpu_bytes or 0), role_batch(config, role_name)
+    tokens = max(engine.cache, 0) // role_engine(config, role_name).cache_bytes_per_token
+    used = engine.total + resident_gpu_bytes(config)
+    longest = min(tokens // sizes.longest, engine.num_seqs)
+    waves = {
+        "waves": math.ceil(sizes.rollouts_per_engine / engine.num_seqs),
+        "evaluation_waves": math.ceil(sizes.evaluations_per_engine / engine.num_seqs),
+        "longest_waves": math.ceil(sizes.rollouts_per_engine / max(longest, 1)),
+    }
+    return asdict(sizes) | {
+        "max_num_seqs": engine.num_seqs,
+        "gpu_share": round(used / gpu_bytes, 4) if gpu_bytes else None,
+        "kv_cache_tokens": tokens,
+        "kv_cache_sequences": longest,
+        **(waves if stage == "train" else dict.fromkeys(waves)),
     }
 
 
@@ -137,38 +140,8 @@ def _place(phases: Sequence[Phase], limit: int | None) -> dict[str, Any]:
 
 def show_plan(plan: dict[str, Any], console: Console) -> None:
     """Print the plan as tables."""
-    for name, model in plan["models"].items():
-        numbers = plan["batch"][name]
-        trained = "" if model["trainable"] else ", not trained"
-        console.print(f"[bold]{name}[/bold]: {model['parameters'] / 1e6:,.1f}M parameters{trained}")
-        cache = f"{numbers['kv_cache_tokens']:,} tokens ({numbers['kv_cache_sequences']:,} full sequences at once)"
-        share = f" and {numbers['gpu_share']:.0%} of the GPU" if numbers["gpu_share"] is not None else ""
-        if plan["stage"] != "train":
-            console.print(
-                f"  an engine takes {numbers['max_num_seqs']:,} sequences at once{share}; its cache holds {cache}"
-            )
-            continue
-        console.print(
-            f"  {numbers['responses']:,} responses a step, at most {numbers['tokens']:,} tokens: "
-            f"{numbers['micro_batches']} micro-batches of at most {numbers['micro_batch_tokens']:,} tokens on each "
-            f"data-parallel rank"
-        )
-        waves, longest = numbers["waves"], numbers["longest_waves"]
-        console.print(
-            f"  an engine takes {numbers['max_num_seqs']:,} sequences at once{share}: its "
-            f"{numbers['rollouts_per_engine']:,} responses of a step in {_in_waves(waves)}"
-            f"{f' ({longest:,} where all are as long as allowed)' if longest > waves else ''}, its "
-            f"{numbers['evaluations_per_engine']:,} of an evaluation in {_in_waves(numbers['evaluation_waves'])}; "
-            f"its cache holds {cache}"
-        )
-        sync = plan["reshard"].get(name)
-        if sync is not None:
-            total = sync["total"]
-            console.print(
-                f"  weight sync: {total['received_bytes'] / 1e6:,.1f} MB move between ranks "
-                f"({sync['ratio_to_minimum']:.2f} of the minimum), {total['local_bytes'] / 1e6:,.1f} MB stay on theirs; "
-                f"gathering full tensors would move {total['gather_bytes'] / 1e6:,.1f} MB"
-            )
+    for name in plan["models"]:
+        _show_role(plan, name, console)
     for stage, processes in plan["processes"].items():
         console.print(
             f"processes of {stage}: {' and '.join(processes['per_rank'])} on each rank, {processes['per_node']:,} on each node"
@@ -176,32 +149,69 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
     if plan["communicators"] is not None:
         found = plan["communicators"]
         console.print(f"NCCL communicators: at most {found['per_node']:,} on a node, {found['per_gpu']} on a GPU")
-    steps = plan["schedule"]
     if plan["stage"] == "train":
-        console.print(
-            f"{steps['generator_steps']:,} generator and {steps['verifier_steps']:,} verifier steps, "
-            f"{'at most ' if max(steps['draws'], steps['verifier_draws']) > 1 else ''}{steps['questions']:,} questions"
-        )
-    if plan["stage"] == "train" and plan["checkpoint"]["background"] is None:
-        needed = plan["checkpoint"]["background_from_bytes"] / GIB
-        console.print(
-            f"checkpoints are written while training goes on where a node gives the job {needed:,.0f} GiB or more "
-            "(checkpoint.background)"
-        )
-    if plan["stage"] == "train":
-        saved = plan["checkpoint"]
-        older = (
-            f", with the weights of {saved['keep_weights']} older steps (checkpoint.keep_weights, "
-            f"{decimal(saved['weights_bytes'])} each),"
-        )
-        console.print(
-            f"a checkpoint takes {decimal(saved['bytes'])} of disk; {saved['keep']} kept whole (checkpoint.keep) and one being "
-            f"written{older if saved['keep_weights'] else ''} take {decimal(saved['disk_bytes'])}"
-        )
+        _show_training(plan, console)
     for place, title in (("gpu", "One GPU"), ("node", "Memory of one node")):
         memory = plan["memory"][place]
         if memory["phases"]:
             console.print(_memory_table(title, memory))
+
+
+def _show_role(plan: dict[str, Any], name: str, console: Console) -> None:
+    """Print a role's parameters, its responses, its engine and, if the role is trained, its weight sync."""
+    model, numbers = plan["models"][name], plan["batch"][name]
+    trained = "" if model["trainable"] else ", not trained"
+    console.print(f"[bold]{name}[/bold]: {model['parameters'] / 1e6:,.1f}M parameters{trained}")
+    cache = f"{numbers['kv_cache_tokens']:,} tokens ({numbers['kv_cache_sequences']:,} full sequences at once)"
+    share = f" and {numbers['gpu_share']:.0%} of the GPU" if numbers["gpu_share"] is not None else ""
+    if plan["stage"] != "train":
+        console.print(
+            f"  an engine takes {numbers['max_num_seqs']:,} sequences at once{share}; its cache holds {cache}"
+        )
+        return
+    console.print(
+        f"  {numbers['responses']:,} responses a step, at most {numbers['tokens']:,} tokens: "
+        f"{numbers['micro_batches']} micro-batches of at most {numbers['micro_batch_tokens']:,} tokens on each "
+        f"data-parallel rank"
+    )
+    waves, longest = numbers["waves"], numbers["longest_waves"]
+    console.print(
+        f"  an engine takes {numbers['max_num_seqs']:,} sequences at once{share}: its "
+        f"{numbers['rollouts_per_engine']:,} responses of a step in {_in_waves(waves)}"
+        f"{f' ({longest:,} where all are as long as allowed)' if longest > waves else ''}, its "
+        f"{numbers['evaluations_per_engine']:,} of an evaluation in {_in_waves(numbers['evaluation_waves'])}; "
+        f"its cache holds {cache}"
+    )
+    sync = plan["reshard"].get(name)
+    if sync is not None:
+        total = sync["total"]
+        console.print(
+            f"  weight sync: {total['received_bytes'] / 1e6:,.1f} MB move between ranks "
+            f"({sync['ratio_to_minimum']:.2f} of the minimum), {total['local_bytes'] / 1e6:,.1f} MB stay on theirs; "
+            f"gathering full tensors would move {total['gather_bytes'] / 1e6:,.1f} MB"
+        )
+
+
+def _show_training(plan: dict[str, Any], console: Console) -> None:
+    """Print the steps and the questions of a training run, and the disk that its checkpoints take."""
+    steps, saved = plan["schedule"], plan["checkpoint"]
+    console.print(
+        f"{steps['generator_steps']:,} generator and {steps['verifier_steps']:,} verifier steps, "
+        f"{'at most ' if max(steps['draws'], steps['verifier_draws']) > 1 else ''}{steps['questions']:,} questions"
+    )
+    if saved["background"] is None:
+        console.print(
+            f"checkpoints are written while training goes on where a node gives the job "
+            f"{saved['background_from_bytes'] / GIB:,.0f} GiB or more (checkpoint.background)"
+        )
+    older = (
+        f", with the weights of {saved['keep_weights']} older steps (checkpoint.keep_weights, "
+        f"{decimal(saved['weights_bytes'])} each),"
+    )
+    console.print(
+        f"a checkpoint takes {decimal(saved['bytes'])} of disk; {saved['keep']} kept whole (checkpoint.keep) and one being "
+        f"written{older if saved['keep_weights'] else ''} take {decimal(saved['disk_bytes'])}"
+    )
 
 
 def _in_waves(count: int) -> str:
