@@ -176,7 +176,7 @@ def warnings_shown(_card: Card) -> None:
     A process of its own imports vLLM: the stand-in of this one imports a part of vLLM before our variables are set.
     """
     env = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
-    done = subprocess.run([sys.executable, "-c", LEVELS], env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", LEVELS], env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise MovedError(f"vLLM could not be imported: {done.stderr[-400:]}")
     expect(set(done.stdout.split()[-1].split(",")), {str(logging.WARNING)}, "levels of vLLM's logger and its handlers")
