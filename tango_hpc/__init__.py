@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> object:
     """`from tango_hpc import submit`, without the cost of it for those who do not."""
     if name == "submit":
-        from tango_hpc.manage.submit import submit
+        from tango_hpc.commands.submit import submit
 
         return submit
     raise AttributeError(f"module 'tango_hpc' has no attribute {name!r}")

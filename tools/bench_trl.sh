@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv-trl, an environment with TRL for `tango bench grpo`, beside the .venv of tools/install.sh: torch,
+# Makes .venv-trl, an environment with TRL for `python -m tools.bench grpo`, beside the .venv of tools/install.sh: torch,
 # transformers and what else TRL shares with this package are read from there, so that both sides run on the same ones.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,4 +17,4 @@ if [ ! -e "$TRL/.made" ] || [ "$(cat "$TRL/.made")" != "$wanted" ]; then
     "$TRL/bin/python" -c 'from trl import GRPOTrainer'
     echo "$wanted" > "$TRL/.made"
 fi
-echo "TRL is in $TRL; tango bench grpo finds it there."
+echo "TRL is in $TRL; python -m tools.bench grpo finds it there."

@@ -86,7 +86,7 @@ stand_in_driver() {
     ! "$python" -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null || return 0
     command -v cc >/dev/null && command -v nm >/dev/null || fail "this machine has no NVIDIA driver, and a stand-in for its library needs cc and nm (on Debian: apt-get install gcc)"
     mkdir -p "$folder/driver"
-    { find "$folder"/env/lib/python3*/site-packages/vllm -name '*.so' -exec nm -D --undefined-only {} +; cat "$root/tango_hpc/launch/affinity.py"; } \
+    { find "$folder"/env/lib/python3*/site-packages/vllm -name '*.so' -exec nm -D --undefined-only {} +; cat "$root/tango_hpc/runner/affinity.py"; } \
         | grep -oE '\bcu[A-Z]\w*' | sort -u | sed 's/.*/int &(void) { return 100; }/' >"$folder/driver/libcuda.c"
     cc -shared -fPIC -w "$folder/driver/libcuda.c" -o "$folder/driver/libcuda.so.1" -Wl,-soname,libcuda.so.1 || fail "cc could not make $folder/driver/libcuda.so.1 (above)"
     echo "$folder/driver:"

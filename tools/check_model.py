@@ -68,7 +68,7 @@ def reference(model: Path, texts: list[str], work: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from tango_hpc.protocol.tokenizer import load_tokenizer
+    from tango_hpc.questions.protocol.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(model)
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, local_files_only=True).eval()
@@ -85,11 +85,11 @@ def as_rank(model: Path, work: Path, with_vllm: bool) -> None:
     import torch
     import torch.distributed as dist
 
-    from tango_hpc.config.roles import ModelConfig, ParallelConfig, RoleConfig
-    from tango_hpc.parallel.megatron_cpu import megatron_on_cpu
-    from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
-    from tango_hpc.policy.attention import PackedSequences
-    from tango_hpc.policy.policy import Policy
+    from tango_hpc.base.config.roles import ModelConfig, ParallelConfig, RoleConfig
+    from tango_hpc.models.parallel.megatron_cpu import megatron_on_cpu
+    from tango_hpc.models.parallel.ranks import init_distributed, shutdown_distributed
+    from tango_hpc.models.trainer.attention import PackedSequences
+    from tango_hpc.models.trainer.policy import Policy
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"])))
     info = init_distributed()
@@ -168,8 +168,8 @@ def compare_folders(before: Path, after: Path) -> str:
 
 def through_vllm(folder: Path, ids: list[list[int]], logits: np.ndarray) -> float:
     """Largest difference of the greedy continuation's log-probability, engine against transformers."""
-    from tango_hpc.rollout.engine import RolloutEngine
-    from tango_hpc.types import GenerationRequest, SamplingSettings
+    from tango_hpc.base.types import GenerationRequest, SamplingSettings
+    from tango_hpc.models.engine.engine import RolloutEngine
 
     longest = max(map(len, ids))
     engine = RolloutEngine(

@@ -26,9 +26,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tango_hpc.benchmarks.records import Answer, read_answers
-from tango_hpc.protocol.solution import parse_solution
-from tango_hpc.protocol.verification import CORRECT, INCORRECT
+from tango_hpc.questions.benchmarks.records import Answer, read_answers
+from tango_hpc.questions.protocol.solution import parse_solution
+from tango_hpc.questions.protocol.verification import CORRECT, INCORRECT
 
 OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,

@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from tango_hpc.benchmarks.metrics import Estimate, share
-from tango_hpc.files import read_json, read_json_lines
+from tango_hpc.base.files import read_json, read_json_lines
+from tango_hpc.questions.benchmarks.estimates import Estimate, share
 from tango_hpc.report.figures import COLORS, STYLE
 from tango_hpc.report.plots import save_curves
 

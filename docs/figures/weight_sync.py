@@ -14,11 +14,11 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from tango_hpc.model.engine_layout import engine_layout
-from tango_hpc.model.shape import ModelShape
-from tango_hpc.model.trainer_layout import LocalParam, megatron_layout
-from tango_hpc.reshard.plan import Layouts, build_plan
-from tango_hpc.reshard.transfer import Locator
+from tango_hpc.base.model_shape import ModelShape
+from tango_hpc.models.layout.engine_layout import engine_layout
+from tango_hpc.models.layout.trainer_layout import LocalParam, megatron_layout
+from tango_hpc.models.weight_sync.plan import Layouts, build_plan
+from tango_hpc.models.weight_sync.transfer import Locator
 
 SHAPE = ModelShape("llama", 2, 32, 64, 8, 4, 4, 128, False, False, False)
 CUT = Layouts(SHAPE, world_size=4, tensor=2, pipeline=2, rollout_tensor=4, ranks_per_node=4)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tango_hpc.config import Config
-from tango_hpc.data.packing import pack
-from tango_hpc.rollout.sizes import responses_per_engine
+from tango_hpc.base.config import Config
+from tango_hpc.models.engine.capacity import responses_per_engine
+from tango_hpc.questions.data.packing import pack
 
 
 @dataclass(frozen=True)

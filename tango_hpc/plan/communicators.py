@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tango_hpc.config import Config
-from tango_hpc.parallel.partitions import engine_partition, trainer_partitions
+from tango_hpc.base.config import Config
+from tango_hpc.models.parallel.partitions import engine_partition, trainer_partitions
 
 Communicators = list[tuple[int, ...]]  # the ranks of each
 

@@ -6,13 +6,13 @@ import shutil
 
 from rich.filesize import decimal
 
-from tango_hpc.config import Config
-from tango_hpc.errors import UserError
+from tango_hpc.base.config import Config
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.metrics import STEPPED_STAGES
+from tango_hpc.base.run.step_names import leftovers_in, steps_in
+from tango_hpc.base.run.weights_alone import whole_in
 from tango_hpc.plan.memory import MemoryPlan, plan_memory
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.metrics import STEPPED_STAGES
-from tango_hpc.run.steps import leftovers_in, steps_in
-from tango_hpc.run.weights import whole_in
 
 
 def checkpoint_bytes(config: Config, stage: str) -> int:

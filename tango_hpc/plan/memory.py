@@ -14,11 +14,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tango_hpc.config import Config
-from tango_hpc.config.models import role_shape
-from tango_hpc.config.roles import RoleConfig
-from tango_hpc.errors import UserError
-from tango_hpc.model.shape import ELEMENT_BYTES
+from tango_hpc.base.config import Config
+from tango_hpc.base.config.models import role_shape
+from tango_hpc.base.config.roles import RoleConfig
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.model_shape import ELEMENT_BYTES
+from tango_hpc.models.engine.capacity import (
+    GIB,
+    MIB,
+    Engine,
+    cache_problem,
+    engine_memory,
+    most_sequences,
+    resident_gpu_bytes,
+    role_engine,
+)
 from tango_hpc.plan.batch import RoleBatch, role_batch
 from tango_hpc.plan.sizes import (
     CPU_ENGINE_BYTES,
@@ -29,16 +39,6 @@ from tango_hpc.plan.sizes import (
     GPU_PROCESS_BYTES,
     SAVE_BYTES,
     Trainer,
-)
-from tango_hpc.rollout.sizes import (
-    GIB,
-    MIB,
-    Engine,
-    cache_problem,
-    engine_memory,
-    most_sequences,
-    resident_gpu_bytes,
-    role_engine,
 )
 
 Items = dict[str, int]  # bytes by what they are for

@@ -1,9 +1,9 @@
 """Bytes of one rank's trainer and process: weights, optimizer, activations. Pure arithmetic on a model's shape.
 
-Counted from the code that allocates them: `policy/optimizer.py` (gradients in fp32; AdamW's moments in fp32, plus fp32
-masters for 16-bit weights, both spread over data-parallel ranks), `policy/attention.py` and Megatron-core's unfused
-local layers (activations), `policy/vocab_parallel.py` (logits by chunks), `policy/saved_state.py` (a piece at a time).
-An engine's are in `rollout/sizes.py`.
+Counted from the code that allocates them: `models/trainer/optimizer.py` (gradients in fp32; AdamW's moments in fp32, plus fp32
+masters for 16-bit weights, both spread over data-parallel ranks), `models/trainer/attention.py` and Megatron-core's unfused
+local layers (activations), `models/trainer/vocab_parallel.py` (logits by chunks), `models/trainer/saved_state.py` (a piece at a time).
+An engine's are in `models/engine/capacity.py`.
 Legend: T tokens of a micro-batch on one rank.
 """
 
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from tango_hpc.model.shape import ModelShape, padded_vocab_size, pipeline_stages
-from tango_hpc.model.trainer_layout import LocalParam, megatron_layout
-from tango_hpc.policy.sizes import LOGIT_CHUNK, PIECE
-from tango_hpc.rollout.sizes import GIB
+from tango_hpc.base.model_shape import ModelShape, padded_vocab_size, pipeline_stages
+from tango_hpc.models.engine.capacity import GIB
+from tango_hpc.models.layout.trainer_layout import LocalParam, megatron_layout
+from tango_hpc.models.trainer.limits import LOGIT_CHUNK, PIECE
 
 SAVE_BYTES = 2 * 4 * PIECE  # a piece of a checkpoint in fp32, and its bytes on the way out
 

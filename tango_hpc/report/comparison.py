@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.config.load import read_tree
-from tango_hpc.config.paths import absolute, flatten
-from tango_hpc.errors import UserError
-from tango_hpc.files import write_atomically
-from tango_hpc.report.formats import label_of
-from tango_hpc.run.directory import RunDirectory, runs_below
-from tango_hpc.run.metrics import MetricsRow, read_evaluations, read_metrics
+from tango_hpc.base.config.load import read_tree
+from tango_hpc.base.config.paths import absolute, flatten
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.files import write_atomically
+from tango_hpc.base.formats import label_of
+from tango_hpc.base.run.directory import RunDirectory, runs_below
+from tango_hpc.base.run.metrics import MetricsRow, read_evaluations, read_metrics
 
 STAGE = "train"
 CURVES = "curves.csv"

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter
 
-from tango_hpc.files import write_atomically
+from tango_hpc.base.files import write_atomically
 from tango_hpc.report.comparison import CURVES, Point, as_markdown, collect, curve, table, write_points
 from tango_hpc.report.figures import COLORS, STYLE
 

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.benchmarks.records import GREEDY, Answer, read_answers
-from tango_hpc.benchmarks.results import model_results, summary_values
-from tango_hpc.data.tables import evenly_spaced
-from tango_hpc.files import write_atomically
-from tango_hpc.protocol.solution import parse_solution
+from tango_hpc.base.files import write_atomically
+from tango_hpc.questions.benchmarks.records import GREEDY, Answer, read_answers
+from tango_hpc.questions.benchmarks.results import model_results, summary_values
+from tango_hpc.questions.data.tables import evenly_spaced
+from tango_hpc.questions.protocol.solution import parse_solution
 from tango_hpc.report.html import render
 
 MAX_ANSWERS = 4000  # on the page, all of them greedy or among the first samples; Parquet holds the rest

@@ -6,7 +6,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from tango_hpc.report.formats import number
+from tango_hpc.base.formats import number
 
 _TEMPLATES = Environment(
     loader=PackageLoader("tango_hpc.report"), autoescape=select_autoescape(), undefined=StrictUndefined,

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from tango_hpc.base.run.metrics import PHASES, TURNS, MetricsRow
 from tango_hpc.report.figures import COLORS, STYLE, svg
-from tango_hpc.run.metrics import PHASES, TURNS, MetricsRow
 
 ROLES = ("generator", "verifier")
 # A phase with less of the time than this cannot be seen, and is in "other".

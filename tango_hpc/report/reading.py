@@ -10,11 +10,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tango_hpc.errors import UserError
-from tango_hpc.protocol.solution import find_answer, parse_solution
-from tango_hpc.report.formats import visible
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.dumps import RolloutRow, dumped_steps, read_rollouts
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.formats import visible
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.dumps import RolloutRow, dumped_steps, read_rollouts
+from tango_hpc.questions.protocol.solution import find_answer, parse_solution
 
 JUDGEMENT_NAMES = {1: "right", -1: "wrong", 0: "not judged"}
 MARKS = {1: ("✓", "green"), -1: ("✗", "red"), 0: ("?", "yellow"), None: ("·", "dim")}

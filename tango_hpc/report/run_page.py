@@ -10,18 +10,18 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tango_hpc.control.outcome import read_failures
-from tango_hpc.errors import UserError
-from tango_hpc.files import write_atomically
-from tango_hpc.report.formats import clock
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.files import write_atomically
+from tango_hpc.base.formats import clock
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.dumps import dumped_steps, read_rollouts
+from tango_hpc.base.run.metrics import STEPPED_STAGES, MetricsRow, read_evaluations, read_events, read_metrics
+from tango_hpc.base.run.progress import read_progress
+from tango_hpc.base.run.summary import BEFORE_AFTER, code_that_ran, read_provenance, read_summary
 from tango_hpc.report.html import render
 from tango_hpc.report.plots import drawings, save_curves
 from tango_hpc.report.reading import choose_examples, facts, step_views
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.dumps import dumped_steps, read_rollouts
-from tango_hpc.run.metrics import STEPPED_STAGES, MetricsRow, read_evaluations, read_events, read_metrics
-from tango_hpc.run.progress import read_progress
-from tango_hpc.run.summary import BEFORE_AFTER, code_that_ran, read_provenance, read_summary
+from tango_hpc.runner.outcome import read_failures
 
 EXAMPLES_PER_ROLE = 6
 STAGE_TITLES = {"train": "Reinforcement learning", "sft": "Supervised fine-tuning"}

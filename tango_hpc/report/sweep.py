@@ -10,8 +10,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from tango_hpc.files import write_atomically
-from tango_hpc.report.formats import label_of
+from tango_hpc.base.files import write_atomically
+from tango_hpc.base.formats import label_of
 from tango_hpc.report.html import render
 
 

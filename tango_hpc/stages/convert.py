@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tango_hpc.config import load_config
-from tango_hpc.config.paths import absolute
-from tango_hpc.errors import UserError
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.manifest import find_damage
-from tango_hpc.run.weights import is_for_readers
+from tango_hpc.base.config import load_config
+from tango_hpc.base.config.paths import absolute
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.manifest import find_damage
+from tango_hpc.base.run.weights_alone import is_for_readers
 from tango_hpc.stages.eval_inputs import training_checkpoints
 from tango_hpc.stages.preflight import check_model_folder
 
@@ -62,8 +62,8 @@ def export_run(run: Path, role: str, out: Path, step: int | None = None) -> str:
     settings = config.roles[role]
     check_model_folder(settings.model.path)
     with _one_rank():
-        from tango_hpc.config.roles import ParallelConfig
-        from tango_hpc.policy.policy import Policy
+        from tango_hpc.base.config.roles import ParallelConfig
+        from tango_hpc.models.trainer.policy import Policy
 
         policy = Policy(settings.model_copy(update={"parallel": ParallelConfig()}), config.launch.dtype)
         policy.load(weights)
@@ -86,8 +86,8 @@ def import_model(source: str, out: Path, dtype: str = "bfloat16") -> str:
         folder = _download(source)
     import torch
 
-    from tango_hpc.model.shape import ModelShape, hf_tensors
-    from tango_hpc.policy import hf_io
+    from tango_hpc.base.model_shape import ModelShape, hf_tensors
+    from tango_hpc.models.trainer import hf_io
 
     config = hf_io.read_config(folder)
     shape = ModelShape.from_hf_config(config)
@@ -122,7 +122,7 @@ def _tensors(folder: Path, shape: Any, expected: dict[str, tuple[int, ...]]) -> 
     """Every tensor of the model, one at a time, in the order of `expected`."""
     from safetensors import safe_open
 
-    from tango_hpc.policy import hf_io
+    from tango_hpc.models.trainer import hf_io
 
     if any(folder.glob("*.safetensors")):
         for name, file in hf_io.check_checkpoint(folder, shape).items():
@@ -204,7 +204,7 @@ def _one_rank() -> Iterator[None]:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
+    from tango_hpc.models.parallel.ranks import init_distributed, shutdown_distributed
 
     init_distributed()
     try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from tango_hpc.config import Config
-from tango_hpc.data.prepare.rows import SCHEMA
-from tango_hpc.data.tables import QUESTION_COLUMNS
-from tango_hpc.errors import UserError
-from tango_hpc.run.steps import steps_in
+from tango_hpc.base.config import Config
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.step_names import steps_in
+from tango_hpc.questions.data.prepare.rows import SCHEMA
+from tango_hpc.questions.data.tables import QUESTION_COLUMNS
 
 AS_THEY_ARE = "model"
 

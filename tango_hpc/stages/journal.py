@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from tango_hpc.control.stop import StopSignal
-from tango_hpc.errors import StoppedEarly
-from tango_hpc.report.formats import visible
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.metrics import MetricsRow, MetricsWriter
-from tango_hpc.run.progress import ProgressReporter
-from tango_hpc.run.summary import Status, update_summary
-from tango_hpc.types import TrackerName
+from tango_hpc.base.errors import StoppedEarly
+from tango_hpc.base.formats import visible
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.metrics import MetricsRow, MetricsWriter
+from tango_hpc.base.run.progress import ProgressReporter
+from tango_hpc.base.run.summary import Status, update_summary
+from tango_hpc.base.types import TrackerName
+from tango_hpc.runner.stop import StopSignal
 
 
 class Journal:

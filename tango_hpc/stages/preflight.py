@@ -10,16 +10,16 @@ import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tango_hpc.config import Config
-from tango_hpc.config.schema import SftRoleConfig
-from tango_hpc.data.prepare.pipeline import check_held_out
-from tango_hpc.data.tables import QUESTION_COLUMNS, SFT_COLUMNS, check_ids, check_table
-from tango_hpc.errors import UserError
-from tango_hpc.model.shape import indexed_files
-from tango_hpc.run.trackers import missing_trackers
+from tango_hpc.base.config import Config
+from tango_hpc.base.config.schema import SftRoleConfig
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.model_shape import indexed_files
+from tango_hpc.base.run.trackers import missing_trackers
+from tango_hpc.questions.data.prepare.pipeline import check_held_out
+from tango_hpc.questions.data.tables import QUESTION_COLUMNS, SFT_COLUMNS, check_ids, check_table
+from tango_hpc.questions.tasks.made_files import check_made_files, recipes
+from tango_hpc.questions.tasks.own import check_own_task
 from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_columns, evaluated_file, evaluated_roles
-from tango_hpc.tasks.made_files import check_made_files, recipes
-from tango_hpc.tasks.own import check_own_task
 
 NODE_LOCAL = ("/tmp", "/dev/shm", "/var/tmp", "/run")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tango_hpc.config import Config
+from tango_hpc.base.config import Config
 from tango_hpc.stages.eval_inputs import evaluated_roles
 
 TRAINER = "trainer"  # the one process of a rank that fine-tunes: the roles take turns in it, without an engine

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.data.tables import read_questions
-from tango_hpc.errors import CheckFailed
-from tango_hpc.parallel.exchange import Exchange
-from tango_hpc.stages.evaluation import HeldOut
+from tango_hpc.base.errors import CheckFailed
+from tango_hpc.models.parallel.exchange import Exchange
+from tango_hpc.questions.data.tables import read_questions
+from tango_hpc.questions.tasks import Task
+from tango_hpc.stages.held_out import HeldOut
 from tango_hpc.stages.role import Generator
 from tango_hpc.stages.sharing import in_shares
-from tango_hpc.tasks import Task
 
 
 def questions_that_fit(

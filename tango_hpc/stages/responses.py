@@ -8,14 +8,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from tango_hpc.grading.pool import Verdict
-from tango_hpc.parallel.exchange import Exchange
-from tango_hpc.protocol.alignment import response_text, step_end_tokens
-from tango_hpc.protocol.solution import Solution, parse_solution
-from tango_hpc.protocol.verification import FormatRule, Verification, read_verification
+from tango_hpc.base.types import Generation
+from tango_hpc.models.parallel.exchange import Exchange
+from tango_hpc.questions.grading.pool import Verdict
+from tango_hpc.questions.protocol.alignment import response_text, step_end_tokens
+from tango_hpc.questions.protocol.solution import Solution, parse_solution
+from tango_hpc.questions.protocol.verification import FormatRule, Verification, read_verification
+from tango_hpc.questions.tasks import Task
 from tango_hpc.stages.sharing import from_shares, in_each, in_shares, my_share
-from tango_hpc.tasks import Task
-from tango_hpc.types import Generation
 
 NOT_ASKED = Generation([], [], "length")
 # A prompt and what a role wrote to it; the prompt is empty where it was too long to be asked.

@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from tango_hpc.config import Config
-from tango_hpc.control.stop import StopSignal
-from tango_hpc.parallel.exchange import Exchange
-from tango_hpc.policy.loss import LossSettings, UpdateStats
-from tango_hpc.protocol.prompts import generator_prompt_ids, read_prompt, stop_token_ids, verifier_prompt_ids
-from tango_hpc.protocol.tokenizer import load_tokenizer
-from tango_hpc.reshard.sync import SyncStats
-from tango_hpc.rollout import engine
-from tango_hpc.run.manifest import FileSum
+from tango_hpc.base.config import Config
+from tango_hpc.base.prompts import generator_prompt_ids, read_prompt, stop_token_ids, verifier_prompt_ids
+from tango_hpc.base.run.manifest import FileSum
+from tango_hpc.base.types import Generation, GenerationRequest, SamplingSettings, TrainSequence
+from tango_hpc.models.engine import engine
+from tango_hpc.models.parallel.exchange import Exchange
+from tango_hpc.models.trainer.loss import LossSettings, UpdateStats
+from tango_hpc.models.weight_sync.sync import SyncStats
+from tango_hpc.questions.protocol.tokenizer import load_tokenizer
+from tango_hpc.questions.tasks import Task
+from tango_hpc.runner.stop import StopSignal
 from tango_hpc.stages.responses import (
     NOT_ASKED,
     Grading,
@@ -28,9 +30,7 @@ from tango_hpc.stages.responses import (
 )
 from tango_hpc.stages.role_worker import RoleWorker
 from tango_hpc.stages.sharing import in_shares
-from tango_hpc.stages.usage import Spent
-from tango_hpc.tasks import Task
-from tango_hpc.types import Generation, GenerationRequest, SamplingSettings, TrainSequence
+from tango_hpc.stages.throughput import Spent
 
 # Takes the generating and gives its result, or what it gave before an interruption.
 Through = Callable[[Callable[[], list[Generation]]], list[Generation]]

@@ -15,21 +15,21 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tango_hpc.config import Config
-from tango_hpc.config.roles import RoleConfig
-from tango_hpc.errors import CheckFailed
-from tango_hpc.parallel.collectives import max_over_ranks
-from tango_hpc.parallel.ranks import this_device
-from tango_hpc.policy.loss import LogprobGapError, LossSettings, UpdateStats
-from tango_hpc.policy.memory import give_back_freed_memory
-from tango_hpc.policy.policy import Policy
-from tango_hpc.policy.usage import peak_memory_bytes, total_peak
-from tango_hpc.reshard.sync import SyncStats, WeightSync
-from tango_hpc.rollout.engine import RolloutEngine, take_stream
-from tango_hpc.rollout.sizes import GIB, cache_problem, engine_memory
-from tango_hpc.run.manifest import FileSum
-from tango_hpc.stages.usage import Spent
-from tango_hpc.types import Generation, GenerationRequest, SamplingSettings, TrainSequence
+from tango_hpc.base.config import Config
+from tango_hpc.base.config.roles import RoleConfig
+from tango_hpc.base.errors import CheckFailed
+from tango_hpc.base.run.manifest import FileSum
+from tango_hpc.base.types import Generation, GenerationRequest, SamplingSettings, TrainSequence
+from tango_hpc.models.engine.capacity import GIB, cache_problem, engine_memory
+from tango_hpc.models.engine.engine import RolloutEngine, take_stream
+from tango_hpc.models.parallel.collectives import max_over_ranks
+from tango_hpc.models.parallel.ranks import this_device
+from tango_hpc.models.trainer.flops import peak_memory_bytes, total_peak
+from tango_hpc.models.trainer.loss import LogprobGapError, LossSettings, UpdateStats
+from tango_hpc.models.trainer.offload import give_back_freed_memory
+from tango_hpc.models.trainer.policy import Policy
+from tango_hpc.models.weight_sync.sync import SyncStats, WeightSync
+from tango_hpc.stages.throughput import Spent
 
 
 class RoleWorker:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tango_hpc.advantages import GeneratorAdvantages, generator_advantages_batch
-from tango_hpc.config.schema import AlgorithmConfig
-from tango_hpc.equations import outcome_rewards
-from tango_hpc.protocol.solution import Solution
-from tango_hpc.protocol.verification import Verification
-from tango_hpc.successors.vote import majority_vote
+from tango_hpc.base.config.schema import AlgorithmConfig
+from tango_hpc.method.advantages import GeneratorAdvantages, generator_advantages_batch
+from tango_hpc.method.equations import outcome_rewards
+from tango_hpc.method.vote import majority_vote
+from tango_hpc.questions.protocol.solution import Solution
+from tango_hpc.questions.protocol.verification import Verification
 
 
 @dataclass(frozen=True)

@@ -11,29 +11,29 @@ from typing import Any
 import torch.distributed as dist
 from transformers import PreTrainedTokenizerBase
 
-from tango_hpc.config import Config
-from tango_hpc.config.schema import SftRoleConfig
-from tango_hpc.control.stop import StopSignal
-from tango_hpc.data.sampler import QuestionSampler
-from tango_hpc.data.tables import SFT_COLUMNS, evenly_spaced, read_rows
-from tango_hpc.errors import CheckFailed, StoppedEarly
-from tango_hpc.parallel.collectives import max_over_ranks
-from tango_hpc.parallel.exchange import Exchange
-from tango_hpc.parallel.ranks import this_device
-from tango_hpc.policy.checkpoints import Checkpoints
-from tango_hpc.policy.memory import give_back_freed_memory
-from tango_hpc.policy.policy import Policy
-from tango_hpc.policy.usage import peak_memory_bytes, total_peak
-from tango_hpc.protocol.prompts import Prompt, generator_prompt_ids, read_prompt, response_ids, verifier_prompt_ids
-from tango_hpc.protocol.solution import parse_solution
-from tango_hpc.protocol.tokenizer import load_tokenizer
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.steps import StepName
+from tango_hpc.base.config import Config
+from tango_hpc.base.config.schema import SftRoleConfig
+from tango_hpc.base.errors import CheckFailed, StoppedEarly
+from tango_hpc.base.prompts import Prompt, generator_prompt_ids, read_prompt, response_ids, verifier_prompt_ids
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.step_names import StepName
+from tango_hpc.base.types import TrainSequence
+from tango_hpc.models.parallel.collectives import max_over_ranks
+from tango_hpc.models.parallel.exchange import Exchange
+from tango_hpc.models.parallel.ranks import this_device
+from tango_hpc.models.trainer.checkpoints import Checkpoints
+from tango_hpc.models.trainer.flops import peak_memory_bytes, total_peak
+from tango_hpc.models.trainer.offload import give_back_freed_memory
+from tango_hpc.models.trainer.policy import Policy
+from tango_hpc.questions.data.sampler import QuestionSampler
+from tango_hpc.questions.data.tables import SFT_COLUMNS, evenly_spaced, read_rows
+from tango_hpc.questions.protocol.solution import parse_solution
+from tango_hpc.questions.protocol.tokenizer import load_tokenizer
+from tango_hpc.questions.tasks.tiny import build_tiny_model
+from tango_hpc.runner.stop import StopSignal
 from tango_hpc.stages.journal import Clock, Journal
 from tango_hpc.stages.sharing import in_shares
-from tango_hpc.stages.usage import Spent, usage_metrics
-from tango_hpc.tasks.tiny import build_tiny_model
-from tango_hpc.types import TrainSequence
+from tango_hpc.stages.throughput import Spent, usage_metrics
 
 STAGE = "sft"
 

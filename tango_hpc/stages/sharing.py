@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from tango_hpc.parallel.exchange import Exchange, PeerFailedError
+from tango_hpc.models.parallel.exchange import Exchange, PeerFailedError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -8,11 +8,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Hashable, Sequence
 
-from tango_hpc.equations import FloatArray
+from tango_hpc.method.dynamic_sampling import groups_with_signal
+from tango_hpc.method.equations import FloatArray
+from tango_hpc.questions.tasks import Task
+from tango_hpc.stages.judgement_counts import JudgementCounts, outcome_counts, step_counts
 from tango_hpc.stages.responses import ReadSolution, ReadVerification
-from tango_hpc.stages.verifier_scores import JudgementCounts, outcome_counts, step_counts
-from tango_hpc.successors.dynamic_sampling import groups_with_signal
-from tango_hpc.tasks import Task
 
 Metrics = dict[str, float | None]
 

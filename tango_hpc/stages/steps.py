@@ -10,16 +10,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from tango_hpc.advantages import (
+from tango_hpc.base.config import Config
+from tango_hpc.base.errors import CheckFailed
+from tango_hpc.base.run.dumps import RolloutRow
+from tango_hpc.base.types import TrainSequence
+from tango_hpc.method.advantages import (
     GeneratorAdvantages,
     VerifierAdvantages,
     num_right_and_wrong_solutions,
     verifier_advantages_batch,
 )
-from tango_hpc.config import Config
-from tango_hpc.equations import Algorithm, ClassWeightEma, ClassWeights, FloatArray
-from tango_hpc.errors import CheckFailed
-from tango_hpc.run.dumps import RolloutRow
+from tango_hpc.method.dynamic_sampling import groups_with_signal
+from tango_hpc.method.equations import Algorithm, ClassWeightEma, ClassWeights, FloatArray
+from tango_hpc.method.vote import majority_vote
+from tango_hpc.questions.tasks import Task
+from tango_hpc.stages.judgement_counts import JudgementCounts
 from tango_hpc.stages.responses import ReadSolution, ReadVerification, Response
 from tango_hpc.stages.scoring import ScoredSolution, score_solutions
 from tango_hpc.stages.step_metrics import (
@@ -31,11 +36,6 @@ from tango_hpc.stages.step_metrics import (
     verification_metrics,
     were_asked,
 )
-from tango_hpc.stages.verifier_scores import JudgementCounts
-from tango_hpc.successors.dynamic_sampling import groups_with_signal
-from tango_hpc.successors.vote import majority_vote
-from tango_hpc.tasks import Task
-from tango_hpc.types import TrainSequence
 
 Item = TypeVar("Item")
 

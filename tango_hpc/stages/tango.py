@@ -13,33 +13,33 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from tango_hpc.config import Config
-from tango_hpc.control.stop import StopSignal
-from tango_hpc.data.sampler import QuestionSampler
-from tango_hpc.data.tables import evenly_spaced, read_questions
-from tango_hpc.equations import ClassWeightEma, alpha_schedule
-from tango_hpc.errors import CheckFailed, StoppedEarly
-from tango_hpc.parallel.exchange import Exchange
-from tango_hpc.policy.checkpoints import Checkpoints
-from tango_hpc.reshard.sync import SyncStats
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.dumps import write_rollouts
-from tango_hpc.run.steps import numbered
-from tango_hpc.stages.evaluation import HeldOut
+from tango_hpc.base.config import Config
+from tango_hpc.base.errors import CheckFailed, StoppedEarly
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.dumps import write_rollouts
+from tango_hpc.base.run.step_names import numbered
+from tango_hpc.base.types import Generation
+from tango_hpc.method.equations import ClassWeightEma, alpha_schedule
+from tango_hpc.method.steady_verifier import agreed_and_wrong, balanced, gated_alpha, is_balanced
+from tango_hpc.models.parallel.exchange import Exchange
+from tango_hpc.models.trainer.checkpoints import Checkpoints
+from tango_hpc.models.weight_sync.sync import SyncStats
+from tango_hpc.questions.data.sampler import QuestionSampler
+from tango_hpc.questions.data.tables import evenly_spaced, read_questions
+from tango_hpc.questions.tasks import get_task
+from tango_hpc.runner.stop import StopSignal
+from tango_hpc.stages.held_out import HeldOut
 from tango_hpc.stages.journal import Clock, Journal
 from tango_hpc.stages.questions import not_asked, questions_that_fit
 from tango_hpc.stages.responses import FailureWatch, ReadSolution, ReadVerification
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
-from tango_hpc.stages.schedule import WarmUp
+from tango_hpc.stages.role_schedule import WarmUp
 from tango_hpc.stages.sharing import in_each
 from tango_hpc.stages.step_metrics import verdict_counts
 from tango_hpc.stages.steps import GeneratorBatch, VerifierBatch
+from tango_hpc.stages.throughput import Tracer, own_turns, usage_metrics
 from tango_hpc.stages.trouble import Action, Trouble, TroubleWatch, read_rollbacks, what_to_do, write_rollbacks
 from tango_hpc.stages.update import loss_settings, update_metrics
-from tango_hpc.stages.usage import Tracer, own_turns, usage_metrics
-from tango_hpc.successors.steady_verifier import agreed_and_wrong, balanced, gated_alpha, is_balanced
-from tango_hpc.tasks import get_task
-from tango_hpc.types import Generation
 
 STAGE = "train"
 PHASES = {"rollout": "generator", "verify": "verifier"}  # in which who generates

@@ -24,21 +24,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tango_hpc.config import Config
-from tango_hpc.config.load import read_tree
-from tango_hpc.config.paths import same_value
-from tango_hpc.config.schema import TeacherConfig
-from tango_hpc.control.stop import StopSignal
-from tango_hpc.data.tables import read_questions
-from tango_hpc.errors import CheckFailed
-from tango_hpc.files import write_atomically, write_parquet
-from tango_hpc.parallel.exchange import Exchange
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.base.config import Config
+from tango_hpc.base.config.load import read_tree
+from tango_hpc.base.config.paths import same_value
+from tango_hpc.base.config.schema import TeacherConfig
+from tango_hpc.base.errors import CheckFailed
+from tango_hpc.base.files import write_atomically, write_parquet
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.models.parallel.exchange import Exchange
+from tango_hpc.questions.data.tables import read_questions
+from tango_hpc.questions.tasks import get_task
+from tango_hpc.runner.stop import StopSignal
 from tango_hpc.stages.journal import Journal
 from tango_hpc.stages.processes import as_in_stage
 from tango_hpc.stages.responses import FailureWatch, ReadSolution, settled
 from tango_hpc.stages.role import Generator, request_seeds
-from tango_hpc.tasks import get_task
 
 STAGE = "teacher"
 DEFAULT_TEST_ROWS = 500

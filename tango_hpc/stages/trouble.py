@@ -24,12 +24,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tango_hpc.config.trouble import TroubleConfig
-from tango_hpc.errors import UserError
-from tango_hpc.files import read_replaced, write_atomically
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.metrics import MetricsRow
-from tango_hpc.stages.verifier_scores import JudgementCounts, RecentVerdicts
+from tango_hpc.base.config.trouble import TroubleConfig
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.files import read_replaced, write_atomically
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.metrics import MetricsRow
+from tango_hpc.stages.judgement_counts import JudgementCounts, RecentVerdicts
 
 Action = Literal["warn", "stop", "rollback", "give up"]
 WINDOW = RecentVerdicts.WINDOW

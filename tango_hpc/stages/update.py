@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from tango_hpc.config import Config
-from tango_hpc.config.roles import RoleConfig
-from tango_hpc.policy.loss import LossSettings, UpdateStats
-from tango_hpc.reshard.sync import SyncStats
+from tango_hpc.base.config import Config
+from tango_hpc.base.config.roles import RoleConfig
+from tango_hpc.models.trainer.loss import LossSettings, UpdateStats
+from tango_hpc.models.weight_sync.sync import SyncStats
 
 
 def loss_settings(config: Config, role: RoleConfig) -> LossSettings:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.run.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -31,22 +31,22 @@ POINTS = {
         "generator/__0_weights.distcp",
     ),
     "rollout": Point(
-        Worker(1, "generator"), "rollout", "tango_hpc.rollout.engine:RolloutEngine.generate", 2, True,
+        Worker(1, "generator"), "rollout", "tango_hpc.models.engine.engine:RolloutEngine.generate", 2, True,
         "verifier/__1_training.distcp",
     ),
     "verification": Point(
-        Worker(0, "verifier"), "verify", "tango_hpc.rollout.engine:RolloutEngine.generate", 2, True,
+        Worker(0, "verifier"), "verify", "tango_hpc.models.engine.engine:RolloutEngine.generate", 2, True,
         "generator/.metadata",
     ),
     "update": Point(
-        Worker(1, "generator"), "train", "tango_hpc.policy.optimizer:PolicyOptimizer.step", 2, False,
+        Worker(1, "generator"), "train", "tango_hpc.models.trainer.optimizer:PolicyOptimizer.step", 2, False,
         "generator/common.pt",
     ),
     "weight sync": Point(
-        Worker(0, "generator"), "reshard", "tango_hpc.reshard.transfer:Transfer.run", 2, True, "state.json",
+        Worker(0, "generator"), "reshard", "tango_hpc.models.weight_sync.transfer:Transfer.run", 2, True, "state.json",
     ),
     "save": Point(
-        Worker(1, "verifier"), "saving", "tango_hpc.run.manifest:SummedFile.write", 3, False, "generator/__1_weights.distcp",
+        Worker(1, "verifier"), "saving", "tango_hpc.base.run.manifest:SummedFile.write", 3, False, "generator/__1_weights.distcp",
     ),
 }  # fmt: skip
 
@@ -101,7 +101,7 @@ class Cell:
             "exception",
             "out of memory",
         ):  # before torch makes it one of its own
-            return replace(point, function="tango_hpc.policy.policy:Policy.begin_save", nth=1)
+            return replace(point, function="tango_hpc.models.trainer.policy:Policy.begin_save", nth=1)
         return point
 
     @property

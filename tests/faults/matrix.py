@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tango_hpc.rank import load_stage
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.metrics import read_metrics
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.metrics import read_metrics
+from tango_hpc.stages.rank import load_stage
 from tests.faults.cells import NEEDS_ROOT, Cell
 from tests.faults.starter import processes_of, start_command
 from tests.helpers.runs import computed

@@ -17,10 +17,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from tango_hpc.control.heartbeat import read_beat
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.progress import read_progress
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.progress import read_progress
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.runner.heartbeat import read_beat
 from tests.helpers.runs import ROOT, prepare_small_run
 
 NUM_STEPS = 300
@@ -119,7 +119,7 @@ def main() -> int:
     temporary.mkdir(parents=True)
     _, directory = prepare_small_run(options.folder / "run", *SETTINGS)
     shared = set(os.listdir("/dev/shm"))
-    words = [sys.executable, "-P", "-m", "tango_hpc.cli", "train", str(directory.config), "--resume"]
+    words = [sys.executable, "-P", "-m", "tango_hpc.commands.cli", "train", str(directory.config), "--resume"]
     with (options.folder / "log.txt").open("wb") as log:
         command = subprocess.Popen(words, env=os.environ | {"TMPDIR": str(temporary)}, stdout=log, stderr=log)
         samples = watch(directory, command)

@@ -19,17 +19,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tango_hpc import cli
-from tango_hpc.config import Config
-from tango_hpc.control.guard import SUPERVISED, die_with_parent
-from tango_hpc.control.stop import StopSignal
-from tango_hpc.launch import job
-from tango_hpc.launch.starters import LocalStarter
-from tango_hpc.launch.workers import Body, host_ranks
-from tango_hpc.rank import prepare_stage
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.steps import steps_in
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.config import Config
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.step_names import steps_in
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.commands import cli
+from tango_hpc.runner import job
+from tango_hpc.runner.guard import SUPERVISED, die_with_parent
+from tango_hpc.runner.starters import LocalStarter
+from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.workers import Body, host_ranks
+from tango_hpc.stages.rank import prepare_stage
 from tests.faults.cells import DAMAGES, FAULT_TEXT, Cell
 from tests.helpers.counter_rank import fill
 
@@ -213,9 +213,9 @@ def damage_while_saving(cell: Cell, stop: StopSignal) -> None:
 
     # When all files are on the disk, or when the manifest is.
     step = "write_manifest" if cell.fault == "missing manifest" else "_flush"
-    wrap(f"tango_hpc.policy.checkpoints:{step}", 1, saving, after=True)(act)
+    wrap(f"tango_hpc.models.trainer.checkpoints:{step}", 1, saving, after=True)(act)
     if cell.fault != "truncated file":
-        wrap("tango_hpc.policy.checkpoints:Checkpoints.save", 1, lambda: True, after=True)(cut_power)
+        wrap("tango_hpc.models.trainer.checkpoints:Checkpoints.save", 1, lambda: True, after=True)(cut_power)
 
 
 def damage(fault: str, checkpoint: Path, name: str) -> None:

@@ -12,27 +12,27 @@ from unittest.mock import patch
 
 from rich.console import Console
 
-from tango_hpc.config import Config
-from tango_hpc.control.heartbeat import Beat, write_beat
-from tango_hpc.control.outcome import Outcome, write_outcome
-from tango_hpc.errors import UserError
-from tango_hpc.launch import lock as locking
-from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import AttemptLog
-from tango_hpc.launch.continuity import compare_with_last
-from tango_hpc.launch.enter import prepare_run
-from tango_hpc.launch.lock import Holder, Process
-from tango_hpc.launch.provenance import record_attempt
-from tango_hpc.manage.ending import cancel
-from tango_hpc.manage.status import show_logs
-from tango_hpc.manage.status_table import show_status
+from tango_hpc.base.config import Config
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.metrics import MetricsWriter, read_events, read_metrics
+from tango_hpc.base.run.progress import ProgressReporter
+from tango_hpc.base.run.summary import update_summary
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.commands.ending import cancel
+from tango_hpc.commands.status import show_logs
+from tango_hpc.commands.status_table import show_status
 from tango_hpc.report import run_page
-from tango_hpc.report.progress import ProgressView
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.metrics import MetricsWriter, read_events, read_metrics
-from tango_hpc.run.progress import ProgressReporter
-from tango_hpc.run.summary import update_summary
-from tango_hpc.run.worker import Worker
+from tango_hpc.report.live_view import ProgressView
+from tango_hpc.runner import lock as locking
+from tango_hpc.runner import slurm
+from tango_hpc.runner.attempts import AttemptLog
+from tango_hpc.runner.continuity import compare_with_last
+from tango_hpc.runner.enter import prepare_run
+from tango_hpc.runner.heartbeat import Beat, write_beat
+from tango_hpc.runner.lock import Holder, Process
+from tango_hpc.runner.outcome import Outcome, write_outcome
+from tango_hpc.runner.provenance import record_attempt
 from tests.fuzz.choices import Choices
 from tests.slurm.jobs import counting_config
 

@@ -19,22 +19,22 @@ import pyarrow.parquet as pq
 import yaml
 from rich.console import Console
 
-from tango_hpc.config import Config, config_to_yaml, load_config
-from tango_hpc.config.load import read_yaml
-from tango_hpc.data.prepare.pipeline import prepare
-from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows, write_rows
-from tango_hpc.errors import UserError
-from tango_hpc.grading import GradeItem, GradingPool
-from tango_hpc.grading import pool as grading
-from tango_hpc.grading.rules import MAX_ANSWER_CHARACTERS, RULES, shortcut
-from tango_hpc.plan.report import make_plan
-from tango_hpc.protocol.solution import parse_solution
+from tango_hpc.base.config import Config, config_to_yaml, load_config
+from tango_hpc.base.config.load import read_yaml
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.dumps import RolloutRow, read_rollouts, write_rollouts
+from tango_hpc.commands.plan_report import make_plan
+from tango_hpc.questions.data.prepare.pipeline import prepare
+from tango_hpc.questions.data.tables import QUESTION_COLUMNS, read_rows, write_rows
+from tango_hpc.questions.grading import GradeItem, GradingPool
+from tango_hpc.questions.grading import pool as grading
+from tango_hpc.questions.grading.rules import MAX_ANSWER_CHARACTERS, RULES, shortcut
+from tango_hpc.questions.protocol.solution import parse_solution
+from tango_hpc.questions.tasks import get_task
+from tango_hpc.questions.tasks.last_letter import solution_text, verification_text
 from tango_hpc.report.reading import facts, show_rollouts, step_views
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.dumps import RolloutRow, read_rollouts, write_rollouts
-from tango_hpc.stages.score import score_dump
-from tango_hpc.tasks import get_task
-from tango_hpc.tasks.last_letter import solution_text, verification_text
+from tango_hpc.stages.rescore import score_dump
 from tests.fuzz.choices import Choices
 from tests.fuzz.run_files import damage_one
 

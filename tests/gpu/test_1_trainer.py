@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tango_hpc.config.roles import OptimizerConfig
+from tango_hpc.base.config.roles import OptimizerConfig
 from tests.gpu.conftest import Note
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
@@ -28,7 +28,7 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-3, epsilon=1e-3)
 
 def train_a_little(model_dir: str, dtype: str, recompute: Any) -> dict[str, Any]:
     """Log-probabilities, one update, and log-probabilities after it."""
-    from tango_hpc.policy.loss import LossSettings
+    from tango_hpc.models.trainer.loss import LossSettings
 
     torch.backends.cuda.matmul.allow_tf32 = False
     policy = policy_of(model_dir, dtype=dtype, optimizer=OPTIMIZER, total_steps=2, recompute=recompute)
@@ -74,7 +74,7 @@ def test_logprobs_and_one_update(
 
 def attention_errors(device_type: str, heads: int, groups: int, dim: int) -> dict[str, float]:
     """Relative errors of packed attention in bf16 against padded attention in fp32: of its output and its gradients."""
-    from tango_hpc.policy.attention import PackedCoreAttention, PackedSequences  # may start CUDA: not in pytest
+    from tango_hpc.models.trainer.attention import PackedCoreAttention, PackedSequences  # may start CUDA: not in pytest
 
     torch.manual_seed(0)
     device = torch.device(device_type)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tango_hpc.config.roles import OptimizerConfig
+from tango_hpc.base.config.roles import OptimizerConfig
 from tests.gpu.conftest import Note
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks

@@ -28,7 +28,7 @@ CYCLES = 5
 
 def gpu_engine(model_dir: str, tensor: int, load_weights: bool) -> Any:
     """An engine with room for a few short sequences."""
-    from tango_hpc.rollout.engine import RolloutEngine
+    from tango_hpc.models.engine.engine import RolloutEngine
 
     return RolloutEngine(
         Path(model_dir), tensor=tensor, dtype="bfloat16", max_model_len=256, max_num_seqs=8, max_batched_tokens=256,
@@ -51,8 +51,8 @@ def loaded(model_dir: str, rollout_tensor: int) -> dict[str, str]:
 
 def synced(model_dir: str, tensor: int, pipeline: int, rollout_tensor: int) -> dict[str, Any]:
     """What weight syncs give, each after the engine has slept and forgotten; bytes and seconds."""
-    from tango_hpc.config.schema import ReshardConfig
-    from tango_hpc.reshard.sync import WeightSync
+    from tango_hpc.base.config.schema import ReshardConfig
+    from tango_hpc.models.weight_sync.sync import WeightSync
 
     policy = policy_of(model_dir, tensor, pipeline, dtype="bfloat16")
     policy.offload()

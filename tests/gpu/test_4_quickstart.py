@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.metrics import read_metrics
-from tango_hpc.run.summary import read_summary
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.metrics import read_metrics
+from tango_hpc.base.run.summary import read_summary
 from tests.gpu.conftest import Note
 
 SECONDS = 400
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 def test_both_models_learn(gpu: torch.device, vllm: None, note: Note, tmp_path: Path) -> None:
     """Part 4: the quick start in bf16; both models learn, engine and trainer agree, switching is cheap."""
     run = RunDirectory(tmp_path / "run")
-    words = [sys.executable, "-P", "-m", "tango_hpc.cli"]
+    words = [sys.executable, "-P", "-m", "tango_hpc.commands.cli"]
     for stage in ("sft", "train"):
         done = subprocess.run(
             [*words, stage, str(ROOT / "configs/quickstart_gpu.yaml"), f"run.dir={run.path}"],

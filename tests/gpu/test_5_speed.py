@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tango_hpc.config.roles import OptimizerConfig
-from tango_hpc.types import TrainSequence
+from tango_hpc.base.config.roles import OptimizerConfig
+from tango_hpc.base.types import TrainSequence
 from tests.gpu.conftest import Note
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
@@ -49,8 +49,8 @@ def matrix_peak() -> float:
 
 def speed(model_dir: str, packed_tokens: int, recompute: Any) -> dict[str, float]:
     """Tokens a second of updates and of log-probabilities, what they are worth in operations, and an update's memory."""
+    from tango_hpc.models.trainer.loss import LossSettings
     from tango_hpc.plan.sizes import Trainer
-    from tango_hpc.policy.loss import LossSettings
 
     policy = policy_of(
         model_dir, dtype="bfloat16", optimizer=OptimizerConfig(), total_steps=100, micro_batch_tokens=packed_tokens,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from tango_hpc.types import GenerationRequest, SamplingSettings
+from tango_hpc.base.types import GenerationRequest, SamplingSettings
 from tests.gpu.conftest import Note
 from tests.gpu.test_5_speed import SHAPES
 from tests.helpers.ranks import run_ranks
@@ -27,7 +27,7 @@ def rollout(model_dir: str, device: Literal["cuda", "cpu"]) -> dict[str, float]:
     """
     from vllm import SamplingParams
 
-    from tango_hpc.rollout.engine import RolloutEngine
+    from tango_hpc.models.engine.engine import RolloutEngine
 
     num_prompts, num_tokens = SIZES[device]
     engine = RolloutEngine(

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tango_hpc.control.outcome import find_cause, read_outcome
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.runner.outcome import find_cause, read_outcome
 from tests.gpu.conftest import Note
 
 SECONDS = 60

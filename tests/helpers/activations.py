@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tango_hpc.types import TrainSequence
+from tango_hpc.base.types import TrainSequence
 
 
 def kept_bytes(policy: Any, num_tokens: int) -> int:

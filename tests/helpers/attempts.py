@@ -16,15 +16,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.config import config_to_yaml, load_config
-from tango_hpc.control.stop import StopSignal
-from tango_hpc.launch.enter import enter_run
-from tango_hpc.launch.environment import free_port
-from tango_hpc.launch.workers import Body, host_ranks
-from tango_hpc.rank import prepare_stage
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.steps import steps_in
-from tango_hpc.run.worker import RANKS_OF_TASK, Worker
+from tango_hpc.base.config import config_to_yaml, load_config
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.step_names import steps_in
+from tango_hpc.base.run.worker import RANKS_OF_TASK, Worker
+from tango_hpc.runner.enter import enter_run
+from tango_hpc.runner.environment import free_port
+from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.workers import Body, host_ranks
+from tango_hpc.stages.rank import prepare_stage
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def interrupted(body: Body, attempt: Attempt) -> Body:
 
 def forget_in_sleep() -> None:
     """What a GPU does to a sleeping engine whose weights are not kept, here by other weights."""
-    from tango_hpc.rollout import engine
+    from tango_hpc.models.engine import engine
 
     engine.FORGETFUL_DEVICES = ("cuda", "cpu")
 
@@ -108,8 +108,8 @@ def hf_noise(engine: Any) -> Any:
     """Every tensor of the engine's model, of the shape that a checkpoint gives it, with nonsense in it."""
     import torch
 
-    from tango_hpc.model.shape import ModelShape, hf_tensors
-    from tango_hpc.policy.hf_io import read_config
+    from tango_hpc.base.model_shape import ModelShape, hf_tensors
+    from tango_hpc.models.trainer.hf_io import read_config
 
     shape = ModelShape.from_hf_config(read_config(engine.model_dir))
     for name, size in hf_tensors(shape).items():

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import tango_hpc
-from tango_hpc.control.stop import StopSignal
-from tango_hpc.errors import CheckFailed, StoppedEarly
-from tango_hpc.files import write_atomically
-from tango_hpc.launch.environment import rank_variables
-from tango_hpc.launch.workers import Body, host_ranks
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.summary import update_summary
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.errors import CheckFailed, StoppedEarly
+from tango_hpc.base.files import write_atomically
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.summary import update_summary
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.runner.environment import rank_variables
+from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.workers import Body, host_ranks
 
 RANK_COMMAND = (sys.executable, "-P", "-m", "tests.helpers.counter_rank")
 
@@ -90,8 +90,8 @@ def join_over_gloo(worker: Worker, roles: list[str]) -> Callable[[bool], bool]:
     """The product's own process groups and agreement."""
     from torch.distributed import PrefixStore
 
-    from tango_hpc.parallel.exchange import Exchange
-    from tango_hpc.parallel.ranks import init_distributed, open_store
+    from tango_hpc.models.parallel.exchange import Exchange
+    from tango_hpc.models.parallel.ranks import init_distributed, open_store
 
     store = open_store(60, hosts=worker == (0, roles[0]))
     init_distributed(60, PrefixStore(worker.role, store))

@@ -19,19 +19,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tango_hpc.control.heartbeat import read_beat
-from tango_hpc.control.stop import StopSignal
-from tango_hpc.launch.environment import free_port, rank_variables
-from tango_hpc.launch.workers import Body, host_ranks
-from tango_hpc.model.engine_layout import engine_layout
-from tango_hpc.model.shape import ModelShape
-from tango_hpc.model.trainer_layout import megatron_layout
-from tango_hpc.parallel.groups import PolicyGroups
-from tango_hpc.parallel.ranks import init_distributed, is_busy
-from tango_hpc.reshard.plan import Layouts, build_plan
-from tango_hpc.reshard.transfer import Transfer
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.worker import RANKS_OF_TASK, Worker
+from tango_hpc.base.model_shape import ModelShape
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.worker import RANKS_OF_TASK, Worker
+from tango_hpc.models.layout.engine_layout import engine_layout
+from tango_hpc.models.layout.trainer_layout import megatron_layout
+from tango_hpc.models.parallel.groups import PolicyGroups
+from tango_hpc.models.parallel.ranks import init_distributed, is_busy
+from tango_hpc.models.weight_sync.plan import Layouts, build_plan
+from tango_hpc.models.weight_sync.transfer import Transfer
+from tango_hpc.runner.environment import free_port, rank_variables
+from tango_hpc.runner.heartbeat import read_beat
+from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.workers import Body, host_ranks
 
 ROLE = "generator"
 SHAPE = ModelShape("qwen2", 4, 32, 48, 4, 2, 8, 107, True, True, False)
@@ -105,7 +105,7 @@ def lose_one(spec: dict[str, Any], directory: RunDirectory) -> tuple[Sequence[st
         device = init_distributed(limit if spec["where"] == "update" else 2 * limit).device  # a sync gives up before
         if device.type == "cuda":
             torch.cuda.set_stream(torch.cuda.Stream())  # as an engine of several GPUs leaves it
-            stop.watch_stream = lambda: partial(is_busy, torch.cuda.current_stream(device))  # as rank.py does
+            stop.watch_stream = lambda: partial(is_busy, torch.cuda.current_stream(device))  # as stages/rank.py does
             stop.has_loaded()
         step = update(device) if spec["where"] == "update" else weight_sync(device, limit)
         stop.enter("train" if spec["where"] == "update" else "weight sync")

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import AttemptLog, remember_job
-from tango_hpc.launch.enter import prepare_run
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.runner import slurm
+from tango_hpc.runner.attempts import AttemptLog, remember_job
+from tango_hpc.runner.enter import prepare_run
 from tests.slurm.jobs import counting_config
 
 DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"  # of Slurm 22.05

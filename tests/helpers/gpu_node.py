@@ -1,6 +1,6 @@
 """A task whose torch says that there is a GPU: `python -m tests.helpers.gpu_node RUN STAGE`.
 
-The program is `tango_hpc.rank`. Only torch's answers about GPUs are changed, as this machine has none. With
+The program is `tango_hpc.stages.rank`. Only torch's answers about GPUs are changed, as this machine has none. With
 `CUDA_STARTED` in the environment, torch also says that CUDA was started before the fork.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tango_hpc import rank
+from tango_hpc.stages import rank
 
 COMMAND = (sys.executable, "-P", "-m", "tests.helpers.gpu_node")
 CUDA_STARTED = "TEST_CUDA_STARTED"

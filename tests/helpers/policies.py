@@ -20,8 +20,8 @@ def policy_of(
     **options: Any,
 ) -> Any:
     """A `Policy` cut this way, frozen unless `options` have an optimizer."""
-    from tango_hpc.config.roles import ModelConfig, ParallelConfig, RoleConfig
-    from tango_hpc.policy.policy import Policy
+    from tango_hpc.base.config.roles import ModelConfig, ParallelConfig, RoleConfig
+    from tango_hpc.models.trainer.policy import Policy
 
     settings = RoleConfig(
         model=ModelConfig(path=Path(model_dir), reference_path=reference_dir),

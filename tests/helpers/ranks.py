@@ -53,7 +53,7 @@ def run_ranks(func: Callable[..., Any], world_size: int, *args: Any, timeout: fl
 
 def _rank_main(func: Callable[..., Any], rank: int, world_size: int, folder: str, args: tuple[Any, ...]) -> None:
     """Set the launcher's environment, join the process group, leave a result or a failure file."""
-    from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
+    from tango_hpc.models.parallel.ranks import init_distributed, shutdown_distributed
 
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1")
     try:

@@ -25,21 +25,22 @@ import pytest
 import torch
 from torch.distributed import HashStore, PrefixStore, ProcessGroupGloo
 
-from tango_hpc.config import Config
-from tango_hpc.control.stop import StopSignal
-from tango_hpc.parallel import exchange as exchange_module
-from tango_hpc.parallel.exchange import Exchange
-from tango_hpc.policy import host_memory, saved_state
-from tango_hpc.policy.loss import LogprobGapError, LossSettings, UpdateStats
-from tango_hpc.policy.memory import DeviceMemory
-from tango_hpc.policy.policy import Policy
-from tango_hpc.reshard.sync import SyncStats
-from tango_hpc.rollout import engine as engine_module
-from tango_hpc.rollout.engine import RolloutEngine
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.config import Config
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.base.types import Generation, TrainSequence
+from tango_hpc.models.engine import engine as engine_module
+from tango_hpc.models.engine.engine import RolloutEngine
+from tango_hpc.models.parallel import exchange as exchange_module
+from tango_hpc.models.parallel.exchange import Exchange
+from tango_hpc.models.trainer import pinned_memory as host_memory
+from tango_hpc.models.trainer import saved_state
+from tango_hpc.models.trainer.loss import LogprobGapError, LossSettings, UpdateStats
+from tango_hpc.models.trainer.offload import DeviceMemory
+from tango_hpc.models.trainer.policy import Policy
+from tango_hpc.models.weight_sync.sync import SyncStats
+from tango_hpc.runner.stop import StopSignal
 from tango_hpc.stages import role_worker, sft
-from tango_hpc.types import Generation, TrainSequence
 
 RANKS = 2
 PATIENCE_SECONDS = 120.0

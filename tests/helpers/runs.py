@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.config import Config, config_to_yaml, load_config
-from tango_hpc.launch.enter import enter_run
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.tasks.made_files import make_missing_files
-from tango_hpc.tasks.tiny import build_tiny_model
+from tango_hpc.base.config import Config, config_to_yaml, load_config
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.questions.tasks.made_files import make_missing_files
+from tango_hpc.questions.tasks.tiny import build_tiny_model
+from tango_hpc.runner.enter import enter_run
 
 ROOT = Path(__file__).parents[2]
 OF_THE_MACHINE = ("seconds/", "speed/", "memory/")  # keys of metrics: what it took, not what was computed

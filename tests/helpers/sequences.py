@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tango_hpc.types import TrainSequence
+from tango_hpc.base.types import TrainSequence
 
 
 def random_sequences(num_sequences: int, vocab_size: int, seed: int = 0) -> list[TrainSequence]:

@@ -8,7 +8,7 @@ from typing import Any
 
 def make_engine(model_dir: Path, tensor: int, load_weights: bool, dtype: str = "float32") -> Any:
     """A `RolloutEngine` with room for a few short sequences."""
-    from tango_hpc.rollout.engine import RolloutEngine
+    from tango_hpc.models.engine.engine import RolloutEngine
 
     return RolloutEngine(
         model_dir,

@@ -1,4 +1,4 @@
-"""What `tango bench save` measures."""
+"""What `python -m tools.bench save` measures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.bench import save
-from tango_hpc.bench.workload import QUICKSTART
+from tools.bench import save
+from tools.bench.workload import QUICKSTART
 
 
 def test_a_checkpoint_is_saved_with_checksums_and_without_in_turns(

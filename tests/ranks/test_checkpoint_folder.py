@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.config.schema import CheckpointConfig
-from tango_hpc.errors import CheckFailed
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.summary import read_provenance
+from tango_hpc.base.config.schema import CheckpointConfig
+from tango_hpc.base.errors import CheckFailed
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.summary import read_provenance
 from tests.helpers.ranks import run_ranks
 
 BYTES = 70_000
@@ -33,7 +33,7 @@ class Part:
     def end_save(self) -> dict:
         import torch.distributed as dist
 
-        from tango_hpc.run.manifest import summed_file
+        from tango_hpc.base.run.manifest import summed_file
 
         rank, folder = dist.get_rank(), self.folder
         folder.mkdir(exist_ok=True)
@@ -56,8 +56,8 @@ class Part:
 
 
 def save_and_load(path: Path) -> list[str]:
-    from tango_hpc.parallel.exchange import Exchange
-    from tango_hpc.policy.checkpoints import Checkpoints
+    from tango_hpc.models.parallel.exchange import Exchange
+    from tango_hpc.models.trainer.checkpoints import Checkpoints
 
     directory, exchange = RunDirectory(path), Exchange(["generator"], "generator")
     checkpoints = Checkpoints(directory, "train", CheckpointConfig(keep=2), exchange)
@@ -90,8 +90,8 @@ def save_beside(path: Path) -> list[list[str]]:
     """What lies in the folder after each call of a save in the background, of which one fails."""
     import torch.distributed as dist
 
-    from tango_hpc.parallel.exchange import Exchange
-    from tango_hpc.policy.checkpoints import Checkpoints
+    from tango_hpc.models.parallel.exchange import Exchange
+    from tango_hpc.models.trainer.checkpoints import Checkpoints
 
     exchange, found = Exchange(["generator"], "generator"), []
     checkpoints = Checkpoints(RunDirectory(path), "train", CheckpointConfig(keep=2), exchange)
@@ -149,10 +149,10 @@ def keep_the_weights_of_some(path: Path) -> list[dict[str, bool]]:
     """Which checkpoints are there after each save, and whether they are whole; what is there when a run goes on."""
     import torch.distributed as dist
 
-    from tango_hpc.parallel.exchange import Exchange
-    from tango_hpc.policy.checkpoints import Checkpoints, find_damage
-    from tango_hpc.run.steps import steps_in
-    from tango_hpc.run.weights import is_for_readers, is_whole
+    from tango_hpc.base.run.step_names import steps_in
+    from tango_hpc.base.run.weights_alone import is_for_readers, is_whole
+    from tango_hpc.models.parallel.exchange import Exchange
+    from tango_hpc.models.trainer.checkpoints import Checkpoints, find_damage
 
     directory, exchange, found = RunDirectory(path), Exchange(["generator"], "generator"), []
     folder, kept = directory.checkpoints / "train", CheckpointConfig(keep=2, keep_weights=2)
@@ -246,8 +246,8 @@ def damage_and_go_on(path: Path) -> dict[str, tuple[str, int, list[str], list[st
     """For each damage of the newest checkpoint: which is taken, its value, what is told, what lies there then."""
     import torch.distributed as dist
 
-    from tango_hpc.parallel.exchange import Exchange
-    from tango_hpc.policy.checkpoints import Checkpoints
+    from tango_hpc.models.parallel.exchange import Exchange
+    from tango_hpc.models.trainer.checkpoints import Checkpoints
 
     exchange = Exchange(["generator"], "generator")
     checkpoints = Checkpoints(RunDirectory(path), "train", CheckpointConfig(keep=3), exchange)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from tango_hpc.config.roles import OptimizerConfig
+from tango_hpc.base.config.roles import OptimizerConfig
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sequences import random_sequences
@@ -72,8 +72,8 @@ def all_pairs(folder: Path) -> dict[str, list[str]]:
     """Save each layout's own state, then load it in every other layout: what is not as it was, by pair."""
     import torch.distributed as dist
 
-    from tango_hpc.policy import saved_state
-    from tango_hpc.policy.loss import LossSettings
+    from tango_hpc.models.trainer import saved_state
+    from tango_hpc.models.trainer.loss import LossSettings
 
     saved_state.PIECE = PIECE
     found: dict[str, list[str]] = {}
@@ -116,7 +116,7 @@ def written_by_rank(folder: Path, layouts: list[tuple[int, int]]) -> dict[tuple[
     """Bytes of the files that this rank wrote of a checkpoint, by layout."""
     import torch.distributed as dist
 
-    from tango_hpc.policy import saved_state
+    from tango_hpc.models.trainer import saved_state
 
     saved_state.PIECE = PIECE
     written = {}
@@ -156,7 +156,7 @@ def resident(field: str) -> int:
 
 def peaks(folder: Path) -> dict[tuple[int, int], tuple[int, int, int]]:
     """Of each layout: bytes of optimizer state, and the peaks of saving and of loading."""
-    from tango_hpc.policy import saved_state
+    from tango_hpc.models.trainer import saved_state
 
     saved_state.PIECE = MIB // 4
     result = {}

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from tango_hpc.config import config_to_yaml, load_config
-from tango_hpc.config.roles import OptimizerConfig
-from tango_hpc.config.schema import CheckpointConfig
-from tango_hpc.errors import UserError
-from tango_hpc.parallel.exchange import Exchange
-from tango_hpc.policy.checkpoints import Checkpoints
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.base.config import config_to_yaml, load_config
+from tango_hpc.base.config.roles import OptimizerConfig
+from tango_hpc.base.config.schema import CheckpointConfig
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.models.parallel.exchange import Exchange
+from tango_hpc.models.trainer.checkpoints import Checkpoints
 from tango_hpc.stages.convert import export_run, import_model
 from tests.helpers.attempts import flip
 from tests.helpers.policies import policy_of
@@ -73,7 +73,7 @@ def run(folder: Path) -> Path:
 
 def test_export_writes_a_checkpoint_of_any_layout_as_a_folder(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "exported"
-    command = [sys.executable, "-P", "-m", "tango_hpc.cli", "export", str(run), "--out", str(out)]
+    command = [sys.executable, "-P", "-m", "tango_hpc.commands.cli", "export", str(run), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "the generator after 7 steps" in done.stdout

@@ -19,8 +19,8 @@ def in_roles(folder: Path) -> dict[str, Any]:
     """Of four processes, make two ranks of two roles; what each of them sees."""
     from torch.distributed import FileStore, PrefixStore
 
-    from tango_hpc.parallel.exchange import Exchange, PeerFailedError
-    from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
+    from tango_hpc.models.parallel.exchange import Exchange, PeerFailedError
+    from tango_hpc.models.parallel.ranks import init_distributed, shutdown_distributed
     from tango_hpc.stages.sharing import in_shares
 
     number = int(os.environ["RANK"])

@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tango_hpc.config.schema import CheckpointConfig
-from tango_hpc.control.heartbeat import is_loading
-from tango_hpc.errors import CheckFailed
-from tango_hpc.launch.attempts import AttemptLog
-from tango_hpc.launch.enter import prepare_run, prepared_run
-from tango_hpc.launch.job import run_attempt
-from tango_hpc.launch.starters import LocalStarter
-from tango_hpc.launch.supervisor import Supervisor
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.base.config.schema import CheckpointConfig
+from tango_hpc.base.errors import CheckFailed
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.runner.attempts import AttemptLog
+from tango_hpc.runner.enter import prepare_run, prepared_run
+from tango_hpc.runner.heartbeat import is_loading
+from tango_hpc.runner.job import run_attempt
+from tango_hpc.runner.starters import LocalStarter
+from tango_hpc.runner.supervisor import Supervisor
 from tests.helpers.counter_rank import RANK_COMMAND, counted, fill
 from tests.helpers.ranks import run_ranks
 from tests.slurm.jobs import counting_config
@@ -103,8 +103,8 @@ def save_two(path: Path, background: bool) -> list[str]:
     """A checkpoint that fits the disk, then one that does not."""
     import torch.distributed as dist
 
-    from tango_hpc.parallel.exchange import Exchange
-    from tango_hpc.policy.checkpoints import Checkpoints
+    from tango_hpc.models.parallel.exchange import Exchange
+    from tango_hpc.models.trainer.checkpoints import Checkpoints
     from tests.ranks.test_policy_state import make_policy
 
     exchange = Exchange(["generator"], "generator")

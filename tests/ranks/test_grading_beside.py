@@ -16,10 +16,10 @@ def graded_beside(fails: bool) -> dict[str, Any]:
     """On each rank: what is graded of `ANSWERS` before and after `settle`, by real workers held back until then."""
     import torch.distributed as dist
 
-    from tango_hpc.parallel.exchange import Exchange, PeerFailedError
-    from tango_hpc.protocol.solution import Solution
+    from tango_hpc.models.parallel.exchange import Exchange, PeerFailedError
+    from tango_hpc.questions.protocol.solution import Solution
+    from tango_hpc.questions.tasks.math import Math
     from tango_hpc.stages.responses import NOT_ASKED, Grading, ReadSolution, Response
-    from tango_hpc.tasks.math import Math
 
     generated = threading.Event()
     seen: dict[str, Any] = {"asked": []}

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tango_hpc.config import config_to_yaml
-from tango_hpc.control.heartbeat import read_beat
-from tango_hpc.control.outcome import read_outcome
-from tango_hpc.launch.enter import enter_run
-from tango_hpc.launch.starters import LocalStarter
-from tango_hpc.launch.supervisor import Supervisor
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.config import config_to_yaml
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.runner.enter import enter_run
+from tango_hpc.runner.heartbeat import read_beat
+from tango_hpc.runner.outcome import read_outcome
+from tango_hpc.runner.starters import LocalStarter
+from tango_hpc.runner.supervisor import Supervisor
 from tests.helpers import gpu_node
 from tests.helpers.runs import small_config
 

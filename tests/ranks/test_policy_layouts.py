@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tango_hpc.config.roles import OptimizerConfig
-from tango_hpc.types import TrainSequence
+from tango_hpc.base.config.roles import OptimizerConfig
+from tango_hpc.base.types import TrainSequence
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sequences import random_sequences
@@ -86,8 +86,8 @@ def every_next_token() -> list[TrainSequence]:
 
 def run_all(folder: Path) -> dict[str, dict[str, Any]]:
     """On each rank: all families, layouts and losses."""
-    from tango_hpc.policy.hf_io import export_weights
-    from tango_hpc.policy.loss import LossSettings
+    from tango_hpc.models.trainer.hf_io import export_weights
+    from tango_hpc.models.trainer.loss import LossSettings
 
     results = {}
     for family, tensor, pipeline, loss, sequence in CASES:

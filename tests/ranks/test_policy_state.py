@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tango_hpc.config.roles import OptimizerConfig
+from tango_hpc.base.config.roles import OptimizerConfig
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sequences import random_sequences
@@ -37,7 +37,7 @@ def make_policy(folder: Path, tensor: int, pipeline: int, **changes: Any) -> Any
 
 
 def losses() -> Any:
-    from tango_hpc.policy.loss import LossSettings
+    from tango_hpc.models.trainer.loss import LossSettings
 
     return LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.0)
 
@@ -65,7 +65,7 @@ def non_finite(folder: Path) -> dict[str, Any]:
 
 def too_wide_a_gap(folder: Path) -> dict[str, Any]:
     """An engine that disagrees with the trainer."""
-    from tango_hpc.policy.loss import LogprobGapError
+    from tango_hpc.models.trainer.loss import LogprobGapError
 
     policy = make_policy(folder, 1, 2)
     before = weights_of(policy)
@@ -110,7 +110,7 @@ def beside_training(folder: Path) -> dict[str, Any]:
 
     import torch
 
-    from tango_hpc.policy import saved_state
+    from tango_hpc.models.trainer import saved_state
 
     policy = make_policy(folder, 2, 1)
     train(policy, range(2))

@@ -10,7 +10,7 @@ from tests.helpers.ranks import run_ranks
 
 def sums_in_later_groups() -> list[float]:
     """A pipeline of three stages, then groups made anew; what is summed in one of either."""
-    from tango_hpc.parallel.groups import PolicyGroups, forget_groups
+    from tango_hpc.models.parallel.groups import PolicyGroups, forget_groups
 
     sums = []
     for cut in ((1, 3), (3, 1)):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tango_hpc.config.roles import OptimizerConfig
+from tango_hpc.base.config.roles import OptimizerConfig
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sequences import random_sequences

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tango_hpc.config.load import validate_tree
-from tango_hpc.data.tables import write_rows
-from tango_hpc.errors import CheckFailed
-from tango_hpc.tasks.tiny import build_tokenizer
+from tango_hpc.base.config.load import validate_tree
+from tango_hpc.base.errors import CheckFailed
+from tango_hpc.questions.data.tables import write_rows
+from tango_hpc.questions.tasks.tiny import build_tokenizer
 from tests.helpers.ranks import run_ranks
 
 # A tiny model's prompt has a token for each character and two for its tags: 4, 8, 11 and 13 tokens.
@@ -49,10 +49,10 @@ def on_rank(folder: Path) -> dict[str, Any]:
 
     import torch.distributed as dist
 
-    from tango_hpc.control.stop import StopSignal
-    from tango_hpc.parallel.exchange import Exchange
-    from tango_hpc.run.directory import RunDirectory
-    from tango_hpc.run.worker import Worker
+    from tango_hpc.base.run.directory import RunDirectory
+    from tango_hpc.base.run.worker import Worker
+    from tango_hpc.models.parallel.exchange import Exchange
+    from tango_hpc.runner.stop import StopSignal
     from tango_hpc.stages.tango import Tango
 
     found: dict[str, Any] = {}

@@ -12,8 +12,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from tango_hpc.config.roles import OptimizerConfig
-from tango_hpc.model.shape import ModelShape
+from tango_hpc.base.config.roles import OptimizerConfig
+from tango_hpc.base.model_shape import ModelShape
 from tango_hpc.plan.sizes import Trainer
 from tests.helpers.activations import kept_bytes
 from tests.helpers.policies import policy_of
@@ -43,7 +43,7 @@ def make_policy(folder: Path, tensor: int, sequence: bool, recompute: str = "non
 def on_rank(folder: Path) -> dict[str, Any]:
     from megatron.core import parallel_state
 
-    from tango_hpc.policy import host_memory
+    from tango_hpc.models.trainer import pinned_memory as host_memory
 
     results: dict[str, Any] = {}
     for tensor, sequence, recompute in CASES:

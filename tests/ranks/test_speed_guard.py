@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tango_hpc.types import TrainSequence
+from tango_hpc.base.types import TrainSequence
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.speed import cpu_ratio
@@ -29,9 +29,9 @@ def measure(folder: str) -> dict[str, float]:
     import torch.nn.functional as F
     from transformers import AutoModelForCausalLM
 
-    from tango_hpc.bench.workload import QUICKSTART, make_model
-    from tango_hpc.config.roles import OptimizerConfig
-    from tango_hpc.policy.loss import LossSettings
+    from tango_hpc.base.config.roles import OptimizerConfig
+    from tango_hpc.models.trainer.loss import LossSettings
+    from tools.bench.workload import QUICKSTART, make_model
 
     torch.set_num_threads(1)
     model_dir = make_model(Path(folder) / "model", QUICKSTART)

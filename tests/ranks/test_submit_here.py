@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from tango_hpc import submit
-from tango_hpc.control.heartbeat import is_loading
-from tango_hpc.manage.status import run_state, show_logs
-from tango_hpc.manage.sweep import load_sweep
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.commands.status import run_state, show_logs
+from tango_hpc.commands.sweep import load_sweep
+from tango_hpc.runner.heartbeat import is_loading
 from tests.helpers.counter_rank import counted
 from tests.slurm.jobs import PROFILE, ROOT, counting_config, tango, wait_until
 

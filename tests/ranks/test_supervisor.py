@@ -20,19 +20,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tango_hpc.config import config_to_yaml
-from tango_hpc.config.load import validate_tree
-from tango_hpc.control.heartbeat import is_loading
-from tango_hpc.control.outcome import Outcome, read_outcomes, write_outcome
-from tango_hpc.control.stop import StopRequest, request_stop
-from tango_hpc.errors import NodeFailed
-from tango_hpc.launch.deadline import Deadline
-from tango_hpc.launch.enter import enter_run
-from tango_hpc.launch.environment import free_port
-from tango_hpc.launch.starters import LocalStarter
-from tango_hpc.launch.supervisor import Supervisor
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.config import config_to_yaml
+from tango_hpc.base.config.load import validate_tree
+from tango_hpc.base.errors import NodeFailed
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.runner.deadline import Deadline
+from tango_hpc.runner.enter import enter_run
+from tango_hpc.runner.environment import free_port
+from tango_hpc.runner.heartbeat import is_loading
+from tango_hpc.runner.outcome import Outcome, read_outcomes, write_outcome
+from tango_hpc.runner.starters import LocalStarter
+from tango_hpc.runner.stop import StopRequest, request_stop
+from tango_hpc.runner.supervisor import Supervisor
 from tests.helpers.counter_rank import RANK_COMMAND, counted
 
 FIRST = Worker(0, "generator")
@@ -192,7 +192,7 @@ def test_a_stop_while_loading_loses_nothing_and_takes_no_time(tmp_path: Path) ->
 
 
 def test_a_deadline_needs_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tango_hpc.launch.deadline.REFRESH_SECONDS", 0.5)
+    monkeypatch.setattr("tango_hpc.runner.deadline.REFRESH_SECONDS", 0.5)
     supervisor = make_run(tmp_path / "run", {"grace_seconds": 20}, steps=100_000, step_seconds=0.05)
     supervisor.deadline = Deadline(lambda: 3600 if is_loading(supervisor.directory) else 10)
     assert supervisor.run() == 85

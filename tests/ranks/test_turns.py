@@ -13,9 +13,9 @@ def on_rank(folder: Path) -> list[tuple[list[str], list[list[int]], list[str]]]:
     """For each attempt: the turns that were begun here, the token ids given, and what was told."""
     import torch.distributed as dist
 
-    from tango_hpc.parallel.exchange import Exchange
-    from tango_hpc.stages.turns import Turns
-    from tango_hpc.types import Generation
+    from tango_hpc.base.types import Generation
+    from tango_hpc.models.parallel.exchange import Exchange
+    from tango_hpc.stages.eval_progress import Turns
 
     found = []
     exchange = Exchange(["verifier"], "verifier")

@@ -35,7 +35,7 @@ def loss_of(
 def on_rank(summed: bool) -> list[tuple[torch.Tensor, ...]]:
     from torch import distributed as dist
 
-    from tango_hpc.policy.vocab_parallel import OutputLayer, vocab_parallel_logprobs, vocab_parallel_loss
+    from tango_hpc.models.trainer.vocab_parallel import OutputLayer, vocab_parallel_logprobs, vocab_parallel_loss
 
     results = []
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -15,11 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tango_hpc.model.engine_layout import engine_layout
-from tango_hpc.model.shape import ModelShape, hf_tensors
-from tango_hpc.model.trainer_layout import LocalParam, megatron_layout
-from tango_hpc.reshard.plan import Layouts, build_plan
-from tango_hpc.reshard.transfer import Transfer, WeightSyncError
+from tango_hpc.base.model_shape import ModelShape, hf_tensors
+from tango_hpc.models.layout.engine_layout import engine_layout
+from tango_hpc.models.layout.trainer_layout import LocalParam, megatron_layout
+from tango_hpc.models.weight_sync.plan import Layouts, build_plan
+from tango_hpc.models.weight_sync.transfer import Transfer, WeightSyncError
 from tests.helpers.ranks import run_ranks
 
 SHAPE = ModelShape("qwen2", 4, 32, 48, 4, 2, 8, 107, True, True, False)

@@ -14,22 +14,22 @@ from typing import Any
 
 import yaml
 
-from tango_hpc.config import Config
-from tango_hpc.config.load import validate_tree
-from tango_hpc.control.heartbeat import is_loading
-from tango_hpc.data.tables import write_rows
-from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import Attempt, AttemptLog, known_jobs, submitted_jobs
-from tango_hpc.manage.profiles import Profile
-from tango_hpc.manage.status import RunState, states
-from tango_hpc.manage.submit import submit
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.config import Config
+from tango_hpc.base.config.load import validate_tree
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.commands.profiles import Profile
+from tango_hpc.commands.status import RunState, states
+from tango_hpc.commands.submit import submit
+from tango_hpc.questions.data.tables import write_rows
+from tango_hpc.runner import slurm
+from tango_hpc.runner.attempts import Attempt, AttemptLog, known_jobs, submitted_jobs
+from tango_hpc.runner.heartbeat import is_loading
 from tests.helpers.counter_rank import RANK_COMMAND
 
 PROFILE = Profile(time="10", env={"TANGO_RANK_COMMAND": shlex.join(RANK_COMMAND)})
 ROOT = Path(__file__).parents[2]
-TANGO = (sys.executable, "-P", "-m", "tango_hpc.cli")
+TANGO = (sys.executable, "-P", "-m", "tango_hpc.commands.cli")
 
 
 def counting_config(folder: Path, name: str, launch: dict[str, Any] | None = None, **behaviour: Any) -> Config:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tango_hpc.config import Config
-from tango_hpc.launch import slurm
-from tango_hpc.manage.profiles import Profile
-from tango_hpc.manage.submit import script
+from tango_hpc.base.config import Config
+from tango_hpc.commands.profiles import Profile
+from tango_hpc.commands.submit import script
+from tango_hpc.runner import slurm
 from tests.slurm.jobs import PROFILE, CountingJob, counting_config, tango, wait_until
 
 pytestmark = pytest.mark.usefixtures("cluster")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import submitted_jobs
-from tango_hpc.launch.lock import holder_of
+from tango_hpc.runner import slurm
+from tango_hpc.runner.attempts import submitted_jobs
+from tango_hpc.runner.lock import holder_of
 from tests.slurm.jobs import PROFILE, CountingJob, processes_of, tango, wait_until
 
 pytestmark = pytest.mark.usefixtures("cluster")

@@ -13,10 +13,10 @@ import pytest
 import yaml
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
-from tango_hpc.launch import slurm
-from tango_hpc.manage.status import RunState, find_runs, states
-from tango_hpc.run.summary import read_provenance
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.run.summary import read_provenance
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.commands.status import RunState, find_runs, states
+from tango_hpc.runner import slurm
 from tests.slurm.jobs import (
     PROFILE,
     ROOT,

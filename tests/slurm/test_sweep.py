@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tango_hpc.launch import slurm
-from tango_hpc.manage.sweep import cell_states, load_sweep
-from tango_hpc.manage.sweep_submit import array_size
+from tango_hpc.commands.sweep import cell_states, load_sweep
+from tango_hpc.commands.sweep_submit import array_size
+from tango_hpc.runner import slurm
 from tests.slurm.jobs import PROFILE, counting_config, tango, wait_until
 
 pytestmark = pytest.mark.usefixtures("cluster")

@@ -22,16 +22,16 @@ import yaml
 from rich.console import Console
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tango_hpc.config import config_to_yaml
-from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import Attempt, AttemptLog
-from tango_hpc.manage.ending import stop
-from tango_hpc.manage.profiles import Profile
-from tango_hpc.manage.status import run_state, states
-from tango_hpc.manage.submit import submit
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.metrics import read_metrics
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.config import config_to_yaml
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.metrics import read_metrics
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.commands.ending import stop
+from tango_hpc.commands.profiles import Profile
+from tango_hpc.commands.status import run_state, states
+from tango_hpc.commands.submit import submit
+from tango_hpc.runner import slurm
+from tango_hpc.runner.attempts import Attempt, AttemptLog
 from tests.helpers.runs import computed, prepare_small_run, small_config
 from tests.slurm.jobs import ROOT, processes_of, start_now, start_requeued, tango, tango_command, wait_until
 

@@ -9,8 +9,8 @@ import tempfile
 
 import torch
 
-from tango_hpc.config.roles import OptimizerConfig
-from tango_hpc.parallel.ranks import init_distributed, shutdown_distributed
+from tango_hpc.base.config.roles import OptimizerConfig
+from tango_hpc.models.parallel.ranks import init_distributed, shutdown_distributed
 from tests.helpers.activations import kept_bytes, peak_bytes
 from tests.helpers.policies import policy_of
 from tests.helpers.tiny import make_tiny_hf, tiny_hf_config

@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 
-from tango_hpc.config.tasks import TaskConfig
-from tango_hpc.grading.pool import GradingPool
-from tango_hpc.protocol.solution import parse_solution
-from tango_hpc.protocol.verification import read_verification
+from tango_hpc.base.config.tasks import TaskConfig
+from tango_hpc.questions.grading.pool import GradingPool
+from tango_hpc.questions.protocol.solution import parse_solution
+from tango_hpc.questions.protocol.verification import read_verification
+from tango_hpc.questions.tasks import get_task
+from tango_hpc.questions.tasks.addition import Addition
 from tango_hpc.stages.preflight import check_inputs
-from tango_hpc.tasks import get_task
-from tango_hpc.tasks.addition import Addition
 from tests.helpers.runs import small_config
 
 QUESTION = {"question": "487+256", "answer": "743"}

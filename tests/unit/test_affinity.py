@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from tango_hpc.config import config_to_yaml
-from tango_hpc.launch import affinity
-from tango_hpc.launch.affinity import gpu_bus_id, parse_cpus, stay_near_gpu
-from tango_hpc.launch.enter import enter_run
-from tango_hpc.launch.starters import SrunStarter
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.worker import RANKS_OF_TASK
+from tango_hpc.base.config import config_to_yaml
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.worker import RANKS_OF_TASK
+from tango_hpc.runner import affinity
+from tango_hpc.runner.affinity import gpu_bus_id, parse_cpus, stay_near_gpu
+from tango_hpc.runner.enter import enter_run
+from tango_hpc.runner.starters import SrunStarter
 from tests.slurm.jobs import counting_config
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -36,11 +36,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from tango_hpc import rank
-from tango_hpc.config import load_config
-from tango_hpc.errors import NodeFailed
-from tango_hpc.launch import affinity
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.config import load_config
+from tango_hpc.base.errors import NodeFailed
+from tango_hpc.runner import affinity
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.worker import Worker
 
 run, root, bus_ids = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
 affinity.gpu_bus_id = lambda local_rank: bus_ids[local_rank]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from tango_hpc.protocol.alignment import response_text, step_end_tokens
-from tango_hpc.protocol.solution import parse_solution
-from tango_hpc.protocol.tokenizer import load_tokenizer
-from tango_hpc.tasks.tiny import build_tokenizer
+from tango_hpc.questions.protocol.alignment import response_text, step_end_tokens
+from tango_hpc.questions.protocol.solution import parse_solution
+from tango_hpc.questions.protocol.tokenizer import load_tokenizer
+from tango_hpc.questions.tasks.tiny import build_tokenizer
 
 TAGS = ["<think>", "</think>", "<step>", "</step>", "<answer>", "</answer>"]
 CORPUS = ["<think><step>one é 漢字 🎉</step><step>two</step></think><answer>\\boxed{5}</answer>"] * 9 + [

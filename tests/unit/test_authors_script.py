@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tango_hpc.config import Config, load_config
+from tango_hpc.base.config import Config, load_config
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/authors_script.md").read_text()

@@ -1,4 +1,4 @@
-"""tango bench: who is measured when, what is told of it, and what a user gets wrong."""
+"""python -m tools.bench: who is measured when, what is told of it, and what a user gets wrong."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tango_hpc.bench.catalogue import COMPARISONS
-from tango_hpc.bench.growth import exponent
-from tango_hpc.bench.measure import SCHEMA, Measurement, alternate, machine, report, speeds, table
-from tango_hpc.cli import app
-from tango_hpc.errors import UserError
+from tango_hpc.base.errors import UserError
+from tango_hpc.commands.cli import app
+from tools.bench.catalogue import COMPARISONS
+from tools.bench.growth import exponent
+from tools.bench.measure import SCHEMA, Measurement, alternate, machine, report, speeds, table
 
 
 def test_the_sides_take_turns_and_who_begins_changes() -> None:
@@ -47,7 +47,7 @@ def test_an_exponent_is_that_of_the_power_law() -> None:
 def test_every_comparison_has_its_function() -> None:
     for name, comparison in COMPARISONS.items():
         module, _, function = comparison.function.partition(":")
-        assert callable(getattr(import_module(f"tango_hpc.bench.{module}"), function)), name
+        assert callable(getattr(import_module(f"tools.bench.{module}"), function)), name
 
 
 def test_list_names_all() -> None:

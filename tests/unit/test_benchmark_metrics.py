@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tango_hpc.benchmarks import metrics
-from tango_hpc.benchmarks.records import (
+from tango_hpc.questions.benchmarks import estimates as metrics
+from tango_hpc.questions.benchmarks.records import (
     GREEDY,
     Answer,
     facts,

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc import benchmarks
-from tango_hpc.benchmarks.acceptance import measure
-from tango_hpc.benchmarks.processbench import first_wrong_step, solution_text
-from tango_hpc.config.tasks import TaskConfig
-from tango_hpc.data.prepare.pipeline import prepare
-from tango_hpc.data.prepare.rows import SCHEMA
-from tango_hpc.data.tables import read_rows
-from tango_hpc.grading import GradingPool, mathematics
-from tango_hpc.protocol.solution import parse_solution
-from tango_hpc.tasks import get_task
-from tango_hpc.tasks.evaluated import BenchmarkTask
+from tango_hpc.base.config.tasks import TaskConfig
+from tango_hpc.questions import benchmarks
+from tango_hpc.questions.benchmarks.acceptance import measure
+from tango_hpc.questions.benchmarks.processbench import first_wrong_step, solution_text
+from tango_hpc.questions.data.prepare.pipeline import prepare
+from tango_hpc.questions.data.prepare.rows import SCHEMA
+from tango_hpc.questions.data.tables import read_rows
+from tango_hpc.questions.grading import GradingPool, mathematics
+from tango_hpc.questions.protocol.solution import parse_solution
+from tango_hpc.questions.tasks import get_task
+from tango_hpc.questions.tasks.evaluated import BenchmarkTask
 from tests.helpers.real_data import REAL, needs_real_data
 
 
@@ -192,7 +192,7 @@ def test_the_math_task_grades_each_row_by_its_source():
 
 def test_tasks_and_benchmarks_load_no_heavy_library():
     code = (
-        "import sys, tango_hpc.tasks.math, tango_hpc.benchmarks as b; [b.get_benchmark(n) for n in b.NAMES]; "
+        "import sys, tango_hpc.questions.tasks.math, tango_hpc.questions.benchmarks as b; [b.get_benchmark(n) for n in b.NAMES]; "
         "print([m for m in ('torch', 'vllm', 'megatron', 'transformers', 'sympy') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

@@ -9,16 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from tango_hpc.control.stop import StopRequest, request_stop
-from tango_hpc.launch import chain as chains
-from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import AttemptLog, chain_before, next_job, submitted_jobs
-from tango_hpc.launch.chain import VARIABLE, Chain
-from tango_hpc.manage.handle import RunJob
-from tango_hpc.manage.profiles import Profile
-from tango_hpc.manage.status import run_state
-from tango_hpc.manage.submit import script
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.commands.handle import RunJob
+from tango_hpc.commands.profiles import Profile
+from tango_hpc.commands.status import run_state
+from tango_hpc.commands.submit import script
+from tango_hpc.runner import chain as chains
+from tango_hpc.runner import slurm
+from tango_hpc.runner.attempts import AttemptLog, chain_before, next_job, submitted_jobs
+from tango_hpc.runner.chain import VARIABLE, Chain
+from tango_hpc.runner.stop import StopRequest, request_stop
 from tests.helpers.fake_slurm import GONE, FakeSlurm, described, submitted_run
 from tests.slurm.jobs import counting_config
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tango_hpc.config import Config
-from tango_hpc.errors import UserError
-from tango_hpc.launch.starters import SrunStarter
-from tango_hpc.manage.profiles import Profile, job_variables, load_profile
-from tango_hpc.manage.submit import script
-from tango_hpc.parallel.ranks import sees_one_gpu
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.worker import RANKS_OF_TASK
+from tango_hpc.base.config import Config
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.worker import RANKS_OF_TASK
+from tango_hpc.commands.profiles import Profile, job_variables, load_profile
+from tango_hpc.commands.submit import script
+from tango_hpc.models.parallel.ranks import sees_one_gpu
+from tango_hpc.runner.starters import SrunStarter
 
 
 def gpu_config(run: str) -> Config:
@@ -65,7 +65,14 @@ def test_ranks_in_a_container_of_pyxis(tmp_path: Path, monkeypatch: pytest.Monke
     start = words.index("--container-image=/i/my image.sqsh")
     assert words[start + 1 : start + 3] == ["--container-mounts=/scratch,/home/me:/home/me", "--container-writable"]
     # The shell that ignores early signals runs inside too, and so does Python.
-    assert words[start + 3] == "bash" and words[-6:] == ["python", "-P", "-m", "tango_hpc.rank", str(tmp_path), "train"]
+    assert words[start + 3] == "bash" and words[-6:] == [
+        "python",
+        "-P",
+        "-m",
+        "tango_hpc.stages.rank",
+        str(tmp_path),
+        "train",
+    ]
     (tmp_path / "both.yaml").write_text(yaml.safe_dump({"pyxis": box, "apptainer": {"image": "a.sif"}}))
     with pytest.raises(UserError, match="name either apptainer or pyxis"):
         load_profile(str(tmp_path / "both.yaml"))

@@ -8,9 +8,9 @@ import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tango_hpc.config import load_config
-from tango_hpc.parallel.groups import PolicyGroups
-from tango_hpc.parallel.ranks import shutdown_distributed
+from tango_hpc.base.config import load_config
+from tango_hpc.models.parallel.groups import PolicyGroups
+from tango_hpc.models.parallel.ranks import shutdown_distributed
 from tango_hpc.plan.communicators import count_communicators, role_communicators
 from tests.helpers.process_groups import groups_of_this_process
 

@@ -13,8 +13,8 @@ import yaml
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
-from tango_hpc.cli import app
-from tango_hpc.errors import UserError
+from tango_hpc.base.errors import UserError
+from tango_hpc.commands.cli import app
 from tango_hpc.report.comparison import Mean, arms_of, collect, curve, table
 
 HEADER = {"stage": "train", "time": 0.0}

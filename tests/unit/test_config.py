@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tango_hpc.config import config_to_yaml, load_config
-from tango_hpc.config.load import validate_tree
-from tango_hpc.errors import UserError
-from tango_hpc.manage.reference import render
-from tango_hpc.model.published import published_dimensions
-from tango_hpc.reshard.planned import plan_report
-from tango_hpc.tasks.tiny import build_tiny_model
+from tango_hpc.base.config import config_to_yaml, load_config
+from tango_hpc.base.config.load import validate_tree
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.published import published_dimensions
+from tango_hpc.commands.reference import render
+from tango_hpc.models.weight_sync.planned import plan_report
+from tango_hpc.questions.tasks.tiny import build_tiny_model
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs/quickstart.yaml"
@@ -45,7 +45,7 @@ def test_overrides_references_and_round_trip(tmp_path: Path) -> None:
 
 
 def test_importing_the_configuration_loads_no_heavy_library() -> None:
-    code = "import sys, tango_hpc.config; print([m for m in ('torch', 'vllm', 'megatron', 'transformers') if m in sys.modules])"
+    code = "import sys, tango_hpc.base.config; print([m for m in ('torch', 'vllm', 'megatron', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -235,7 +235,7 @@ def test_every_section_is_required_or_has_defaults() -> None:
 
 def test_the_reference_page_is_up_to_date() -> None:
     committed = (ROOT / "docs/configuration.md").read_text()
-    assert committed == render(), "run: python -m tango_hpc.manage.reference"
+    assert committed == render(), "run: python -m tango_hpc.commands.reference"
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.config import Config, config_to_yaml, load_config
-from tango_hpc.config.load import apply_override, read_run_dir, read_tree
-from tango_hpc.errors import UserError
-from tango_hpc.manage.sweep import load_sweep
+from tango_hpc.base.config import Config, config_to_yaml, load_config
+from tango_hpc.base.config.load import apply_override, read_run_dir, read_tree
+from tango_hpc.base.errors import UserError
+from tango_hpc.commands.sweep import load_sweep
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
 # With a run directory of its own: what lies in ./runs/quickstart must not count.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tango_hpc.rollout.counted import CountedResponses
+from tango_hpc.models.engine.counted import CountedResponses
 
 
 def test_the_bar_of_responses_tells_and_that_of_prompts_does_not() -> None:

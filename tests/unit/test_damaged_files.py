@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc import files
-from tango_hpc.files import append_line, fitting, read_json, read_json_lines, set_aside
+from tango_hpc.base import files
+from tango_hpc.base.files import append_line, fitting, read_json, read_json_lines, set_aside
 
 
 def test_a_damaged_line_is_passed_over_with_its_name_and_number(

@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from tango_hpc.cli import app, main
-from tango_hpc.config.load import validate_tree
-from tango_hpc.data.prepare.metadata import read_metadata
-from tango_hpc.data.prepare.pipeline import check_held_out, prepare
-from tango_hpc.data.prepare.readers import DATA_SETS
-from tango_hpc.data.prepare.rows import SCHEMA, loosely_normalized, normalized
-from tango_hpc.data.prepare.sources import find_files
-from tango_hpc.data.tables import check_ids, write_rows
-from tango_hpc.errors import UserError
+from tango_hpc.base.config.load import validate_tree
+from tango_hpc.base.errors import UserError
+from tango_hpc.commands.cli import app, main
+from tango_hpc.questions.data.prepare.metadata import read_metadata
+from tango_hpc.questions.data.prepare.pipeline import check_held_out, prepare
+from tango_hpc.questions.data.prepare.readers import DATA_SETS
+from tango_hpc.questions.data.prepare.rows import SCHEMA, loosely_normalized, normalized
+from tango_hpc.questions.data.prepare.sources import find_files
+from tango_hpc.questions.data.tables import check_ids, write_rows
 from tango_hpc.stages.preflight import check_inputs
 from tests.helpers.real_data import REAL, needs_real_data
 

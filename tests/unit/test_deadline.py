@@ -11,19 +11,18 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from tango_hpc.control import watchdog
-from tango_hpc.control.heartbeat import Beat, write_beat
-from tango_hpc.control.outcome import Outcome, write_outcome
-from tango_hpc.errors import UserError
-from tango_hpc.launch import deadline, supervisor
-from tango_hpc.launch.deadline import AwakeClock, Deadline
-from tango_hpc.launch.enter import prepare_run
-from tango_hpc.launch.slurm import NoAnswer
-from tango_hpc.launch.supervisor import Supervisor
-from tango_hpc.manage.status import run_state
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.summary import update_summary
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.summary import update_summary
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.commands.status import run_state
+from tango_hpc.runner import deadline, supervisor, watchdog
+from tango_hpc.runner.deadline import AwakeClock, Deadline
+from tango_hpc.runner.enter import prepare_run
+from tango_hpc.runner.heartbeat import Beat, write_beat
+from tango_hpc.runner.outcome import Outcome, write_outcome
+from tango_hpc.runner.slurm import NoAnswer
+from tango_hpc.runner.supervisor import Supervisor
 from tests.slurm.jobs import counting_config
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tango_hpc.config import Config, load_config
-from tango_hpc.config.models import role_shape
-from tango_hpc.errors import UserError
-from tango_hpc.model.shape import ModelShape
+from tango_hpc.base.config import Config, load_config
+from tango_hpc.base.config.models import role_shape
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.model_shape import ModelShape
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.commands.plan_report import make_plan
+from tango_hpc.models.engine.capacity import GIB
 from tango_hpc.plan.disk import check_disk, checkpoint_bytes
-from tango_hpc.plan.report import make_plan
-from tango_hpc.rollout.sizes import GIB
-from tango_hpc.run.directory import RunDirectory
 from tests.unit.test_plan import CONFIGS, make_config, trainer
 
 

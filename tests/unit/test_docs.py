@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tango_hpc.cli import app
-from tango_hpc.manage.profiles import Profile
-from tango_hpc.run.dumps import ROLLOUT_SCHEMA
-from tango_hpc.run.metrics import REQUIRED_KEYS
+from tango_hpc.base.run.dumps import ROLLOUT_SCHEMA
+from tango_hpc.base.run.metrics import REQUIRED_KEYS
+from tango_hpc.commands.cli import app
+from tango_hpc.commands.profiles import Profile
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
@@ -50,7 +50,9 @@ def test_the_ten_failures_quote_messages_and_settings_that_exist() -> None:
         for quoted in set(re.findall(r'"([^"]+)"', title)) - of_slurm:
             for part in filter(None, map(str.strip, quoted.split("…"))):
                 assert part in sources, quoted
-    sections = "\n".join((ROOT / f"tango_hpc/config/{name}.py").read_text() for name in ("schema", "roles", "tasks"))
+    sections = "\n".join(
+        (ROOT / f"tango_hpc/base/config/{name}.py").read_text() for name in ("schema", "roles", "tasks")
+    )
     known = set(re.findall(r"^    (\w+): ", sections, re.MULTILINE))
     for setting in re.findall(r"`((?:launch|rollout|parallel|checkpoint|run)\.\w+)`", page):
         assert setting.partition(".")[2] in known, setting

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tango_hpc.launch.environment import free_port
-from tango_hpc.manage import doctor, doctor_ranks
-from tango_hpc.manage.findings import Finding
+from tango_hpc.commands import doctor, doctor_ranks
+from tango_hpc.commands.findings import Finding
+from tango_hpc.runner.environment import free_port
 
 ROOT = Path(__file__).parents[2]
 PEER = "NCCL error\nunhandled cuda error\nLast error:\nCuda failure 'peer access is not supported between these two devices'"
@@ -24,8 +24,8 @@ PEER = "NCCL error\nunhandled cuda error\nLast error:\nCuda failure 'peer access
 PROBE = """
 import os, signal, sys
 import torch.distributed as dist
-from tango_hpc.manage import probe
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.commands import probe
+from tango_hpc.base.run.directory import RunDirectory
 
 folder, rank, fails, how, error = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
 os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank % 2), SLURMD_NODENAME=f"n{rank // 2 + 1}")

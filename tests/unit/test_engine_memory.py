@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tango_hpc.config import Config, load_config
-from tango_hpc.plan.report import make_plan, show_plan
-from tango_hpc.rollout.sizes import (
+from tango_hpc.base.config import Config, load_config
+from tango_hpc.commands.plan_report import make_plan, show_plan
+from tango_hpc.models.engine.capacity import (
     GIB,
     LARGEST_GRAPH,
     MOST_OF_A_GPU,
@@ -20,7 +20,7 @@ from tango_hpc.rollout.sizes import (
     role_engine,
 )
 from tango_hpc.stages import teacher as teacher_module
-from tango_hpc.stages.benchmark import _for_evaluation
+from tango_hpc.stages.evaluate import _for_evaluation
 from tango_hpc.stages.teacher import Teacher
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -13,25 +13,25 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
-from tango_hpc.config import Config, load_config
-from tango_hpc.config.schema import SftRoleConfig, TeacherConfig
-from tango_hpc.config.tasks import TaskConfig
-from tango_hpc.data.tables import write_rows
-from tango_hpc.errors import UserError
-from tango_hpc.files import write_atomically
-from tango_hpc.launch import enter, provenance
-from tango_hpc.launch.attempts import AttemptLog
-from tango_hpc.launch.continuity import compare_with_last, fingerprint
-from tango_hpc.launch.enter import check_run, prepare_run, prepared_run
-from tango_hpc.launch.job import run_attempt
-from tango_hpc.launch.local import run_foreground
-from tango_hpc.launch.lock import RunLock
-from tango_hpc.launch.masks import mask_secrets, masked_command
-from tango_hpc.launch.provenance import record_attempt
-from tango_hpc.manage.status import run_state
+from tango_hpc.base.config import Config, load_config
+from tango_hpc.base.config.schema import SftRoleConfig, TeacherConfig
+from tango_hpc.base.config.tasks import TaskConfig
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.files import write_atomically
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.summary import read_provenance, read_summary, update_summary
+from tango_hpc.commands.status import run_state
+from tango_hpc.questions.data.tables import write_rows
 from tango_hpc.report.run_page import write_report
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.summary import read_provenance, read_summary, update_summary
+from tango_hpc.runner import enter, provenance
+from tango_hpc.runner.attempts import AttemptLog
+from tango_hpc.runner.continuity import compare_with_last, fingerprint
+from tango_hpc.runner.enter import check_run, prepare_run, prepared_run
+from tango_hpc.runner.job import run_attempt
+from tango_hpc.runner.local import run_foreground
+from tango_hpc.runner.lock import RunLock
+from tango_hpc.runner.masks import mask_secrets, masked_command
+from tango_hpc.runner.provenance import record_attempt
 from tests.slurm.jobs import counting_config
 
 
@@ -139,8 +139,8 @@ def test_more_nodes_than_there_are_change_nothing(tmp_path: Path, monkeypatch: p
     with pytest.raises(UserError, match="launch.nodes is 2, but this is one machine"):
         run_foreground("train", directory.config, ["launch.nodes=2"], resume=True)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setattr("tango_hpc.launch.local._become_job", lambda *_: pytest.fail("the run was entered"))
-    monkeypatch.setattr("tango_hpc.launch.environment.shutil.which", lambda *_, **__: "srun")
+    monkeypatch.setattr("tango_hpc.runner.local._become_job", lambda *_: pytest.fail("the run was entered"))
+    monkeypatch.setattr("tango_hpc.runner.environment.shutil.which", lambda *_, **__: "srun")
     with pytest.raises(UserError, match="launch.nodes is 2, but job 7 has 1"):
         run_foreground("train", directory.config, ["launch.nodes=2"], resume=True)
     assert contents(directory.path) == before
@@ -436,14 +436,14 @@ def test_what_ends_an_entry_leaves_the_run_as_it_was(
 
     config = counting_config(tmp_path, "run", {"nodes": 1})
     with monkeypatch.context() as patch:
-        patch.setattr("tango_hpc.launch.enter.make_missing_files", fails)
+        patch.setattr("tango_hpc.runner.enter.make_missing_files", fails)
         with pytest.raises(type(error)):
             prepare_run(["train"], config, resume=False)
     assert not Path(config.run.dir).exists()
     directory = prepare_run(["train"], config, resume=False)
     before = {file: file.read_bytes() for file in directory.path.rglob("*") if file.is_file()}
     longer = counting_config(tmp_path, "run", {"nodes": 1, "tasks_per_node": 2})
-    monkeypatch.setattr("tango_hpc.launch.enter.make_missing_files", fails)
+    monkeypatch.setattr("tango_hpc.runner.enter.make_missing_files", fails)
     with pytest.raises(type(error)):
         prepare_run(["train"], longer, resume=True)
     assert {file: file.read_bytes() for file in directory.path.rglob("*") if file.is_file()} == before

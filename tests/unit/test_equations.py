@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from tango_hpc import equations
-from tango_hpc.advantages import (
+from tango_hpc.base.config.schema import AlgorithmConfig
+from tango_hpc.method import equations
+from tango_hpc.method.advantages import (
     generator_advantages_batch,
     num_right_and_wrong_solutions,
     verifier_advantages_batch,
 )
-from tango_hpc.config.schema import AlgorithmConfig
-from tango_hpc.equations import ClassWeightEma, ClassWeights
-from tango_hpc.protocol.solution import parse_solution
-from tango_hpc.protocol.verification import CORRECT, INCORRECT, read_verification
+from tango_hpc.method.equations import ClassWeightEma, ClassWeights
+from tango_hpc.questions.protocol.solution import parse_solution
+from tango_hpc.questions.protocol.verification import CORRECT, INCORRECT, read_verification
 from tango_hpc.stages.scoring import ScoredSolution, score_solutions
 
 NAN = float("nan")

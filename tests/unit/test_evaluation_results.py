@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from tango_hpc.benchmarks.records import GREEDY, Answer, read_answers, write_answers
-from tango_hpc.config import load_config
-from tango_hpc.data.tables import read_rows
-from tango_hpc.errors import UserError
-from tango_hpc.launch import job
-from tango_hpc.launch.enter import is_done
+from tango_hpc.base.config import load_config
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.metrics import read_evaluations
+from tango_hpc.questions.benchmarks.records import GREEDY, Answer, read_answers, write_answers
+from tango_hpc.questions.data.tables import read_rows
 from tango_hpc.report.evaluation import write_results
-from tango_hpc.run.metrics import read_evaluations
+from tango_hpc.runner import job
+from tango_hpc.runner.enter import is_done
 from tango_hpc.stages.eval_inputs import (
     evaluated_checkpoints,
     evaluated_file,

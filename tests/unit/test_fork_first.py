@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.config import config_to_yaml
-from tango_hpc.control.outcome import read_outcome
-from tango_hpc.launch.enter import enter_run
-from tango_hpc.launch.environment import free_port
-from tango_hpc.rank import STAGES
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.config import config_to_yaml
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.runner.enter import enter_run
+from tango_hpc.runner.environment import free_port
+from tango_hpc.runner.outcome import read_outcome
+from tango_hpc.stages.rank import STAGES
 from tests.helpers import gpu_node
 from tests.helpers.runs import small_config
 
@@ -57,7 +57,7 @@ def test_a_package_that_starts_cuda_is_imported_after_the_fork_on_gpus_alone(
 def test_before_the_fork_a_task_on_gpus_imports_nothing_heavy(tmp_path: Path, stage: str) -> None:
     directory = make_run(tmp_path, "train", "cuda")
     code = (
-        "import sys\nfrom tango_hpc.rank import prepare_stage\nfrom tango_hpc.run.directory import RunDirectory\n"
+        "import sys\nfrom tango_hpc.stages.rank import prepare_stage\nfrom tango_hpc.base.run.directory import RunDirectory\n"
         f"prepare_stage(RunDirectory({str(directory.path)!r}), {stage!r})\nprint(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)

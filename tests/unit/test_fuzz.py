@@ -16,14 +16,14 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tango_hpc.config import load_config
-from tango_hpc.control.stop import read_stop_request
-from tango_hpc.data.prepare.pipeline import prepare
-from tango_hpc.data.tables import QUESTION_COLUMNS, read_rows, write_rows
-from tango_hpc.errors import UserError
-from tango_hpc.grading import GradeItem, Verdict
-from tango_hpc.grading.rules import RULES
-from tango_hpc.launch.enter import prepare_run
+from tango_hpc.base.config import load_config
+from tango_hpc.base.errors import UserError
+from tango_hpc.questions.data.prepare.pipeline import prepare
+from tango_hpc.questions.data.tables import QUESTION_COLUMNS, read_rows, write_rows
+from tango_hpc.questions.grading import GradeItem, Verdict
+from tango_hpc.questions.grading.rules import RULES
+from tango_hpc.runner.enter import prepare_run
+from tango_hpc.runner.stop import read_stop_request
 from tests.fuzz import targets
 from tests.fuzz.choices import Choices
 from tests.fuzz.targets import COUNTS, QUICK_RULES, ROOT, TARGETS
@@ -277,7 +277,9 @@ LONG = "a" * 300
 )
 def test_what_cannot_be_a_path_is_refused_in_words(words: list[str], told: str) -> None:
     words = [str(ROOT / "configs/quickstart.yaml") if word == "QUICKSTART" else word for word in words]
-    done = subprocess.run([sys.executable, "-P", "-m", "tango_hpc.cli", *words], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "tango_hpc.commands.cli", *words], capture_output=True, text=True
+    )
     assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
 
 

@@ -163,8 +163,8 @@ def test_a_name_that_moved_in_torch_is_named(monkeypatch: pytest.MonkeyPatch) ->
     real = torch.mm
     monkeypatch.setattr(torch, "mm", lambda input, mat2: real(input, mat2))
     (said,) = perform([item]).values()
-    assert "unexpected keyword argument 'out_dtype' (at tango_hpc/policy/vocab_parallel.py:" in said
-    assert said.endswith("[used by policy/vocab_parallel.py]")
+    assert "unexpected keyword argument 'out_dtype' (at tango_hpc/models/trainer/vocab_parallel.py:" in said
+    assert said.endswith("[used by models/trainer/vocab_parallel.py]")
     monkeypatch.setattr(torch, "mm", lambda input, mat2, *, out_dtype: real(input, mat2))
     (said,) = perform([item]).values()
     assert said.startswith(
@@ -178,7 +178,7 @@ def test_attention_takes_the_varlen_attn_of_torch_2_11(monkeypatch: pytest.Monke
     from torch.nn.attention import varlen
     from trainer_checks import CHECKS
 
-    from tango_hpc.policy import attention
+    from tango_hpc.models.trainer import attention
 
     real = varlen.varlen_attn
 

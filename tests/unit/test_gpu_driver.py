@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from tango_hpc.config import config_to_yaml
-from tango_hpc.errors import NodeFailed, UserError
-from tango_hpc.launch import gpu_driver
-from tango_hpc.launch.enter import enter_run
-from tango_hpc.launch.gpu_driver import GpuSoftware, gpu_software, why_no_gpu, why_not_shared
-from tango_hpc.manage import doctor, doctor_ranks
-from tango_hpc.parallel.ranks import check_cards
-from tango_hpc.rank import run_stage
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.config import config_to_yaml
+from tango_hpc.base.errors import NodeFailed, UserError
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.commands import doctor, doctor_ranks
+from tango_hpc.models.parallel.ranks import check_cards
+from tango_hpc.runner import gpu_driver
+from tango_hpc.runner.enter import enter_run
+from tango_hpc.runner.gpu_driver import GpuSoftware, gpu_software, why_no_gpu, why_not_shared
+from tango_hpc.stages.rank import run_stage
 from tests.slurm.jobs import counting_config
 
 # First lines of /proc/driver/nvidia/version, of the proprietary and of the open kernel module.

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.config import config_to_yaml
-from tango_hpc.launch.enter import enter_run
-from tango_hpc.launch.gpu_environment import prepare_gpu_environment
-from tango_hpc.manage import doctor
+from tango_hpc.base.config import config_to_yaml
+from tango_hpc.commands import doctor
+from tango_hpc.runner.enter import enter_run
+from tango_hpc.runner.gpu_environment import prepare_gpu_environment
 from tests.slurm.jobs import counting_config
 
 NVLS, NEW, OLD = "NCCL_NVLS_ENABLE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
@@ -21,7 +21,7 @@ NVLS, NEW, OLD = "NCCL_NVLS_ENABLE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_C
 PREPARE = """
 import json, os, sys
 from tango_hpc import rank
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.base.run.directory import RunDirectory
 
 prepare = rank.prepare_gpu_environment
 def before_torch():

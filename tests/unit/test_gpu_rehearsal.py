@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 
-from tango_hpc.config.roles import OptimizerConfig
+from tango_hpc.base.config.roles import OptimizerConfig
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sequences import random_sequences
@@ -31,7 +31,7 @@ def make_policy(folder: Path, **changes: Any) -> Any:
 
 
 def train(policy: Any, seeds: range) -> None:
-    from tango_hpc.policy.loss import LossSettings
+    from tango_hpc.models.trainer.loss import LossSettings
 
     for seed in seeds:
         policy.update(random_sequences(4, 107, seed), LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.0))
@@ -58,7 +58,7 @@ def fused_and_not(folder: Path) -> dict[str, Any]:
 
     Of sequences on which no gradient is so near 0 that a step of it shows in which order a CPU adds.
     """
-    from tango_hpc.policy import optimizer
+    from tango_hpc.models.trainer import optimizer
 
     results: dict[str, Any] = {}
     for name, value in (("plain", None), ("fused", True)):
@@ -80,7 +80,7 @@ def fused_and_not(folder: Path) -> dict[str, Any]:
 
 def offloaded(folder: Path, dtype: str) -> dict[str, Any]:
     """Three steps with everything away in between and the reference asked for, as a role does; and without."""
-    from tango_hpc.policy import host_memory
+    from tango_hpc.models.trainer import pinned_memory as host_memory
 
     locked: list[int] = []
     results: dict[str, Any] = {}
@@ -120,7 +120,8 @@ def offloaded(folder: Path, dtype: str) -> dict[str, Any]:
 
 def saved_from_the_host(folder: Path, dtype: str) -> dict[str, Any]:
     """The same state saved from the GPU and from the host, in front and beside training; then loaded onto the host."""
-    from tango_hpc.policy import host_memory, saved_state
+    from tango_hpc.models.trainer import pinned_memory as host_memory
+    from tango_hpc.models.trainer import saved_state
 
     taken: list[int] = []
     resize, write, may_write = torch.UntypedStorage.resize_, saved_state._Writer._write, threading.Event()
@@ -219,7 +220,7 @@ def test_step_counters_stay_where_they_are_used(results: dict[str, Any]) -> None
 
 @pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (None, "cpu")])
 def test_fused_adamw_counts_on_the_device_of_its_parameters(fused: bool | None, device: str) -> None:
-    from tango_hpc.policy.optimizer import PolicyOptimizer
+    from tango_hpc.models.trainer.optimizer import PolicyOptimizer
 
     adamw = torch.optim.AdamW([torch.zeros(3, device="meta")])
     chained = SimpleNamespace(chained_optimizers=[SimpleNamespace(optimizer=adamw)])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.grading import GradeItem, GradingPool
+from tango_hpc.questions.grading import GradeItem, GradingPool
 
 PAIRS = [json.loads(line) for line in (Path(__file__).parents[1] / "data/answers.jsonl").read_text().splitlines()]
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tango_hpc.grading import GradeItem, GradingPool
-from tango_hpc.grading.numbers import plain_number
-from tango_hpc.grading.rules import MAX_ANSWER_CHARACTERS, RULES, shortcut, table
-from tango_hpc.protocol.solution import find_answer, parse_solution
-from tango_hpc.protocol.verification import parse_verification
+from tango_hpc.questions.grading import GradeItem, GradingPool
+from tango_hpc.questions.grading.numbers import plain_number
+from tango_hpc.questions.grading.rules import MAX_ANSWER_CHARACTERS, RULES, shortcut, table
+from tango_hpc.questions.protocol.solution import find_answer, parse_solution
+from tango_hpc.questions.protocol.verification import parse_verification
 
 OPTIONS = {"label": {"labels": ["yes", "no"], "synonyms": {"true": "yes"}}, "math": {"several": True}}
 QUICK = sorted(set(RULES) - {"math", "own", "own_steps"})

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from tango_hpc.grading import GradeItem, GradingPool, Verdict
-from tango_hpc.grading.rules import MAX_ANSWER_CHARACTERS
+from tango_hpc.questions.grading import GradeItem, GradingPool, Verdict
+from tango_hpc.questions.grading.rules import MAX_ANSWER_CHARACTERS
 
 LIMIT_SECONDS = 0.5
 DEADLY = """import os
@@ -160,7 +160,7 @@ def test_mistakes_of_the_caller_are_named():
 
 def test_workers_hold_neither_torch_nor_vllm_and_end_with_their_parent():
     code = (
-        "from tango_hpc.grading import GradeItem, GradingPool\n"
+        "from tango_hpc.questions.grading import GradeItem, GradingPool\n"
         "import os, sys\n"
         "pool = GradingPool(1)\n"
         "pool.grade([GradeItem('math', 'x', 'y+1')])\n"

@@ -14,22 +14,23 @@ from typing import Any
 
 import pytest
 
-from tango_hpc.config import Config, config_to_yaml
-from tango_hpc.launch.enter import enter_run
-from tango_hpc.policy import saved_state
-from tango_hpc.policy.memory import DeviceMemory
-from tango_hpc.policy.policy import Policy
-from tango_hpc.reshard.sync import SyncStats
-from tango_hpc.rollout.engine import RolloutEngine
-from tango_hpc.run.dumps import dumped_steps
-from tango_hpc.run.metrics import read_evaluations, read_metrics
-from tango_hpc.run.steps import is_newer, steps_in
-from tango_hpc.stages import benchmark, sft, tango
+from tango_hpc.base.config import Config, config_to_yaml
+from tango_hpc.base.run.dumps import dumped_steps
+from tango_hpc.base.run.metrics import read_evaluations, read_metrics
+from tango_hpc.base.run.step_names import is_newer, steps_in
+from tango_hpc.models.engine.engine import RolloutEngine
+from tango_hpc.models.trainer import saved_state
+from tango_hpc.models.trainer.offload import DeviceMemory
+from tango_hpc.models.trainer.policy import Policy
+from tango_hpc.models.weight_sync.sync import SyncStats
+from tango_hpc.questions.tasks.made_files import make_missing_files
+from tango_hpc.questions.tasks.tiny import build_tokenizer
+from tango_hpc.runner.enter import enter_run
+from tango_hpc.stages import evaluate as benchmark
+from tango_hpc.stages import sft, tango
 from tango_hpc.stages.processes import process_roles
 from tango_hpc.stages.role import Role, request_seeds
 from tango_hpc.stages.role_worker import RoleWorker
-from tango_hpc.tasks.made_files import make_missing_files
-from tango_hpc.tasks.tiny import build_tokenizer
 from tests.helpers.rehearsal import ENGINE, FOR_A_SYNC, RANKS, TRAINER, Event, Rehearsal, make_stand_ins, replay
 from tests.helpers.runs import small_config
 

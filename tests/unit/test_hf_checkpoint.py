@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tango_hpc.errors import UserError
-from tango_hpc.model.shape import ModelShape, hf_tensors
-from tango_hpc.policy.hf_io import check_checkpoint, read_config
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.model_shape import ModelShape, hf_tensors
+from tango_hpc.models.trainer.hf_io import check_checkpoint, read_config
 from tests.helpers.tiny import make_tiny_hf
 
 

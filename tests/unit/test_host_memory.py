@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tango_hpc.policy import host_memory
-from tango_hpc.policy.memory import DeviceMemory
+from tango_hpc.models.trainer import pinned_memory as host_memory
+from tango_hpc.models.trainer.offload import DeviceMemory
 
 PAGE = mmap.PAGESIZE
 

@@ -8,10 +8,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tango_hpc.data.tables import QUESTION_COLUMNS, check_table, evenly_spaced, read_questions, read_rows, write_rows
-from tango_hpc.errors import UserError
+from tango_hpc.base.errors import UserError
+from tango_hpc.questions.data.tables import (
+    QUESTION_COLUMNS,
+    check_table,
+    evenly_spaced,
+    read_questions,
+    read_rows,
+    write_rows,
+)
+from tango_hpc.questions.tasks.made_files import make_missing_files
 from tango_hpc.stages.preflight import check_inputs, check_model_folder
-from tango_hpc.tasks.made_files import make_missing_files
 from tests.helpers.runs import small_config
 
 ROW = {"id": "1", "question": "ab cd", "answer": "bd", "source": "test"}

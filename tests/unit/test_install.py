@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.manage.doctor import PYTHONS
+from tango_hpc.commands.doctor import PYTHONS
 from tests.helpers.fake_python import make_fake_python
 
 ROOT = Path(__file__).parents[2]

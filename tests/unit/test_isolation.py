@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.config import load_config
-from tango_hpc.errors import UserError
-from tango_hpc.manage.profiles import load_profile, profile_folders
+from tango_hpc.base.config import load_config
+from tango_hpc.base.errors import UserError
+from tango_hpc.commands.profiles import load_profile, profile_folders
 from tests.conftest import ENVIRONMENT
 from tests.helpers.decoys import lay_out_decoys
 

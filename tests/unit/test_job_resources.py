@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tango_hpc.cli import app
-from tango_hpc.config import Config, load_config
-from tango_hpc.errors import UserError
-from tango_hpc.launch.environment import threads_of_rank
-from tango_hpc.launch.starters import rank_environment
-from tango_hpc.manage import doctor, doctor_ranks
-from tango_hpc.manage.profiles import Profile
-from tango_hpc.manage.resources import asked_of_a_node, cpus_per_rank, node_memory
-from tango_hpc.manage.submit import refused_by_slurm, script
-from tango_hpc.plan.stages import job_node_bytes
+from tango_hpc.base.config import Config, load_config
+from tango_hpc.base.errors import UserError
+from tango_hpc.commands import doctor, doctor_ranks
+from tango_hpc.commands.cli import app
+from tango_hpc.commands.job_memory import job_node_bytes
+from tango_hpc.commands.profiles import Profile
+from tango_hpc.commands.resources import asked_of_a_node, cpus_per_rank, node_memory
+from tango_hpc.commands.submit import refused_by_slurm, script
+from tango_hpc.runner.environment import threads_of_rank
+from tango_hpc.runner.starters import rank_environment
 from tests.slurm.jobs import counting_config
 
 PAPER = Path(__file__).parents[2] / "configs/paper"
@@ -55,7 +55,7 @@ def test_a_gpu_job_asks_for_eight_cpus_a_rank_and_for_the_memory_of_the_plan(nam
 
 
 def test_a_grace_hopper_node_gives_each_rank_its_grace_and_no_message_of_ll128() -> None:
-    from tango_hpc.manage.profiles import load_profile, variables_here
+    from tango_hpc.commands.profiles import load_profile, variables_here
 
     profile = load_profile("grace_hopper_like")
     asked = options(load("4x8/qwen_grpo_tango.yaml", "launch.nodes=4", "launch.tasks_per_node=4"), profile)

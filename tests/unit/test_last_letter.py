@@ -8,15 +8,15 @@ import re
 import pytest
 from transformers import AutoModelForCausalLM
 
-from tango_hpc.config.roles import TinyModelConfig
-from tango_hpc.config.tasks import TaskConfig
-from tango_hpc.errors import UserError
-from tango_hpc.protocol.prompts import shipped_prompt
-from tango_hpc.protocol.solution import parse_solution
-from tango_hpc.protocol.tokenizer import load_tokenizer
-from tango_hpc.protocol.verification import parse_verification
-from tango_hpc.tasks import get_task, last_letter
-from tango_hpc.tasks.tiny import build_tiny_model
+from tango_hpc.base.config.roles import TinyModelConfig
+from tango_hpc.base.config.tasks import TaskConfig
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.prompts import shipped_prompt
+from tango_hpc.questions.protocol.solution import parse_solution
+from tango_hpc.questions.protocol.tokenizer import load_tokenizer
+from tango_hpc.questions.protocol.verification import parse_verification
+from tango_hpc.questions.tasks import get_task, last_letter
+from tango_hpc.questions.tasks.tiny import build_tiny_model
 
 SHORT = {"words": (2, 4), "letters": (3, 6)}
 

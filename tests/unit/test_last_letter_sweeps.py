@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tango_hpc.config import Config, config_to_yaml, load_config
-from tango_hpc.config.roles import TinyModelConfig
-from tango_hpc.manage.sweep import load_sweep
-from tango_hpc.plan.report import make_plan
+from tango_hpc.base.config import Config, config_to_yaml, load_config
+from tango_hpc.base.config.roles import TinyModelConfig
+from tango_hpc.commands.plan_report import make_plan
+from tango_hpc.commands.sweep import load_sweep
+from tango_hpc.questions.tasks.tiny import build_tiny_model
 from tango_hpc.report.comparison import arms_of
-from tango_hpc.tasks.tiny import build_tiny_model
 
 CONFIGS = Path(__file__).parents[2] / "configs/last_letter"
 SWEEPS = {"addition": CONFIGS.parent / "sweeps/addition.yaml"}  # those that lie elsewhere

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.control import outcome as outcomes
-from tango_hpc.control.guard import run_guarded
-from tango_hpc.control.heartbeat import PhaseBoard
-from tango_hpc.control.outcome import LAST_WORDS, Outcome, outcome_of, read_outcomes, said_last, write_outcome
-from tango_hpc.control.stop import STOP_SIGNALS, StopSignal
-from tango_hpc.files import explain_disk, is_of_disk, write_atomically
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.files import explain_disk, is_of_disk, write_atomically
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.runner import outcome as outcomes
+from tango_hpc.runner.guard import run_guarded
+from tango_hpc.runner.heartbeat import PhaseBoard
+from tango_hpc.runner.outcome import LAST_WORDS, Outcome, outcome_of, read_outcomes, said_last, write_outcome
+from tango_hpc.runner.stop import STOP_SIGNALS, StopSignal
 
 READ_ONLY = OSError(errno.EROFS, "Read-only file system", "/run/progress.json")
 

@@ -17,30 +17,30 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tango_hpc.cli import app
-from tango_hpc.config import config_to_yaml, load_config
-from tango_hpc.control.stop import StopRequest
-from tango_hpc.errors import UserError
-from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import AttemptLog, remember_job
-from tango_hpc.launch.enter import prepare_run
-from tango_hpc.launch.environment import free_port, own_address, place, prepare_rank, rendezvous_file
-from tango_hpc.launch.job import run_attempt
-from tango_hpc.launch.lock import RunLock
-from tango_hpc.launch.requeue import resume_command
-from tango_hpc.launch.snapshot import take_snapshot
-from tango_hpc.launch.staging import stage_weights, staged_overrides
-from tango_hpc.launch.supervisor import ENDED_WHILE_LOADING, Supervisor
-from tango_hpc.manage import profiles
-from tango_hpc.manage.profiles import Profile, load_profile, setup_lines, time_limit_minutes, variables_here
-from tango_hpc.manage.resources import node_memory
-from tango_hpc.manage.status import find_runs, run_state, show_logs
-from tango_hpc.manage.status_table import show_status
-from tango_hpc.manage.submit import PRIVATE_VARIABLES, check_time, executor, script, take_job_files
-from tango_hpc.manage.sweep import load_sweep
-from tango_hpc.manage.sweep_results import CellResult, group
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.summary import note_resumed_from, read_provenance
+from tango_hpc.base.config import config_to_yaml, load_config
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.summary import note_resumed_from, read_provenance
+from tango_hpc.commands import profiles
+from tango_hpc.commands.cli import app
+from tango_hpc.commands.profiles import Profile, load_profile, setup_lines, time_limit_minutes, variables_here
+from tango_hpc.commands.resources import node_memory
+from tango_hpc.commands.status import find_runs, run_state, show_logs
+from tango_hpc.commands.status_table import show_status
+from tango_hpc.commands.submit import PRIVATE_VARIABLES, check_time, executor, script, take_job_files
+from tango_hpc.commands.sweep import load_sweep
+from tango_hpc.commands.sweep_results import CellResult, group
+from tango_hpc.runner import slurm
+from tango_hpc.runner.attempts import AttemptLog, remember_job
+from tango_hpc.runner.enter import prepare_run
+from tango_hpc.runner.environment import free_port, own_address, place, prepare_rank, rendezvous_file
+from tango_hpc.runner.job import run_attempt
+from tango_hpc.runner.lock import RunLock
+from tango_hpc.runner.requeue import resume_command
+from tango_hpc.runner.snapshot import take_snapshot
+from tango_hpc.runner.staging import stage_weights, staged_overrides
+from tango_hpc.runner.stop import StopRequest
+from tango_hpc.runner.supervisor import ENDED_WHILE_LOADING, Supervisor
 from tests.helpers.fake_slurm import FakeSlurm, described
 from tests.slurm.jobs import counting_config
 
@@ -58,7 +58,7 @@ def test_the_script_is_the_golden_one(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 def _config(run: str, **launch: Any) -> Any:
-    from tango_hpc.config.schema import Config
+    from tango_hpc.base.config.schema import Config
 
     role = {"model": {"path": "/models/a"}}
     return Config.model_validate(
@@ -181,7 +181,7 @@ def test_setup_runs_in_bash_and_ends_at_the_first_failure(tmp_path: Path) -> Non
 def test_ranks_in_a_container() -> None:
     profile = Profile.model_validate({"apptainer": {"image": "/i/my image.sif", "options": ["--nv"]}})
     words = shlex.split(profiles.job_variables(profile)["TANGO_RANK_COMMAND"])
-    assert words == ["apptainer", "exec", "--nv", "/i/my image.sif", "python", "-P", "-m", "tango_hpc.rank"]
+    assert words == ["apptainer", "exec", "--nv", "/i/my image.sif", "python", "-P", "-m", "tango_hpc.stages.rank"]
 
 
 JOB = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tango_hpc.config.roles import OptimizerConfig
-from tango_hpc.policy.schedule import learning_rate
+from tango_hpc.base.config.roles import OptimizerConfig
+from tango_hpc.models.trainer.learning_rate import learning_rate
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,15 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from tango_hpc.errors import CheckFailed, UserError
-from tango_hpc.files import read_json
-from tango_hpc.launch import lock as locking
-from tango_hpc.launch import slurm
-from tango_hpc.launch.attempts import (
+from tango_hpc.base.errors import CheckFailed, UserError
+from tango_hpc.base.files import read_json
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.commands.ending import cancel, stop
+from tango_hpc.commands.status import run_state
+from tango_hpc.commands.status_table import show_status
+from tango_hpc.runner import lock as locking
+from tango_hpc.runner import slurm
+from tango_hpc.runner.attempts import (
     AttemptLog,
     chain_before,
     forget_job,
@@ -33,12 +37,8 @@ from tango_hpc.launch.attempts import (
     submitted_jobs,
     submitted_process,
 )
-from tango_hpc.launch.lock import Holder, Process, RunLock, check_lock, is_held
-from tango_hpc.launch.requeue import resume_command
-from tango_hpc.manage.ending import cancel, stop
-from tango_hpc.manage.status import run_state
-from tango_hpc.manage.status_table import show_status
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.runner.lock import Holder, Process, RunLock, check_lock, is_held
+from tango_hpc.runner.requeue import resume_command
 
 STARTERS = 25
 
@@ -215,8 +215,8 @@ def test_a_holder_keeps_its_lock_and_leaves_that_of_others_alone(
 def test_a_program_keeps_the_lock_of_the_one_that_it_replaces(directory: RunDirectory) -> None:
     program = f"""
 import os, sys
-from tango_hpc.launch.lock import Holder, RunLock
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.runner.lock import Holder, RunLock
+from tango_hpc.base.run.directory import RunDirectory
 directory = RunDirectory({str(directory.path)!r})
 lock = RunLock(directory).__enter__()
 print(Holder.read(directory.lock_file).id, flush=True)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tango_hpc.launch.masks import mask_secrets, masked_command
+from tango_hpc.runner.masks import mask_secrets, masked_command
 
 BODY = ["MIIEowIBAAKCAQEAu1SU1LfVLPHCozMxH2Mo", "4lgOEePzNm0tRgeLezV6ffAt0gunVTLw7onL"]
 KEY = "\n".join(["-----BEGIN RSA PRIVATE KEY-----", *BODY, "-----END RSA PRIVATE KEY-----"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tango_hpc.policy.batch import MicroBatch, build_micro_batch, response_offsets
-from tango_hpc.types import TrainSequence
+from tango_hpc.base.types import TrainSequence
+from tango_hpc.models.trainer.micro_batch import MicroBatch, build_micro_batch, response_offsets
 
 SEQUENCES = [TrainSequence([1, 2, 3], [4, 5]), TrainSequence([6], [7, 8, 9])]  # four and three fed tokens
 

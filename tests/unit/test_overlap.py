@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tango_hpc.data.prepare.overlap import HeldOut
+from tango_hpc.questions.data.prepare.overlap import HeldOut
 from tests.helpers.real_data import REAL, needs_real_data
 
 # AMC 12 2023 as it was set, with choices, and how amc23 words it: 12A 5, 6, 14, 2, 12B 3, 17.

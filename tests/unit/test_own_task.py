@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.config import Config, load_config
-from tango_hpc.data.tables import read_rows, write_rows
-from tango_hpc.errors import UserError
-from tango_hpc.grading.own_code import own_task
-from tango_hpc.grading.pool import GradingPool
-from tango_hpc.protocol.solution import parse_solution
+from tango_hpc.base.config import Config, load_config
+from tango_hpc.base.errors import UserError
+from tango_hpc.questions.data.tables import read_rows, write_rows
+from tango_hpc.questions.grading.own_code import own_task
+from tango_hpc.questions.grading.pool import GradingPool
+from tango_hpc.questions.protocol.solution import parse_solution
+from tango_hpc.questions.tasks import get_task
+from tango_hpc.questions.tasks.made_files import check_made_files, make_missing_files
+from tango_hpc.questions.tasks.own import OwnTask, check_own_task
 from tango_hpc.stages.preflight import check_inputs
-from tango_hpc.tasks import get_task
-from tango_hpc.tasks.made_files import check_made_files, make_missing_files
-from tango_hpc.tasks.own import OwnTask, check_own_task
 from tests.helpers.own_task import PAGE, write_what_the_page_shows
 from tests.helpers.runs import small_config
 
@@ -146,7 +146,7 @@ def test_grade_sees_the_metadata_of_a_file_of_questions(tmp_path: Path) -> None:
 
 
 def test_questions_that_never_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tango_hpc.tasks.own._MOST_ROWS", 1000)
+    monkeypatch.setattr("tango_hpc.questions.tasks.own._MOST_ROWS", 1000)
     endless = own(tmp_path, changed("for number in range(self.rows)", "for number in itertools.count()"))
     Path(endless.task.name).write_text("import itertools\n" + Path(endless.task.name).read_text())
     with pytest.raises(UserError, match=r"double\.py: questions gave more than 1,000 rows; does it end\?"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tango_hpc.policy.attention import PackedCoreAttention, PackedSequences
+from tango_hpc.models.trainer.attention import PackedCoreAttention, PackedSequences
 
 FREQUENCIES = torch.tensor([1.0, 0.1, 0.01, 0.001])
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tango_hpc.data.packing import pack
+from tango_hpc.questions.data.packing import pack
 
 
 @settings(deadline=None)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.config import Config, load_config
-from tango_hpc.plan.report import make_plan
-from tango_hpc.stages.schedule import role_schedule
+from tango_hpc.base.config import Config, load_config
+from tango_hpc.commands.plan_report import make_plan
+from tango_hpc.stages.role_schedule import role_schedule
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "configs/paper"

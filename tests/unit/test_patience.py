@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from tango_hpc import files
-from tango_hpc.files import Patience
+from tango_hpc.base import files
+from tango_hpc.base.files import Patience
 
 
 def fail(number: int) -> None:

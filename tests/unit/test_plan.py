@@ -14,26 +14,13 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tango_hpc.config import load_config
-from tango_hpc.config.models import role_shape
-from tango_hpc.data.packing import pack
-from tango_hpc.errors import UserError
-from tango_hpc.model.shape import ModelShape
-from tango_hpc.plan.batch import role_batch
-from tango_hpc.plan.disk import checkpoint_bytes
-from tango_hpc.plan.host import memory_of_this_job, memory_of_this_machine
-from tango_hpc.plan.memory import COPIES, saves_in_background
-from tango_hpc.plan.report import make_plan, show_plan
-from tango_hpc.plan.sizes import (
-    CPU_ENGINE_BYTES,
-    CPU_PROCESS_BYTES,
-    CPU_SHARED_BYTES,
-    GPU_PROCESS_BYTES,
-    SAVE_BYTES,
-    Trainer,
-)
-from tango_hpc.plan.stages import job_node_bytes
-from tango_hpc.rollout.sizes import (
+from tango_hpc.base.config import load_config
+from tango_hpc.base.config.models import role_shape
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.model_shape import ModelShape
+from tango_hpc.commands.job_memory import job_node_bytes
+from tango_hpc.commands.plan_report import make_plan, show_plan
+from tango_hpc.models.engine.capacity import (
     GIB,
     GPU_CONTEXT_BYTES,
     GPU_GRAPH_BYTES,
@@ -43,6 +30,19 @@ from tango_hpc.rollout.sizes import (
     engine_memory,
     role_engine,
 )
+from tango_hpc.plan.batch import role_batch
+from tango_hpc.plan.disk import checkpoint_bytes
+from tango_hpc.plan.host import memory_of_this_job, memory_of_this_machine
+from tango_hpc.plan.memory import COPIES, saves_in_background
+from tango_hpc.plan.sizes import (
+    CPU_ENGINE_BYTES,
+    CPU_PROCESS_BYTES,
+    CPU_SHARED_BYTES,
+    GPU_PROCESS_BYTES,
+    SAVE_BYTES,
+    Trainer,
+)
+from tango_hpc.questions.data.packing import pack
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -522,7 +522,7 @@ def test_memory_of_a_machine_heeds_its_control_group(tmp_path):
 
 
 def test_command_prints_tables_or_json_and_refuses_with_exit_2(tmp_path):
-    from tango_hpc.cli import app
+    from tango_hpc.commands.cli import app
 
     arguments = ["plan", str(CONFIGS / "quickstart.yaml"), f"run.dir={tmp_path}"]
     shown = CliRunner().invoke(app, [*arguments, "--node-gb", "32"])
@@ -537,6 +537,6 @@ def test_command_prints_tables_or_json_and_refuses_with_exit_2(tmp_path):
 
 
 def test_planning_loads_neither_torch_nor_vllm():
-    code = "import sys, tango_hpc.plan.report; print({'torch', 'vllm', 'megatron', 'transformers'} & set(sys.modules))"
+    code = "import sys, tango_hpc.commands.plan_report; print({'torch', 'vllm', 'megatron', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tango_hpc.parallel.groups import PolicyGroups
-from tango_hpc.parallel.ranks import init_distributed, is_busy, shutdown_distributed
-from tango_hpc.reshard import transfer
+from tango_hpc.models.parallel.groups import PolicyGroups
+from tango_hpc.models.parallel.ranks import init_distributed, is_busy, shutdown_distributed
+from tango_hpc.models.weight_sync import transfer
 
 Cut = tuple[int, int]  # tensor, pipeline
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.config import load_config
+from tango_hpc.base.config import load_config
 from tango_hpc.stages.processes import process_roles
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"

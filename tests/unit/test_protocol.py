@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tango_hpc.errors import UserError
-from tango_hpc.protocol import prompts
-from tango_hpc.protocol.solution import find_answer, parse_solution
-from tango_hpc.protocol.tags import last_box
-from tango_hpc.protocol.tiny import vocabulary
-from tango_hpc.protocol.tokenizer import load_tokenizer
-from tango_hpc.protocol.verification import parse_verification, read_verification
-from tango_hpc.tasks.tiny import build_tokenizer
+from tango_hpc.base import prompts
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.tiny_language import vocabulary
+from tango_hpc.questions.protocol.solution import find_answer, parse_solution
+from tango_hpc.questions.protocol.tags import last_box
+from tango_hpc.questions.protocol.tokenizer import load_tokenizer
+from tango_hpc.questions.protocol.verification import parse_verification, read_verification
+from tango_hpc.questions.tasks.tiny import build_tokenizer
 
 PIECES = [
     "<think>", "</think>", "<step>", "</step>", "<answer>", "</answer>", "<step_verification>", "</step_verification>",

@@ -13,15 +13,15 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from tango_hpc.control.stop import StopRequest, read_stop_request, request_stop
-from tango_hpc.launch import job, lock, slurm
-from tango_hpc.launch.attempts import AttemptLog
-from tango_hpc.launch.enter import prepare_run
-from tango_hpc.launch.job import run_attempt, run_stages
-from tango_hpc.launch.requeue import requeue
-from tango_hpc.launch.supervisor import ENDED_WHILE_LOADING
-from tango_hpc.manage.status import states
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.commands.status import states
+from tango_hpc.runner import job, lock, slurm
+from tango_hpc.runner.attempts import AttemptLog
+from tango_hpc.runner.enter import prepare_run
+from tango_hpc.runner.job import run_attempt, run_stages
+from tango_hpc.runner.requeue import requeue
+from tango_hpc.runner.stop import StopRequest, read_stop_request, request_stop
+from tango_hpc.runner.supervisor import ENDED_WHILE_LOADING
 from tests.helpers.fake_slurm import GONE, FakeSlurm, described, said, submitted_run
 from tests.slurm.jobs import counting_config
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tango_hpc.config import load_config
-from tango_hpc.errors import UserError
-from tango_hpc.model.engine_layout import engine_layout
-from tango_hpc.model.shape import ModelShape, hf_tensors
-from tango_hpc.model.trainer_layout import LocalParam, megatron_layout
-from tango_hpc.reshard.plan import Layouts, Plan, RankPlan, Segment, build_plan
-from tango_hpc.reshard.planned import plan_report
-from tango_hpc.reshard.transfer import Locator
+from tango_hpc.base.config import load_config
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.model_shape import ModelShape, hf_tensors
+from tango_hpc.models.layout.engine_layout import engine_layout
+from tango_hpc.models.layout.trainer_layout import LocalParam, megatron_layout
+from tango_hpc.models.weight_sync.plan import Layouts, Plan, RankPlan, Segment, build_plan
+from tango_hpc.models.weight_sync.planned import plan_report
+from tango_hpc.models.weight_sync.transfer import Locator
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
 TRAINING = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)]

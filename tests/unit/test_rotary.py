@@ -9,8 +9,8 @@ import torch
 from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from tango_hpc.errors import UserError
-from tango_hpc.policy.rotary import rope_frequencies
+from tango_hpc.base.errors import UserError
+from tango_hpc.models.trainer.rotary import rope_frequencies
 
 LLAMA3 = {
     "rope_type": "llama3",

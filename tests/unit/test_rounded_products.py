@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tango_hpc.policy import products
+from tango_hpc.models.trainer import products
 
 
 @pytest.mark.parametrize(

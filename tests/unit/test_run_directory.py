@@ -13,15 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tango_hpc.errors import UserError
-from tango_hpc.files import parquet_writer, write_parquet
-from tango_hpc.launch.continuity import CHANGEABLE_ON_RESUME
-from tango_hpc.launch.enter import config_changes, enter_run
-from tango_hpc.launch.provenance import code_state, environment, note_changes, record_attempt
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.metrics import MetricsWriter
-from tango_hpc.run.steps import steps_in
-from tango_hpc.run.summary import before_and_after, read_provenance, read_summary, update_summary
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.files import parquet_writer, write_parquet
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.metrics import MetricsWriter
+from tango_hpc.base.run.step_names import steps_in
+from tango_hpc.base.run.summary import before_and_after, read_provenance, read_summary, update_summary
+from tango_hpc.runner.continuity import CHANGEABLE_ON_RESUME
+from tango_hpc.runner.enter import config_changes, enter_run
+from tango_hpc.runner.provenance import code_state, environment, note_changes, record_attempt
 from tests.helpers.runs import small_config
 
 CONFIG = "seed: 0\nrun: {dir: here}\ntrain: {generator_steps: 20, rollouts_per_question: 5}\n"
@@ -247,7 +247,7 @@ def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path):
 
 def test_reading_a_run_loads_neither_torch_nor_vllm():
     modules = "directory, dumps, metrics, progress, steps, summary"
-    code = f"import sys; from tango_hpc.run import {modules}; from tango_hpc.launch import provenance; "
+    code = f"import sys; from tango_hpc.base.run import {modules}; from tango_hpc.runner import provenance; "
     code += "print({'torch', 'vllm', 'megatron'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tango_hpc.errors import UserError
-from tango_hpc.launch.enter import enter_run
-from tango_hpc.run.dumps import ROLLOUT_SCHEMA, RolloutRow, dumped_steps, read_rollouts, write_rollouts
-from tango_hpc.run.metrics import (
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.dumps import ROLLOUT_SCHEMA, RolloutRow, dumped_steps, read_rollouts, write_rollouts
+from tango_hpc.base.run.metrics import (
     REQUIRED_KEYS,
     MetricsWriter,
     RowTail,
@@ -20,6 +19,7 @@ from tango_hpc.run.metrics import (
     read_events,
     read_metrics,
 )
+from tango_hpc.runner.enter import enter_run
 
 CONTRACT_KEYS = {
     "step", "role", "seconds/total", "seconds/rollout", "seconds/verify", "seconds/train", "seconds/logprobs",

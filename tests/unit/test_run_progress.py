@@ -8,14 +8,14 @@ import re
 import pytest
 from rich.console import Console
 
-from tango_hpc.control.heartbeat import Beat, write_beat
-from tango_hpc.launch.enter import enter_run
-from tango_hpc.report.formats import clock, sparkline
-from tango_hpc.report.progress import ProgressView
-from tango_hpc.run.metrics import MetricsWriter
-from tango_hpc.run.progress import ProgressReporter
-from tango_hpc.run.summary import update_summary
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.formats import clock, sparkline
+from tango_hpc.base.run.metrics import MetricsWriter
+from tango_hpc.base.run.progress import ProgressReporter
+from tango_hpc.base.run.summary import update_summary
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.report.live_view import ProgressView
+from tango_hpc.runner.enter import enter_run
+from tango_hpc.runner.heartbeat import Beat, write_beat
 
 
 @pytest.fixture

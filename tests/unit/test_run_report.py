@@ -17,21 +17,21 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import tango_hpc.report
-from tango_hpc.control.outcome import Outcome, write_outcome
-from tango_hpc.errors import UserError
-from tango_hpc.launch.enter import enter_run
-from tango_hpc.launch.provenance import record_attempt
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.formats import visible
+from tango_hpc.base.run.dumps import RolloutRow, write_rollouts
+from tango_hpc.base.run.metrics import MetricsWriter
+from tango_hpc.base.run.progress import ProgressReporter
+from tango_hpc.base.run.summary import update_summary
 from tango_hpc.report import run_page
-from tango_hpc.report.formats import visible
+from tango_hpc.report.live_view import ProgressView
 from tango_hpc.report.plots import draw_phases
-from tango_hpc.report.progress import ProgressView
 from tango_hpc.report.reading import choose_examples, show_rollouts, step_views
 from tango_hpc.report.run_page import write_report
 from tango_hpc.report.sweep import CellResult, Group, write_sweep_page
-from tango_hpc.run.dumps import RolloutRow, write_rollouts
-from tango_hpc.run.metrics import MetricsWriter
-from tango_hpc.run.progress import ProgressReporter
-from tango_hpc.run.summary import update_summary
+from tango_hpc.runner.enter import enter_run
+from tango_hpc.runner.outcome import Outcome, write_outcome
+from tango_hpc.runner.provenance import record_attempt
 
 SOLUTION = "<think><step>lamp ends in p: p</step><step>cat < starts: pc</step></think><answer>\\boxed{pc}</answer>"
 VERIFICATION = (
@@ -261,7 +261,7 @@ def test_report_of_an_evaluation(tmp_path):
 def test_reports_load_neither_torch_nor_vllm_nor_what_runs_them():
     modules = [f"tango_hpc.report.{module.name}" for module in pkgutil.iter_modules(tango_hpc.report.__path__)]
     assert "tango_hpc.report.run_page" in modules
-    unwanted = {"torch", "vllm", "megatron", "transformers", "tango_hpc.launch", "tango_hpc.stages"}
+    unwanted = {"torch", "vllm", "megatron", "transformers", "tango_hpc.runner", "tango_hpc.stages"}
     code = f"import sys, {', '.join(modules)}; print({unwanted} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tango_hpc.config import Config
-from tango_hpc.errors import UserError
-from tango_hpc.run.dumps import RolloutRow, read_rollouts, write_rollouts
-from tango_hpc.stages.score import score_dump
-from tango_hpc.tasks.last_letter import solution_text, verification_text
+from tango_hpc.base.config import Config
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.dumps import RolloutRow, read_rollouts, write_rollouts
+from tango_hpc.questions.tasks.last_letter import solution_text, verification_text
+from tango_hpc.stages.rescore import score_dump
 
 WORDS = ["cat", "horse"]
 
@@ -229,5 +229,5 @@ def test_missing_columns_and_missing_rows_are_named(tmp_path):
 
 
 def test_loads_no_torch():
-    code = "import tango_hpc.stages.score, sys; assert not {'torch', 'vllm', 'megatron'} & set(sys.modules)"
+    code = "import tango_hpc.stages.rescore, sys; assert not {'torch', 'vllm', 'megatron'} & set(sys.modules)"
     subprocess.run([sys.executable, "-P", "-c", code], check=True)

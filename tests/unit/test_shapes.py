@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from tango_hpc.errors import UserError
-from tango_hpc.model.shape import ModelShape, check_parallel, hf_tensors, padded_vocab_size, pipeline_stages
-from tango_hpc.model.trainer_layout import megatron_layout
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.model_shape import ModelShape, check_parallel, hf_tensors, padded_vocab_size, pipeline_stages
+from tango_hpc.models.layout.trainer_layout import megatron_layout
 from tests.helpers.tiny import tiny_hf_config
 
 LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (4, 2)]

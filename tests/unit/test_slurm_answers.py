@@ -18,22 +18,22 @@ import pytest
 import yaml
 from rich.console import Console
 
-from tango_hpc.control.stop import StopRequest, read_stop_request
-from tango_hpc.errors import UserError
-from tango_hpc.launch import environment, slurm
-from tango_hpc.launch.attempts import Attempt, AttemptLog, remember_job
-from tango_hpc.launch.enter import prepare_run
-from tango_hpc.launch.starters import SrunStarter
-from tango_hpc.manage import asking, ending
-from tango_hpc.manage.asking import Asking
-from tango_hpc.manage.ending import cancel, stop
-from tango_hpc.manage.handle import RunJob
-from tango_hpc.manage.status import run_state, show_logs, states
-from tango_hpc.manage.submit import check_nobody_runs
-from tango_hpc.manage.sweep import load_sweep
-from tango_hpc.manage.sweep_submit import submit_sweep
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.commands import asking, ending
+from tango_hpc.commands.asking import Asking
+from tango_hpc.commands.ending import cancel, stop
+from tango_hpc.commands.handle import RunJob
+from tango_hpc.commands.status import run_state, show_logs, states
+from tango_hpc.commands.submit import check_nobody_runs
+from tango_hpc.commands.sweep import load_sweep
+from tango_hpc.commands.sweep_submit import submit_sweep
+from tango_hpc.runner import environment, slurm
+from tango_hpc.runner.attempts import Attempt, AttemptLog, remember_job
+from tango_hpc.runner.enter import prepare_run
+from tango_hpc.runner.starters import SrunStarter
+from tango_hpc.runner.stop import StopRequest, read_stop_request
 from tests.helpers.fake_slurm import DOWN, GONE, FakeSlurm, described, said, submitted_run
 from tests.slurm.jobs import counting_config, wait_until
 
@@ -229,7 +229,7 @@ def test_whoever_follows_a_run_asks_seldom(tmp_path: Path, monkeypatch: pytest.M
     assert 1200 in asked and max(later - sooner for sooner, later in itertools.pairwise(asked)) <= 20
 
 
-ASK = "import tango_hpc.launch.slurm as slurm; print(slurm.is_batch_process(), slurm.restarts(), flush=True)"
+ASK = "import tango_hpc.runner.slurm as slurm; print(slurm.is_batch_process(), slurm.restarts(), flush=True)"
 FAMILY = f"""
 import os, subprocess, sys
 {ASK}
@@ -255,9 +255,9 @@ def test_only_the_batch_process_of_our_script_takes_the_job_for_its_own() -> Non
 def test_ranks_are_ended_though_slurm_hangs(fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(slurm, "ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr("tango_hpc.launch.starters.KILL_SECONDS", 0.5)
-    monkeypatch.setattr("tango_hpc.launch.starters.KILL_AGAIN_SECONDS", 0.1)
-    monkeypatch.setattr("tango_hpc.launch.starters.LAUNCH_SECONDS", 0.1)
+    monkeypatch.setattr("tango_hpc.runner.starters.KILL_SECONDS", 0.5)
+    monkeypatch.setattr("tango_hpc.runner.starters.KILL_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr("tango_hpc.runner.starters.LAUNCH_SECONDS", 0.1)
     fake.runs("squeue", "sleep 60")
     fake.runs("srun", "sleep 60")
     directory = submitted_run(tmp_path)
@@ -272,7 +272,7 @@ def test_ranks_are_ended_though_slurm_hangs(fake: FakeSlurm, tmp_path: Path, mon
 def test_a_step_that_slurm_could_not_launch_is_started_again(
     fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
 ) -> None:
-    monkeypatch.setattr("tango_hpc.launch.starters.START_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr("tango_hpc.runner.starters.START_AGAIN_SECONDS", 0.1)
     starts = tmp_path / "starts"
     refusal = "srun: error: Unable to create step for job 7: Socket timed out on send/recv operation"
     fake.runs("srun", f"echo >>{starts}; [ $(wc -l <{starts}) -gt {fails} ] || {{ echo '{refusal}' >&2; exit 1; }}")

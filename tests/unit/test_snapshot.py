@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tango_hpc.errors import CheckFailed
-from tango_hpc.launch import provenance
-from tango_hpc.launch import snapshot as snapshots
-from tango_hpc.launch.attempts import AttemptLog
-from tango_hpc.launch.enter import prepare_run
-from tango_hpc.launch.job import run_stages
-from tango_hpc.launch.provenance import PACKAGE, PACKAGE_DATA, code_checksum, package_files, record_attempt
-from tango_hpc.launch.snapshot import check_runs_code_of_attempt, describe_snapshot, take_snapshot
-from tango_hpc.manage.profiles import Profile
-from tango_hpc.manage.status import run_state
-from tango_hpc.manage.submit import take_job_files
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.summary import read_provenance
+from tango_hpc.base.errors import CheckFailed
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.summary import read_provenance
+from tango_hpc.commands.profiles import Profile
+from tango_hpc.commands.status import run_state
+from tango_hpc.commands.submit import take_job_files
+from tango_hpc.runner import provenance
+from tango_hpc.runner import snapshot as snapshots
+from tango_hpc.runner.attempts import AttemptLog
+from tango_hpc.runner.enter import prepare_run
+from tango_hpc.runner.job import run_stages
+from tango_hpc.runner.provenance import PACKAGE, PACKAGE_DATA, code_checksum, package_files, record_attempt
+from tango_hpc.runner.snapshot import check_runs_code_of_attempt, describe_snapshot, take_snapshot
 from tests.slurm.jobs import counting_config
 
 ROOT = Path(__file__).parents[2]
@@ -121,7 +121,7 @@ def test_a_sweep_shares_uncommitted_changes_only_where_all_its_runs_record_them(
 
 def test_the_copy_runs_by_itself_and_says_so(tmp_path: Path) -> None:
     copy = take_snapshot(tmp_path / "snapshot")
-    code = "from pathlib import Path; from tango_hpc.launch import snapshot as s; s.check_runs_snapshot(Path(r'{}'))"
+    code = "from pathlib import Path; from tango_hpc.runner import snapshot as s; s.check_runs_snapshot(Path(r'{}'))"
     words = [sys.executable, "-P", "-c", code.format(copy)]
 
     def run(path: Path) -> subprocess.CompletedProcess[str]:
@@ -131,7 +131,7 @@ def test_the_copy_runs_by_itself_and_says_so(tmp_path: Path) -> None:
 
     assert run(copy).returncode == 0, run(copy).stderr
     assert f"the code that runs is that of {ROOT}, not the copy in {copy}" in run(ROOT).stderr
-    (copy / "tango_hpc/types.py").write_text((copy / "tango_hpc/types.py").read_text() + "\n")
+    (copy / "tango_hpc/base/types.py").write_text((copy / "tango_hpc/base/types.py").read_text() + "\n")
     assert "was changed after it was copied (checksum " in run(copy).stderr
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.rollout import engine
-from tango_hpc.rollout.engine import SOCKETS, socket_folder
+from tango_hpc.models.engine import engine
+from tango_hpc.models.engine.engine import SOCKETS, socket_folder
 
 
 def start_an_engine(pipe: Connection) -> None:

@@ -12,19 +12,19 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tango_hpc.cli import app
-from tango_hpc.control.heartbeat import Beat, write_beat
-from tango_hpc.errors import UserError
-from tango_hpc.launch.attempts import AttemptLog, remember_job
-from tango_hpc.launch.enter import prepare_run
-from tango_hpc.launch.lock import RunLock
-from tango_hpc.manage import status_table
-from tango_hpc.manage.status import RunState, run_state, show_logs
-from tango_hpc.manage.status_table import show_status, table
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.progress import ProgressReporter
-from tango_hpc.run.summary import update_summary
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.progress import ProgressReporter
+from tango_hpc.base.run.summary import update_summary
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.commands import status_table
+from tango_hpc.commands.cli import app
+from tango_hpc.commands.status import RunState, run_state, show_logs
+from tango_hpc.commands.status_table import show_status, table
+from tango_hpc.runner.attempts import AttemptLog, remember_job
+from tango_hpc.runner.enter import prepare_run
+from tango_hpc.runner.heartbeat import Beat, write_beat
+from tango_hpc.runner.lock import RunLock
 from tests.helpers.fake_slurm import said
 from tests.slurm.jobs import counting_config
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tango_hpc.config import Config, load_config
-from tango_hpc.config.tasks import TaskConfig
-from tango_hpc.equations import ClassWeightEma
-from tango_hpc.errors import UserError
+from tango_hpc.base.config import Config, load_config
+from tango_hpc.base.config.tasks import TaskConfig
+from tango_hpc.base.errors import UserError
+from tango_hpc.method.equations import ClassWeightEma
+from tango_hpc.method.steady_verifier import agreed_and_wrong, balanced, gated_alpha, is_balanced
+from tango_hpc.questions.tasks import get_task
+from tango_hpc.stages.judgement_counts import JudgementCounts, RecentVerdicts
 from tango_hpc.stages.responses import ReadVerification
-from tango_hpc.stages.schedule import WarmUp
+from tango_hpc.stages.role_schedule import WarmUp
 from tango_hpc.stages.steps import VerifierBatch
-from tango_hpc.stages.verifier_scores import JudgementCounts, RecentVerdicts
-from tango_hpc.successors.steady_verifier import agreed_and_wrong, balanced, gated_alpha, is_balanced
-from tango_hpc.tasks import get_task
 from tests.unit.test_successors import BAD, GOOD, RIGHT, WRONG, verifications
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"

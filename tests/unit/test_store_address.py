@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.launch.environment import free_port
-from tango_hpc.parallel.ranks import listen_at, open_store
+from tango_hpc.models.parallel.ranks import listen_at, open_store
+from tango_hpc.runner.environment import free_port
 
 
 def listening(port: int) -> set[str]:

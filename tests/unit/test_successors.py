@@ -11,20 +11,20 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tango_hpc.advantages import generator_advantages_batch
-from tango_hpc.config import Config
-from tango_hpc.config.schema import AlgorithmConfig
-from tango_hpc.config.tasks import TaskConfig
-from tango_hpc.protocol.verification import Verification
-from tango_hpc.run.dumps import ROLLOUT_SCHEMA, read_rollouts, write_rollouts
+from tango_hpc.base.config import Config
+from tango_hpc.base.config.schema import AlgorithmConfig
+from tango_hpc.base.config.tasks import TaskConfig
+from tango_hpc.base.run.dumps import ROLLOUT_SCHEMA, read_rollouts, write_rollouts
+from tango_hpc.method.advantages import generator_advantages_batch
+from tango_hpc.method.prof import kept_of_each, kept_rollouts
+from tango_hpc.method.vote import majority_vote
+from tango_hpc.questions.protocol.verification import Verification
+from tango_hpc.questions.tasks import get_task
+from tango_hpc.questions.tasks.last_letter import verification_text
+from tango_hpc.stages.rescore import score_rows
 from tango_hpc.stages.responses import ReadVerification
-from tango_hpc.stages.score import score_rows
 from tango_hpc.stages.scoring import score_solutions
 from tango_hpc.stages.steps import GeneratorBatch
-from tango_hpc.successors.prof import kept_of_each, kept_rollouts
-from tango_hpc.successors.vote import majority_vote
-from tango_hpc.tasks import get_task
-from tango_hpc.tasks.last_letter import verification_text
 from tests.unit.test_equations import scored_solution
 from tests.unit.test_score import WORDS, generator_row
 from tests.unit.test_score import make_config as config_of

@@ -12,15 +12,15 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tango_hpc.cli import app
-from tango_hpc.errors import UserError
-from tango_hpc.launch.attempts import AttemptLog, submitted_jobs
-from tango_hpc.launch.enter import prepare_run
-from tango_hpc.manage.sweep import Cell, Sweep, load_sweep
-from tango_hpc.manage.sweep_results import collect, show_results
-from tango_hpc.manage.sweep_submit import array_size, shared, split, submit_sweep
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.summary import update_summary
+from tango_hpc.commands.cli import app
+from tango_hpc.commands.sweep import Cell, Sweep, load_sweep
+from tango_hpc.commands.sweep_results import collect, show_results
+from tango_hpc.commands.sweep_submit import array_size, shared, split, submit_sweep
 from tango_hpc.report.sweep import group
-from tango_hpc.run.summary import update_summary
+from tango_hpc.runner.attempts import AttemptLog, submitted_jobs
+from tango_hpc.runner.enter import prepare_run
 from tests.slurm.jobs import counting_config
 
 SETTINGS = {"grid": {"algorithm.alpha_start": [0.1, 0.2]}, "seeds": [0, 1], "overrides": ["launch.nodes=1"]}

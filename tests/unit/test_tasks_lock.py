@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.control.guard import SUPERVISED
-from tango_hpc.control.outcome import read_outcomes
-from tango_hpc.errors import CheckFailed, UserError
-from tango_hpc.launch import lock, workers
-from tango_hpc.launch.lock import Process, RunLock, is_held
-from tango_hpc.launch.workers import Body, host_ranks
-from tango_hpc.run.directory import RunDirectory
+from tango_hpc.base.errors import CheckFailed, UserError
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.runner import lock, workers
+from tango_hpc.runner.guard import SUPERVISED
+from tango_hpc.runner.lock import Process, RunLock, is_held
+from tango_hpc.runner.outcome import read_outcomes
+from tango_hpc.runner.workers import Body, host_ranks
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tango_hpc.config import load_config
-from tango_hpc.config.schema import TeacherConfig
-from tango_hpc.data.tables import SFT_COLUMNS, check_table, write_rows
-from tango_hpc.errors import CheckFailed, UserError
-from tango_hpc.files import write_parquet
+from tango_hpc.base.config import load_config
+from tango_hpc.base.config.schema import TeacherConfig
+from tango_hpc.base.errors import CheckFailed, UserError
+from tango_hpc.base.files import write_parquet
+from tango_hpc.questions.data.tables import SFT_COLUMNS, check_table, write_rows
 from tango_hpc.stages.teacher import _PART as PART
 from tango_hpc.stages.teacher import _claim, _num_test, _part, all_parts, merge, question_chunks
 

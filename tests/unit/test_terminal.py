@@ -11,21 +11,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tango_hpc import cli
-from tango_hpc.control.outcome import Outcome, write_outcome
-from tango_hpc.control.stop import StopSignal
-from tango_hpc.errors import CheckFailed
-from tango_hpc.grading import GradeItem, GradingPool
-from tango_hpc.launch import job
-from tango_hpc.launch.attempts import AttemptLog
-from tango_hpc.launch.enter import prepare_run
-from tango_hpc.launch.supervisor import Supervisor
-from tango_hpc.manage import status_table
-from tango_hpc.manage.status import show_logs
-from tango_hpc.manage.status_table import show_status
-from tango_hpc.report.progress import ProgressView
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.errors import CheckFailed
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.commands import cli, status_table
+from tango_hpc.commands.status import show_logs
+from tango_hpc.commands.status_table import show_status
+from tango_hpc.questions.grading import GradeItem, GradingPool
+from tango_hpc.report.live_view import ProgressView
+from tango_hpc.runner import job
+from tango_hpc.runner.attempts import AttemptLog
+from tango_hpc.runner.enter import prepare_run
+from tango_hpc.runner.outcome import Outcome, write_outcome
+from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.supervisor import Supervisor
 from tango_hpc.stages.journal import Journal
 from tests.slurm.jobs import counting_config
 
@@ -122,7 +121,7 @@ def test_logs_keep_their_colours_and_nothing_else(directory: RunDirectory, monke
     assert text.count(SHOWN) >= 3 and not COMMANDS.search(re.sub(r"\x1b\[[0-9;]*m", "", text))
     monkeypatch.setattr(time, "sleep", grow)
     log.start("train")
-    monkeypatch.setattr("tango_hpc.manage.status.is_held", lambda _: True)
+    monkeypatch.setattr("tango_hpc.commands.status.is_held", lambda _: True)
     text = shown_by(lambda console: show_logs(directory.path, console, rank=None, lines=0, follow=True))
     assert f"later {COLOUR}cyan{PLAIN} {SHOWN}\n" in text
     assert not COMMANDS.search(re.sub(r"\x1b\[[0-9;]*m", "", text))

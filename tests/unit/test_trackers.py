@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.errors import UserError
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.metrics import MetricsWriter, read_metrics
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.metrics import MetricsWriter, read_metrics
 from tango_hpc.stages.preflight import check_inputs
 from tests.helpers.extra_packages import install_beside
 from tests.helpers.runs import small_config
 
 WRITE = """
 import sys
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.metrics import MetricsWriter
-from tango_hpc.run.trackers import MLflow
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.metrics import MetricsWriter
+from tango_hpc.base.run.trackers import MLflow
 directory = RunDirectory(sys.argv[1])
 MLflow(directory, "sft", 0).log({"loss": 3.0}, 1)  # of attempts that were killed
 MLflow(directory, "train", 0).log({"loss": 2.0}, 1)

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import yaml
 
-from tango_hpc.config.schema import TrainConfig
-from tango_hpc.config.trouble import TroubleConfig
-from tango_hpc.control.stop import StopSignal
-from tango_hpc.launch.enter import enter_run
-from tango_hpc.manage.status import states
-from tango_hpc.run.metrics import read_events, read_metrics
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.config.schema import TrainConfig
+from tango_hpc.base.config.trouble import TroubleConfig
+from tango_hpc.base.run.metrics import read_events, read_metrics
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.commands.status import states
+from tango_hpc.runner.enter import enter_run
+from tango_hpc.runner.stop import StopSignal
 from tango_hpc.stages.journal import Journal
+from tango_hpc.stages.judgement_counts import JudgementCounts
 from tango_hpc.stages.trouble import Trouble, TroubleWatch, what_to_do
-from tango_hpc.stages.verifier_scores import JudgementCounts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUIET: dict[str, Any] = {"skipped": False, "logprob_gap/mean_abs": 0.001, "entropy": 1.0}

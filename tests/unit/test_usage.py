@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tango_hpc.model.shape import ModelShape
-from tango_hpc.policy.usage import measured_peak, update_operations
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.stages.usage import Spent, Tracer, own_turns, usage_metrics
+from tango_hpc.base.model_shape import ModelShape
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.models.trainer.flops import measured_peak, update_operations
+from tango_hpc.stages.throughput import Spent, Tracer, own_turns, usage_metrics
 from tests.helpers.tiny import tiny_hf_config
 
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from tango_hpc.config.tasks import TaskConfig
-from tango_hpc.grading.pool import Verdict
-from tango_hpc.protocol.solution import parse_solution
-from tango_hpc.protocol.verification import read_verification
+from tango_hpc.base.config.tasks import TaskConfig
+from tango_hpc.base.types import Generation
+from tango_hpc.questions.grading.pool import Verdict
+from tango_hpc.questions.protocol.solution import parse_solution
+from tango_hpc.questions.protocol.verification import read_verification
+from tango_hpc.questions.tasks import get_task
+from tango_hpc.questions.tasks.last_letter import solution_text, verification_text
+from tango_hpc.stages.judgement_counts import JudgementCounts, outcome_counts, step_counts
 from tango_hpc.stages.responses import NOT_ASKED, ReadSolution, ReadVerification, Response
 from tango_hpc.stages.step_metrics import judging_metrics, verdict_counts, verification_metrics
-from tango_hpc.stages.verifier_scores import JudgementCounts, outcome_counts, step_counts
-from tango_hpc.tasks import get_task
-from tango_hpc.tasks.last_letter import solution_text, verification_text
-from tango_hpc.types import Generation
 
 WORDS = ["cat", "horse"]
 

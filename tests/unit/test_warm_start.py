@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from tango_hpc.benchmarks.records import Answer, write_answers
-from tango_hpc.cli import app
-from tango_hpc.protocol.verification import parse_verification
+from tango_hpc.commands.cli import app
+from tango_hpc.questions.benchmarks.records import Answer, write_answers
+from tango_hpc.questions.protocol.verification import parse_verification
 
 TOOL = Path(__file__).parents[2] / "tools/warm_start.py"
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tango_hpc.config.schema import LaunchConfig
-from tango_hpc.control import heartbeat
-from tango_hpc.control.outcome import Outcome, find_cause, outcome_of_dead, read_failures, read_outcomes, write_outcome
-from tango_hpc.control.stop import StopRequest, StopSignal, read_stop_request, request_stop
-from tango_hpc.control.watchdog import Watchdog
-from tango_hpc.launch.starters import deaths_in_srun_output
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.worker import Worker
+from tango_hpc.base.config.schema import LaunchConfig
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.runner import heartbeat
+from tango_hpc.runner.outcome import Outcome, find_cause, outcome_of_dead, read_failures, read_outcomes, write_outcome
+from tango_hpc.runner.starters import deaths_in_srun_output
+from tango_hpc.runner.stop import StopRequest, StopSignal, read_stop_request, request_stop
+from tango_hpc.runner.watchdog import Watchdog
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tango_hpc.reshard.checksum import box_checksum
+from tango_hpc.models.weight_sync.checksum import box_checksum
 
 
 @pytest.fixture

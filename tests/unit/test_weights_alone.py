@@ -11,12 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.errors import UserError
-from tango_hpc.launch.attempts import newest_checkpoint
-from tango_hpc.launch.enter import prepare_run
-from tango_hpc.run.manifest import find_damage, read_manifest, sum_of, write_manifest, wrong_contents
-from tango_hpc.run.summary import update_summary
-from tango_hpc.run.weights import is_for_readers, is_whole, keep_weights, only_weights, remove_training, whole_in
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.manifest import find_damage, read_manifest, sum_of, write_manifest, wrong_contents
+from tango_hpc.base.run.summary import update_summary
+from tango_hpc.base.run.weights_alone import (
+    is_for_readers,
+    is_whole,
+    keep_weights,
+    only_weights,
+    remove_training,
+    whole_in,
+)
+from tango_hpc.runner.attempts import newest_checkpoint
+from tango_hpc.runner.enter import prepare_run
 from tests.slurm.jobs import counting_config
 
 OF_WEIGHTS = {f"{role}/{name}" for role in ("generator", "verifier") for name in (".metadata", "__0_weights.distcp")}

@@ -10,16 +10,16 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from tango_hpc.cli import app
-from tango_hpc.config import Config, load_config
-from tango_hpc.data.tables import write_rows
-from tango_hpc.errors import UserError
-from tango_hpc.launch.enter import prepare_run
-from tango_hpc.launch.environment import python_path
-from tango_hpc.launch.job import resume_command
-from tango_hpc.manage.status import find_runs
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.summary import read_provenance, update_summary
+from tango_hpc.base.config import Config, load_config
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.summary import read_provenance, update_summary
+from tango_hpc.commands.cli import app
+from tango_hpc.commands.status import find_runs
+from tango_hpc.questions.data.tables import write_rows
+from tango_hpc.runner.enter import prepare_run
+from tango_hpc.runner.environment import python_path
+from tango_hpc.runner.job import resume_command
 from tests.slurm.jobs import counting_config
 
 NOTHING_YET = {"attempts": [], "changes": []}

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tango_hpc import cli
-from tango_hpc.errors import UserError
-from tango_hpc.policy.hf_io import ShardWriter
+from tango_hpc.base.errors import UserError
+from tango_hpc.commands import cli
+from tango_hpc.models.trainer.hf_io import ShardWriter
 from tango_hpc.stages.preflight import check_model_folder
 
 NOBODY = 65534
@@ -108,7 +108,7 @@ def test_somebody_elses_run_is_named_as_such(model: Path, command: str) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
 def test_runs_that_may_not_be_read_are_counted(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from tango_hpc.manage.status import find_runs
+    from tango_hpc.commands.status import find_runs
     from tests.fuzz.run_files import a_run
 
     _, directory, _ = a_run(model.parent / "runs" / "mine")

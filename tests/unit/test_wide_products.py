@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tango_hpc.policy import vocab_parallel
+from tango_hpc.models.trainer import vocab_parallel
 
 ALONE: Any = SimpleNamespace(rank=lambda: 0, size=lambda: 1)
 TOKENS, HIDDEN, VOCAB, CHUNK = 48, 256, 700, 20

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tango_hpc.bench.reshard import render, run_bench
-from tango_hpc.config import load_config
-from tango_hpc.reshard.planned import plan_report
+from tango_hpc.base.config import load_config
+from tango_hpc.models.weight_sync.planned import plan_report
+from tools.bench.reshard import render, run_bench
 
 CONFIG = Path(__file__).parents[2] / "configs/bench_reshard.yaml"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tango_hpc.config import Config
+from tango_hpc.base.config import Config
+from tango_hpc.commands.plan_report import make_plan
 from tango_hpc.plan.communicators import role_communicators
-from tango_hpc.plan.report import make_plan
 from tests.helpers.process_groups import groups_of_this_process
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import prepare_small_run
@@ -22,9 +22,9 @@ def take_a_step(config: Config, folder: Path) -> dict[str, list[tuple[int, ...]]
     """A rollout, an update, a weight sync and a checkpoint of the generator; the groups that this rank then has."""
     from vllm.distributed import parallel_state
 
-    from tango_hpc.policy.loss import LossSettings
+    from tango_hpc.base.types import GenerationRequest, SamplingSettings
+    from tango_hpc.models.trainer.loss import LossSettings
     from tango_hpc.stages.role_worker import RoleWorker
-    from tango_hpc.types import GenerationRequest, SamplingSettings
     from tests.helpers.sequences import random_sequences
 
     worker = RoleWorker("generator", config, total_steps=2)

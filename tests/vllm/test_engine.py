@@ -11,8 +11,8 @@ import torch.distributed as dist
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from tango_hpc.rollout.spread import spread_requests
-from tango_hpc.types import Generation, GenerationRequest, SamplingSettings
+from tango_hpc.base.types import Generation, GenerationRequest, SamplingSettings
+from tango_hpc.models.engine.spread import spread_requests
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import make_tiny_hf
 from tests.helpers.vllm_engines import make_engine

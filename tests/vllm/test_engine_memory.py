@@ -1,4 +1,4 @@
-"""The sizes that `rollout/sizes.py` counts are vLLM's own, and every rank of a role starts the engine that the plan says."""
+"""The sizes that `models/engine/capacity.py` counts are vLLM's own, and every rank of a role starts the engine that the plan says."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from tango_hpc.config import Config
-from tango_hpc.model.shape import ModelShape
-from tango_hpc.plan.report import make_plan
-from tango_hpc.rollout.sizes import GIB, LARGEST_GRAPH, Engine, engine_memory
+from tango_hpc.base.config import Config
+from tango_hpc.base.model_shape import ModelShape
+from tango_hpc.commands.plan_report import make_plan
+from tango_hpc.models.engine.capacity import GIB, LARGEST_GRAPH, Engine, engine_memory
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import prepare_small_run
 
@@ -28,7 +28,7 @@ SIZES = {0: 70 * GIB, 1: 80 * GIB}  # of the GPU of each rank
 
 def largest_graphs() -> list[int]:
     """The largest CUDA graph that vLLM's own defaults capture for engines of different sizes."""
-    from tango_hpc.rollout.engine import import_vllm
+    from tango_hpc.models.engine.engine import import_vllm
 
     import_vllm("cpu")
     from vllm.config import CompilationConfig, CUDAGraphMode, SchedulerConfig, VllmConfig
@@ -53,7 +53,7 @@ def largest_graphs() -> list[int]:
 
 def table_bytes(num_seqs: int) -> int:
     """What vLLM's V2 model runner keeps for sampling on its device, made by its own classes on this CPU."""
-    from tango_hpc.rollout.engine import import_vllm
+    from tango_hpc.models.engine.engine import import_vllm
 
     import_vllm("cpu")
     from vllm.v1.worker.gpu import buffer_utils

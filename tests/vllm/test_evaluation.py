@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.manifest import total_bytes
-from tango_hpc.run.steps import steps_in
-from tango_hpc.run.summary import read_summary
-from tango_hpc.run.weights import is_whole
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.manifest import total_bytes
+from tango_hpc.base.run.step_names import steps_in
+from tango_hpc.base.run.summary import read_summary
+from tango_hpc.base.run.weights_alone import is_whole
 from tango_hpc.stages.convert import export_run
 from tests.helpers.attempts import Attempt, make_attempts
 from tests.helpers.runs import prepare_small_run

@@ -39,7 +39,7 @@ def test_everything_is_as_the_gpu_path_takes_it(results: Results) -> None:
 @pytest.mark.parametrize(
     "move, said",
     [
-        ("argument_gone", "unexpected keyword argument 'kv_cache_memory_bytes' (at tango_hpc/rollout/engine.py:"),
+        ("argument_gone", "unexpected keyword argument 'kv_cache_memory_bytes' (at tango_hpc/models/engine/engine.py:"),
         ("tag_renamed", "on the card, awake: {'weights'} where"),
         (
             "halves_swapped",

@@ -12,9 +12,9 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.dumps import RolloutRow, read_rollouts
-from tango_hpc.run.metrics import read_metrics
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.dumps import RolloutRow, read_rollouts
+from tango_hpc.base.run.metrics import read_metrics
 from tango_hpc.stages.convert import export_run
 from tests.helpers.attempts import Attempt, make_attempts
 from tests.helpers.runs import prepare_small_run

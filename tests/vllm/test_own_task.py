@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.metrics import read_metrics
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.metrics import read_metrics
 from tests.helpers.own_task import PAGE, write_what_the_page_shows
 from tests.helpers.runs import ROOT, SMALL
 
@@ -25,7 +25,7 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
     for _, stage, *words in commands:
         settings = small if stage in ("sft", "train") else []
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "tango_hpc.cli", stage, *words, *settings],
+            [sys.executable, "-P", "-m", "tango_hpc.commands.cli", stage, *words, *settings],
             cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr

@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoModelForCausalLM
 
-from tango_hpc.benchmarks.records import GREEDY, read_answers
-from tango_hpc.launch.environment import free_port
-from tango_hpc.protocol.solution import parse_solution
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.metrics import read_metrics
-from tango_hpc.run.summary import read_summary
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.metrics import read_metrics
+from tango_hpc.base.run.summary import read_summary
+from tango_hpc.questions.benchmarks.records import GREEDY, read_answers
+from tango_hpc.questions.protocol.solution import parse_solution
+from tango_hpc.runner.environment import free_port
 from tests.helpers.extra_packages import install_beside
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pipeline")
     command = folder / "bin/tango"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m tango_hpc.cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m tango_hpc.commands.cli "$@"\n')
     command.chmod(0o755)
     said = run_script(folder, "bash", str(ROOT / "tools/pipeline.sh"), str(folder / "out"))
     (folder / "out/said.txt").write_text(said)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tango_hpc.config import Config
-from tango_hpc.plan.report import make_plan
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.metrics import read_evaluations, read_metrics
+from tango_hpc.base.config import Config
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.metrics import read_evaluations, read_metrics
+from tango_hpc.commands.plan_report import make_plan
 from tests.helpers.attempts import Attempt, Ended, make_attempts
 from tests.helpers.runs import prepare_small_run
 

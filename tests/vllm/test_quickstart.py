@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.metrics import read_metrics
-from tango_hpc.run.summary import read_summary
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.metrics import read_metrics
+from tango_hpc.base.run.summary import read_summary
 from tests.helpers.runs import ROOT, SMALL
 
 pytestmark = pytest.mark.skipif(

@@ -15,9 +15,9 @@ def measure(folder: str) -> float:
     import numpy as np
     import torch
 
-    from tango_hpc.bench.workload import QUICKSTART, make_model
-    from tango_hpc.rollout.engine import RolloutEngine
-    from tango_hpc.types import GenerationRequest, SamplingSettings
+    from tango_hpc.base.types import GenerationRequest, SamplingSettings
+    from tango_hpc.models.engine.engine import RolloutEngine
+    from tools.bench.workload import QUICKSTART, make_model
 
     torch.set_num_threads(1)
     engine = RolloutEngine(

@@ -9,22 +9,22 @@ import pytest
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from tango_hpc.config import Config
-from tango_hpc.config.models import role_shape
-from tango_hpc.control.outcome import read_failures
-from tango_hpc.data.tables import read_questions, read_rows
-from tango_hpc.manage.status import states
-from tango_hpc.model.engine_layout import engine_layout
+from tango_hpc.base.config import Config
+from tango_hpc.base.config.models import role_shape
+from tango_hpc.base.prompts import generator_prompt_ids
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.dumps import dumped_steps, read_rollouts
+from tango_hpc.base.run.metrics import REQUIRED_KEYS, read_evaluations, read_events, read_metrics
+from tango_hpc.base.run.step_names import StepName
+from tango_hpc.base.run.summary import read_summary
+from tango_hpc.commands.status import states
+from tango_hpc.models.layout.engine_layout import engine_layout
 from tango_hpc.plan.memory import COPIES, plan_memory
-from tango_hpc.protocol.prompts import generator_prompt_ids
-from tango_hpc.protocol.tokenizer import load_tokenizer
+from tango_hpc.questions.data.tables import read_questions, read_rows
+from tango_hpc.questions.protocol.tokenizer import load_tokenizer
 from tango_hpc.report.run_page import write_report
-from tango_hpc.run.directory import RunDirectory
-from tango_hpc.run.dumps import dumped_steps, read_rollouts
-from tango_hpc.run.metrics import REQUIRED_KEYS, read_evaluations, read_events, read_metrics
-from tango_hpc.run.steps import StepName
-from tango_hpc.run.summary import read_summary
-from tango_hpc.stages.score import score_rows
+from tango_hpc.runner.outcome import read_failures
+from tango_hpc.stages.rescore import score_rows
 from tests.helpers.attempts import Attempt, make_attempts
 from tests.helpers.runs import OF_THE_MACHINE, computed, prepare_small_run
 

@@ -13,7 +13,7 @@ import pytest
 
 LEVEL = """
 import sys
-from tango_hpc.rollout.engine import import_vllm
+from tango_hpc.models.engine.engine import import_vllm
 import_vllm(sys.argv[1])
 from vllm import envs
 print(envs.VLLM_LOGGING_LEVEL)

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tango_hpc.config.schema import ReshardConfig
+from tango_hpc.base.config.schema import ReshardConfig
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import make_tiny_hf
@@ -26,7 +26,7 @@ TINY_BUCKET = ReshardConfig(bucket_mb=0.004, verify="always", timeout_seconds=30
 
 
 def loaded_copies(engine) -> dict[str, list[torch.Tensor]]:
-    from tango_hpc.rollout.weights import EngineWeights
+    from tango_hpc.models.engine.weights import EngineWeights
 
     weights = EngineWeights(engine.model)
     return {name: [copy.clone() for copy in weights.copies(name)] for name in weights.shapes()}
@@ -67,7 +67,7 @@ def matrix_on_ranks(folder: Path, tensors: tuple[int, ...], families: tuple[str,
     """All layouts that this number of ranks allows; the cases that went wrong."""
     from vllm.distributed.parallel_state import destroy_model_parallel
 
-    from tango_hpc.reshard.sync import WeightSync
+    from tango_hpc.models.weight_sync.sync import WeightSync
 
     wrong: list[str] = []
     layouts = [(t, p) for t, p in TRAINING if dist.get_world_size() % (t * p) == 0]
@@ -115,9 +115,9 @@ class Tampered:
 
 def wrong_inputs_on_ranks(model_dir: str) -> dict[str, Any]:
     """What is raised on construction, and what verification finds; bf16 engines and a gap of log-probabilities."""
-    from tango_hpc.errors import CheckFailed
-    from tango_hpc.reshard.sync import WeightSync
-    from tango_hpc.types import GenerationRequest, SamplingSettings, TrainSequence
+    from tango_hpc.base.errors import CheckFailed
+    from tango_hpc.base.types import GenerationRequest, SamplingSettings, TrainSequence
+    from tango_hpc.models.weight_sync.sync import WeightSync
 
     found: dict[str, Any] = {}
     policy, engine = policy_of(Path(model_dir), 2, 1), make_engine(Path(model_dir), 1, load_weights=False)

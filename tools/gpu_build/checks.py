@@ -126,7 +126,7 @@ def _be_rank(group: Callable[[], Results], rank: int, num_ranks: int, store: str
     """One process of a group."""
     import torch.distributed as dist
 
-    from tango_hpc.parallel.ranks import init_distributed
+    from tango_hpc.models.parallel.ranks import init_distributed
 
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
     os.environ |= {name: str(number) for name, number in numbers.items()}

@@ -23,16 +23,16 @@ import torch
 import torch.distributed as dist
 from checks import Check, MovedError, NotReachedError, Results, check, expect, on_ranks, perform
 
-from tango_hpc.model.engine_layout import engine_layout
-from tango_hpc.model.shape import ModelShape
-from tango_hpc.rollout.engine import RolloutEngine, import_vllm
-from tango_hpc.rollout.weights import EngineWeights
-from tango_hpc.types import GenerationRequest, SamplingSettings
+from tango_hpc.base.model_shape import ModelShape
+from tango_hpc.base.types import GenerationRequest, SamplingSettings
+from tango_hpc.models.engine.engine import RolloutEngine, import_vllm
+from tango_hpc.models.engine.weights import EngineWeights
+from tango_hpc.models.layout.engine_layout import engine_layout
 from tests.helpers.tiny import make_tiny_hf
 
 LEVELS = """
 import logging
-from tango_hpc.rollout.engine import import_vllm
+from tango_hpc.models.engine.engine import import_vllm
 import_vllm("cuda")
 logger = logging.getLogger("vllm")
 print(*{logger.getEffectiveLevel(), *(handler.level for handler in logger.handlers)}, sep=",")
@@ -124,7 +124,7 @@ class Card:
         return self._engine
 
 
-@engine_check("vLLM's libraries load", used="rollout/engine.py", cuda_build=True)
+@engine_check("vLLM's libraries load", used="models/engine/engine.py", cuda_build=True)
 def libraries(_card: Card) -> None:
     """Every compiled library of vLLM loads with this torch."""
     import vllm
@@ -141,19 +141,19 @@ def libraries(_card: Card) -> None:
     expect(problems, [], "libraries that do not load")
 
 
-@engine_check("environment variables", used="rollout/engine.py: import_vllm, _socket_folder, _find_cache")
+@engine_check("environment variables", used="models/engine/engine.py: import_vllm, _socket_folder, _find_cache")
 def variables(_card: Card) -> None:
     """vLLM reads every variable that we set for it."""
     import vllm.envs
 
-    source = (Path(__file__).parents[2] / "tango_hpc/rollout/engine.py").read_text()
+    source = (Path(__file__).parents[2] / "tango_hpc/models/engine/engine.py").read_text()
     ours = set(re.findall(r'"(VLLM_\w+)"', source))
     if len(ours) < 5:
-        raise AssertionError(f"only {ours} found in rollout/engine.py")
+        raise AssertionError(f"only {ours} found in models/engine/engine.py")
     expect(sorted(ours - vllm.envs.environment_variables.keys()), [], "variables that vLLM does not know")
 
 
-@engine_check("engine by external launcher", used="rollout/engine.py: RolloutEngine, model")
+@engine_check("engine by external launcher", used="models/engine/engine.py: RolloutEngine, model")
 def engine_starts(card: Card) -> None:
     """vLLM takes our arguments; engine, executor, worker and model are in this process, where we look for them."""
     engine = card.engine(load_weights=False)
@@ -169,7 +169,7 @@ def engine_starts(card: Card) -> None:
     expect(config.cache_config.enable_prefix_caching, True, "enable_prefix_caching")
 
 
-@engine_check("vLLM's warnings are shown", used="rollout/engine.py: import_vllm")
+@engine_check("vLLM's warnings are shown", used="models/engine/engine.py: import_vllm")
 def warnings_shown(_card: Card) -> None:
     """vLLM's logger shows warnings, which name fast paths that are off, and nothing below.
 
@@ -182,7 +182,7 @@ def warnings_shown(_card: Card) -> None:
     expect(set(done.stdout.split()[-1].split(",")), {str(logging.WARNING)}, "levels of vLLM's logger and its handlers")
 
 
-@engine_check("kv_cache_memory_bytes", used="rollout/engine.py, rollout/sizes.py")
+@engine_check("kv_cache_memory_bytes", used="models/engine/engine.py, models/engine/capacity.py")
 def cache_size(card: Card) -> None:
     """The KV cache is as large as asked for, to a block, whatever is free on the card."""
     runner = card.engine(load_weights=False)._worker.model_runner
@@ -193,10 +193,14 @@ def cache_size(card: Card) -> None:
         raise MovedError(f"a cache of {size} bytes where kv_cache_memory_bytes says {CACHE_BYTES}")
     shape = _shape(card.model("qwen2, tied"))
     tokens = block // (2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 2)
-    expect(tokens, cache.kv_cache_groups[0].kv_cache_spec.block_size, "tokens in a block, by rollout/sizes.py's bytes")
+    expect(
+        tokens,
+        cache.kv_cache_groups[0].kv_cache_spec.block_size,
+        "tokens in a block, by models/engine/capacity.py's bytes",
+    )
 
 
-@engine_check("sampling parameters and outputs", used="rollout/engine.py: generate")
+@engine_check("sampling parameters and outputs", used="models/engine/engine.py: generate")
 def generation(card: Card) -> None:
     """What we ask for reaches the runner; tokens, log-probabilities and reasons come back where we read them."""
     engine = card.engine(load_weights=False)
@@ -213,7 +217,7 @@ def generation(card: Card) -> None:
     expect((stopped.token_ids, stopped.finish_reason), ([stand_in_card.TOKEN], "stop"), "tokens at a stop token")
 
 
-@engine_check("parameters are written in place", used="rollout/weights.py: EngineWeights")
+@engine_check("parameters are written in place", used="models/engine/weights.py: EngineWeights")
 def in_place(card: Card) -> None:
     """On a GPU the model computes with the parameters themselves: no packed copies, storage that stays."""
     engine = card.engine(load_weights=False)
@@ -228,7 +232,7 @@ def in_place(card: Card) -> None:
         expect(len(list(weights.copies(name))), 1, f"copies of {name}")
 
 
-@engine_check("sleep level 2, wake_up by parts", used="rollout/engine.py: sleep, wake")
+@engine_check("sleep level 2, wake_up by parts", used="models/engine/engine.py: sleep, wake")
 def sleep_and_forget(card: Card) -> None:
     """Weights and KV cache leave the card and nothing of them the host; they come back one after the other."""
     engine, pool = card.engine(load_weights=False), card.pool
@@ -246,7 +250,7 @@ def sleep_and_forget(card: Card) -> None:
     engine.generate([GenerationRequest([7], 0)], SamplingSettings(0.0, 1.0, 2))
 
 
-@engine_check("sleep level 1", used="rollout/engine.py: sleep (a role that is not trained)")
+@engine_check("sleep level 1", used="models/engine/engine.py: sleep (a role that is not trained)")
 def sleep_and_keep(card: Card) -> None:
     """Weights go to the host and come back, the KV cache is dropped."""
     engine, pool = card.engine(load_weights=True), card.pool
@@ -258,7 +262,7 @@ def sleep_and_keep(card: Card) -> None:
     expect(pool.mapped(), set(pool.tags), "on the card, awake")
 
 
-@engine_check("layerwise reload", used="rollout/engine.py: reload (bench)")
+@engine_check("layerwise reload", used="models/engine/engine.py: reload (bench)")
 def reload(card: Card) -> None:
     """vLLM's own loader brings another folder's weights into the parameters that are there."""
     engine = card.engine(load_weights=True)
@@ -279,13 +283,13 @@ def _layouts(card: Card, tensor: int) -> None:
             raise MovedError(f"{kind}: {error}") from error
 
 
-@engine_check("parameter layouts after loading, TP=1", used="model/engine_layout.py")
+@engine_check("parameter layouts after loading, TP=1", used="models/layout/engine_layout.py")
 def layouts(card: Card) -> None:
     """Names, shapes and places of all weights, as vLLM's loader leaves them: qwen2, qwen3, llama, tied and not."""
     _layouts(card, 1)
 
 
-@engine_check("default process group survives", used="rollout/engine.py: close")
+@engine_check("default process group survives", used="models/engine/engine.py: close")
 def default_group(card: Card) -> None:
     """An engine that goes leaves this process's default group, which is not its own."""
     card.engine(load_weights=True).close()
@@ -293,7 +297,7 @@ def default_group(card: Card) -> None:
     expect(dist.is_initialized(), True, "torch.distributed.is_initialized() after the engine was closed")
 
 
-@check_at_two("parameter layouts after loading, TP=2", used="model/engine_layout.py")
+@check_at_two("parameter layouts after loading, TP=2", used="models/layout/engine_layout.py")
 def layouts_at_two(card: Card) -> None:
     """The same with two tensor ranks, one of them with a shared key/value head."""
     _layouts(card, 2)

@@ -1,6 +1,6 @@
 """When CUDA starts in a task: in its processes, never in the task itself, which forks them.
 
-Every look is a process of its own and a task: it runs `tango_hpc.rank` to the end. `torch.cuda.device_count` answers 1
+Every look is a process of its own and a task: it runs `tango_hpc.stages.rank` to the end. `torch.cuda.device_count` answers 1
 in the task, as with a GPU, and 0 in what the task forks, which therefore ends early.
 
     python fork_checks.py RUN STAGE STARTS.json [--imports-first]
@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 from checks import SECONDS, Check, MovedError, Results, check, expect, perform
 
-from tango_hpc import rank
-from tango_hpc.config import config_to_yaml, load_config
-from tango_hpc.control.outcome import read_outcomes
-from tango_hpc.launch.enter import enter_run
-from tango_hpc.launch.environment import free_port
+from tango_hpc.base.config import config_to_yaml, load_config
+from tango_hpc.runner.enter import enter_run
+from tango_hpc.runner.environment import free_port
+from tango_hpc.runner.outcome import read_outcomes
+from tango_hpc.stages import rank
 
 CONFIG = Path(__file__).parents[2] / "configs/quickstart_gpu.yaml"
 TORCH = Path(torch.__file__).parent
@@ -43,7 +43,7 @@ def run() -> Results:
     return perform(CHECKS)
 
 
-@fork_check("CUDA starts after the fork", used="rank.py: prepare_stage", cuda_build=True)
+@fork_check("CUDA starts after the fork", used="stages/rank.py: prepare_stage", cuda_build=True)
 def fork_first() -> None:
     """No stage starts CUDA in the task. With the imports in front of the fork two do, and their processes say so."""
     for stage in rank.STAGES:

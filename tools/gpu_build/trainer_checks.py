@@ -39,10 +39,10 @@ def _on_a_rank() -> Results:
         return perform(ON_A_RANK, Path(folder))
 
 
-@torch_check("torch is a CUDA build", used="launch/gpu_driver.py", cuda_build=True)
+@torch_check("torch is a CUDA build", used="runner/gpu_driver.py", cuda_build=True)
 def cuda_build() -> None:
     """Its CUDA version is read without importing it, and has a least driver."""
-    from tango_hpc.launch.gpu_driver import LEAST_DRIVER, gpu_software
+    from tango_hpc.runner.gpu_driver import LEAST_DRIVER, gpu_software
 
     assert torch.version.cuda is not None
     expect(gpu_software().cuda, torch.version.cuda, "the CUDA version in torch/version.py")
@@ -63,10 +63,10 @@ def pins() -> None:
     expect(others, [], "packages of other versions")
 
 
-@torch_check("varlen_attn", used="policy/attention.py")
+@torch_check("varlen_attn", used="models/trainer/attention.py")
 def varlen_attention() -> None:
     """Packed attention by PyTorch's flash attention: our call, grouped heads and not, forward and backward."""
-    from tango_hpc.policy import attention
+    from tango_hpc.models.trainer import attention
 
     for groups in (HEADS, GROUPS):
         sizes = (HEADS, groups, groups)
@@ -84,10 +84,10 @@ def varlen_attention() -> None:
             expect(tensor.grad.shape, tensor.shape, "the shape of a gradient")
 
 
-@torch_check("enable_gqa of padded attention", used="policy/attention.py")
+@torch_check("enable_gqa of padded attention", used="models/trainer/attention.py")
 def padded_attention() -> None:
     """Where flash attention has no kernel (fp32), grouped heads are those repeated."""
-    from tango_hpc.policy import attention
+    from tango_hpc.models.trainer import attention
 
     packed = attention.PackedSequences.of_lengths([5, 3], torch.ones(HEAD_DIM // 2), torch.float32, torch.device("cpu"))
     query, *others = (torch.randn(TOKENS, heads, HEAD_DIM) for heads in (HEADS, GROUPS, GROUPS))
@@ -98,10 +98,10 @@ def padded_attention() -> None:
         raise MovedError("scaled_dot_product_attention(enable_gqa=True) is not attention with repeated heads")
 
 
-@torch_check("out_dtype of matrix products", used="policy/vocab_parallel.py")
+@torch_check("out_dtype of matrix products", used="models/trainer/vocab_parallel.py")
 def wide_products() -> None:
     """Logits and the gradient of the output layer come out of 16-bit matrices in float32."""
-    from tango_hpc.policy import vocab_parallel
+    from tango_hpc.models.trainer import vocab_parallel
 
     empty = partial(torch.empty, dtype=torch.bfloat16, device="meta")
     hidden, weight, grad = empty(TOKENS, 4), empty(16, 4), empty(16, TOKENS)
@@ -125,10 +125,10 @@ def wide_products() -> None:
         expect(on_gpu, True, f"{called[0]} has a kernel for CUDA")
 
 
-@torch_check("fused AdamW", used="policy/optimizer.py")
+@torch_check("fused AdamW", used="models/trainer/optimizer.py")
 def fused_adamw() -> None:
     """Its state of a parameter is what we allocate in advance, step counter on the GPU, and it takes ours as it is."""
-    from tango_hpc.policy.optimizer import PolicyOptimizer
+    from tango_hpc.models.trainer.optimizer import PolicyOptimizer
 
     with FakeTensorMode():
         theirs, ours = (torch.nn.Parameter(torch.empty(7, device="cuda")) for _ in range(2))
@@ -148,7 +148,10 @@ def fused_adamw() -> None:
         expect([id(inner.state[ours][key]) for key in state], [id(value) for value in state.values()], "state, by id")
 
 
-@torch_check("process groups", used="parallel/ranks.py, parallel/groups.py, reshard/sync.py, reshard/transfer.py")
+@torch_check(
+    "process groups",
+    used="models/parallel/ranks.py, models/parallel/groups.py, models/weight_sync/sync.py, models/weight_sync/transfer.py",
+)
 def process_groups() -> None:
     """NCCL for tensors and Gloo for objects in one group; a barrier on this rank's GPU; waiting without a limit's end."""
     from torch.distributed.distributed_c10d import BackendConfig
@@ -164,14 +167,16 @@ def process_groups() -> None:
             raise MovedError(f"torch.distributed.Work has no {name}")
 
 
-@torch_check("NCCL in torch", used="parallel/ranks.py", cuda_build=True)
+@torch_check("NCCL in torch", used="models/parallel/ranks.py", cuda_build=True)
 def nccl() -> None:
     """The build can talk between GPUs."""
     expect(dist.is_nccl_available(), True, "torch.distributed.is_nccl_available()")
 
 
 @torch_check(
-    "CUDA calls", used="policy/host_memory.py, parallel/ranks.py, stages/role_worker.py, rank.py", cuda_build=True
+    "CUDA calls",
+    used="models/trainer/pinned_memory.py, models/parallel/ranks.py, stages/role_worker.py, stages/rank.py",
+    cuda_build=True,
 )
 def cuda_calls() -> None:
     """Locking of host memory, properties of a card, and counting cards without touching them."""
@@ -186,10 +191,13 @@ def cuda_calls() -> None:
     )
 
 
-@rank_check("Megatron-core: groups, model, update", used="parallel/groups.py, policy/model.py, policy/optimizer.py")
+@rank_check(
+    "Megatron-core: groups, model, update",
+    used="models/parallel/groups.py, models/trainer/model.py, models/trainer/optimizer.py",
+)
 def update(folder: Path) -> None:
     """A trainer is made with process groups of its own and takes a step by PyTorch's AdamW, whose state is ours."""
-    from tango_hpc.config.roles import OptimizerConfig
+    from tango_hpc.base.config.roles import OptimizerConfig
     from tests.helpers.policies import policy_of
     from tests.helpers.sequences import random_sequences
     from tests.helpers.tiny import make_tiny_hf
@@ -209,7 +217,7 @@ def update(folder: Path) -> None:
     expect(len(places) > 0, True, "storages of the optimizer (offload moves them)")
 
 
-@rank_check("Megatron-core: checkpoint", used="policy/saved_state.py")
+@rank_check("Megatron-core: checkpoint", used="models/trainer/saved_state.py")
 def checkpoint(folder: Path) -> None:
     """Saved and read back through Megatron-core's format with our writer, bit for bit."""
     from tests.helpers.policies import policy_of
@@ -224,12 +232,12 @@ def checkpoint(folder: Path) -> None:
     expect(wrong, [], "parameters that came back different")
 
 
-@rank_check("Megatron-core: sequence parallelism", used="policy/model.py")
+@rank_check("Megatron-core: sequence parallelism", used="models/trainer/model.py")
 def sequence_parallelism(_folder: Path) -> None:
     """The two private things of a process that it needs: the buffer of gathered tokens, the dropout state."""
     from megatron.core import parallel_state
 
-    from tango_hpc.policy import model
+    from tango_hpc.models.trainer import model
 
     model._prepare_sequence_parallelism()
     parallel_state._GLOBAL_MEMORY_BUFFER.buffer["tokens"] = torch.empty(1)

@@ -1,0 +1,1 @@
+"""Errors, types, files, configurations and run directories: what everything else stands on."""

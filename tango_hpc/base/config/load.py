@@ -1,0 +1,262 @@
+"""From a YAML file, its base and `key.path=value` overrides to a checked `Config`, every mistake in one message.
+
+OmegaConf would make this file a sixth shorter, but of its releases since 2.1 only 2.4.0 installs beside math-verify (the
+others pin an older antlr4). It also brings a language of its own into every string, in which `${oc.env:NAME}` writes
+the environment into run directories unless that resolver is removed from the whole process.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from tango_hpc.base.config.checks import find_conflicts
+from tango_hpc.base.config.paths import absolute, section_type, seen_from_run
+from tango_hpc.base.config.schema import Config
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.directory import is_run
+
+_REFERENCE = re.compile(r"\$\{([^}]*)\}")
+
+
+# What PyYAML raises: its own; ValueError for a date with a 13th month; TypeError for a list as a key; RecursionError
+# for ten thousand brackets.
+NOT_YAML = (yaml.YAMLError, ValueError, TypeError, RecursionError)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 floats and booleans: plain YAML 1.1 reads `1e-6` as a string, and `off` as false. Duplicate keys are
+    refused, not overwritten.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)$"),
+    list("-+0123456789."),
+)
+
+
+def load_config(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
+    """Read `path`, apply `overrides` in order, resolve `${key.path}` references, validate and cross-check.
+
+    Raises `UserError` with every mistake found, each with its key's path.
+    """
+    tree = read_tree(path)
+    for override in overrides:
+        apply_override(tree, override)
+    return validate_tree(tree, str(path))
+
+
+def read_run_dir(path: Path, overrides: typing.Sequence[str] = ()) -> Path:
+    """Only `run.dir` of a config, absolute; its other settings may have become invalid since its run began."""
+    tree = read_tree(path)
+    for override in overrides:
+        apply_override(tree, override)
+    mistakes: list[str] = []
+    section = tree.get("run")
+    value = _resolve(section.get("dir") if isinstance(section, dict) else None, tree, ("run", "dir"), mistakes)
+    if mistakes or not isinstance(value, str):
+        raise UserError(f"{path} has no usable run.dir: {'; '.join(mistakes) or value!r}")
+    return absolute(Path(value))
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """A config file's settings over those of its `base`, as nested dictionaries; `base` is then that file's path.
+
+    Mappings merge key by key; any other value, null too, replaces what the base has under its key. The config.yaml of a
+    run is read as seen from where it lies now.
+    """
+    tree = read_yaml(path)
+    if "base" not in tree:
+        folder = absolute(Path(path)).parent
+        return seen_from_run(tree, folder, Config) if path.name == "config.yaml" and is_run(folder) else tree
+    named = tree["base"]
+    if not isinstance(named, str):
+        raise UserError(f"{path}: base: must be the path of another config, seen from this file (got {named!r})")
+    file = Path(path).parent / named
+    if not os.path.exists(file):  # False too for what cannot be the name of a file
+        raise UserError(f"{path}: base: no config file at {file}; the path is relative to the file that names it")
+    below = read_yaml(file)
+    if "base" in below:
+        raise UserError(
+            f"{path}: base: {file} has a base itself ({below['base']}); there is one level, so name a file without one"
+        )
+    return {**_merge(below, tree), "base": file}
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds."""
+    try:
+        text = Path(path).read_text()
+    except FileNotFoundError:
+        raise UserError(f"no YAML file at {path}; shipped ones are in configs/") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the config {path}: {error}") from None
+    try:
+        tree = yaml.load(text, Loader=_Loader)
+    except NOT_YAML as error:
+        raise UserError(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} must hold a mapping of settings, not {type(tree).__name__}")
+    return tree
+
+
+def _merge(below: Any, above: Any) -> Any:
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    return {**below, **{key: _merge(below[key], value) if key in below else value for key, value in above.items()}}
+
+
+def apply_override(tree: dict[str, Any], override: str) -> None:
+    """Set one `key.path=value` (value in YAML) in the tree; sections on the way are made."""
+    key, separator, value = override.partition("=")
+    names = key.strip().split(".")
+    if not separator or not all(names):
+        raise UserError(f"override {override!r} is not of the form key.path=value, e.g. train.generator_steps=50")
+    if names[0] == "base":
+        raise UserError(f"override {override!r}: only a config file names its base")
+    try:
+        parsed = yaml.load(value, Loader=_Loader)
+    except NOT_YAML as error:
+        raise UserError(f"override {override!r}: the value is not valid YAML: {error}") from None
+    node = tree
+    for depth, name in enumerate(names[:-1]):
+        if node.get(name) is None:
+            node[name] = {}
+        if not isinstance(node[name], dict):
+            raise UserError(f"override {override!r}: {'.'.join(names[: depth + 1])} is a value, not a section")
+        node = node[name]
+    node[names[-1]] = parsed
+
+
+def validate_tree(tree: dict[str, Any], origin: str) -> Config:
+    """Types first, then combinations; one `UserError` lists all that is wrong. `origin` names the source."""
+    base = tree.get("base")  # of `read_tree`: merged already
+    tree = {key: value for key, value in tree.items() if key != "base"}
+    mistakes: list[str] = []
+    resolved = _resolve(tree, tree, (), mistakes)
+    config: Config | None = None
+    if not mistakes:
+        try:
+            config = Config.model_validate(resolved)
+        except ValidationError as error:
+            mistakes = [explain_mistake(item) for item in error.errors()]
+    if config is not None:
+        try:
+            mistakes = find_conflicts(config)
+        except PermissionError as error:
+            mistakes = [f"{error.filename} cannot be read: permission denied"]
+    if base is not None:
+        mistakes = [line + _in_base(line, tree, base) for line in mistakes]
+    if mistakes or config is None:
+        count = f"{len(mistakes)} mistake{'s' if len(mistakes) > 1 else ''}"
+        raise UserError(f"{origin} has {count}:\n" + "\n".join(f"  - {line}" for line in mistakes))
+    return config
+
+
+def _in_base(mistake: str, tree: dict[str, Any], base: Path) -> str:
+    """Where a mistake starts with a key that has its value from the base: that it stands there."""
+    key = mistake.partition(":")[0]
+    value = value_at(read_yaml(base), key)
+    return f" (set in {base})" if value is not None and value == value_at(tree, key) else ""
+
+
+def value_at(tree: dict[str, Any], key: str) -> Any:
+    """What stands under a dotted key, a whole list for one of its items; None if nothing does."""
+    node: Any = tree
+    for name in key.split("."):
+        if isinstance(node, dict):
+            node = node.get(name)
+    return node
+
+
+def config_to_yaml(config: Config) -> str:
+    """The resolved config as YAML that `load_config` reads back to an equal one."""
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # of a sweep there may be a thousand
+    return yaml.dump(config.model_dump(mode="json"), Dumper=dumper, sort_keys=False)
+
+
+def _resolve(node: Any, root: dict[str, Any], path: tuple[str, ...], mistakes: list[str], depth: int = 0) -> Any:
+    if isinstance(node, dict):
+        return {key: _resolve(value, root, (*path, str(key)), mistakes, depth) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_resolve(value, root, (*path, str(i)), mistakes, depth) for i, value in enumerate(node)]
+    if not isinstance(node, str) or "${" not in node:
+        return node
+    where = ".".join(path)
+    if depth > 8:
+        mistakes.append(f"{where}: {node!r} refers to itself")
+        return node
+
+    def look_up(match: re.Match[str]) -> str:
+        target: Any = root
+        for name in match.group(1).split("."):
+            if not isinstance(target, dict) or name not in target:
+                mistakes.append(f"{where}: ${{{match.group(1)}}} names no key that is set in this config")
+                return ""
+            target = target[name]
+        return str(_resolve(target, root, path, mistakes, depth + 1))
+
+    return _REFERENCE.sub(look_up, node)
+
+
+def explain_mistake(item: Any, model: type[BaseModel] = Config) -> str:
+    """One of pydantic's errors about a `model` as a line that starts with the key's path."""
+    path = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        *parents, unknown = item["loc"]
+        names = _field_names(parents, model)
+        close = difflib.get_close_matches(str(unknown), names, n=1)
+        below = _elsewhere(unknown, parents, model)
+        if below:  # the very name is meant before one that is like it
+            # The setting itself where only one was given: rollout.tensor=2 leads to generator.rollout.tensor.
+            inner = item["input"]
+            setting = f".{next(iter(inner))}" if isinstance(inner, dict) and len(inner) == 1 else ""
+            close = [" or ".join(f"{name}{setting}" for name in below)]
+        hint = f"did you mean {close[0]}?" if close else f"valid names here: {', '.join(names)}"
+        return f"{path}: unknown key; {hint}"
+    if item["type"] == "missing":
+        return f"{path}: required, but not given"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{path}: {message[0].lower()}{message[1:]} (got {item['input']!r})"
+
+
+def _elsewhere(unknown: str, parents: list[str | int], model: Any) -> list[str]:
+    """Paths of a key of that name in the sections beside it."""
+    return [
+        ".".join(map(str, (*parents, section, unknown)))
+        for section in _field_names(parents, model)
+        if unknown in _field_names([*parents, section], model)
+    ]
+
+
+def _field_names(parents: list[str | int], model: Any) -> list[str]:
+    for name in parents:
+        model = section_type(model.model_fields[str(name)].annotation) if str(name) in model.model_fields else None
+        if model is None:
+            return []
+    return list(model.model_fields)

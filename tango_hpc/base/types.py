@@ -1,0 +1,72 @@
+"""Plain records that the parts hand to each other; no torch, no vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]  # who draws curves (base/run/trackers.py)
+AlphaSchedule = Literal["exponential", "linear", "cosine", "constant"]
+ClassWeighting = Literal["sqrt_inverse", "inverse", "off"]
+PerToken = Sequence[float] | NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One prompt to complete. `seed` makes its sampling independent of the rest of the batch."""
+
+    prompt_ids: list[int]
+    seed: int
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How to decode; `temperature` 0 is greedy. `max_tokens` counts response tokens.
+
+    A response ends with the first of `stop_token_ids`, or with the token that completes the first of `stop_strings`,
+    special tokens included, in what it says; that token belongs to it in either case.
+    """
+
+    temperature: float
+    top_p: float
+    max_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One response. `token_ids` and `logprobs` (of the sampled tokens, at the sampling temperature) are parallel.
+
+    `finish_reason` is "stop" (the last of `token_ids` is a stop token or completes a stop string) or "length".
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+
+
+@dataclass
+class TrainSequence:
+    """One prompt with its response, as the trainer sees it.
+
+    `advantages` and `rollout_logprobs` have one entry per response token; fine-tuning leaves both empty.
+    `reference_logprobs` is filled in where a KL penalty is asked for, `old_logprobs` (of the policy before the first
+    of several updates) by the first one where a batch gets more.
+    """
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    advantages: PerToken = field(default_factory=list)
+    rollout_logprobs: PerToken = field(default_factory=list)
+    reference_logprobs: PerToken = field(default_factory=list)
+    old_logprobs: PerToken = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and response together."""
+        return len(self.prompt_ids) + len(self.response_ids)

@@ -1,0 +1,1 @@
+"""The `tango` command: what users call, and how each command answers."""

@@ -1,0 +1,276 @@
+"""The `tango` command. Each command imports what it needs when it runs, so that `--help` is instant.
+
+Exit codes: 0 done, 2 bad input, 1 failure, 85 stopped and resumable, 78 a check failed in a running job,
+75 a node kept one from starting.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tango_hpc.base.errors import CheckFailed, StoppedEarly, UserError
+from tango_hpc.base.files import explain_disk, is_of_disk
+from tango_hpc.base.formats import visible
+from tango_hpc.commands import plan as plan_commands
+from tango_hpc.commands import reports as report_commands
+from tango_hpc.commands import runs as manage_commands
+
+app = typer.Typer(
+    name="tango",
+    help="Train a reasoning model against a verifier that learns with it (RL Tango), on Slurm or on a laptop.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; shipped ones are in configs/.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace those of CONFIG.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run that run.dir holds.")]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]
+
+
+def _run_here(stage: str, config: Path, overrides: list[str] | None, resume: bool) -> None:
+    from tango_hpc.runner.local import run_foreground
+
+    raise typer.Exit(run_foreground(stage, config, overrides or [], resume=resume))
+
+
+@app.command()
+def sft(config: ConfigFile, overrides: Overrides = None, resume: Resume = False) -> None:
+    """Fine-tune the roles that the config's `sft` section names.
+
+    Example: `tango sft configs/quickstart.yaml seed=1`
+    """
+    _run_here("sft", config, overrides, resume)
+
+
+@app.command()
+def train(config: ConfigFile, overrides: Overrides = None, resume: Resume = False) -> None:
+    """Train generator and verifier by Algorithm 1.
+
+    Example: `tango sft configs/quickstart.yaml`, then `tango train configs/quickstart.yaml`
+    """
+    _run_here("train", config, overrides, resume)
+
+
+@app.command(name="eval")
+def evaluate(config: ConfigFile, overrides: Overrides = None, resume: Resume = False) -> None:
+    """Ask benchmarks of a model, of a run's checkpoints or of any Hugging Face folder; print the table.
+
+    Example: `tango eval configs/paper/eval_qwen.yaml eval.checkpoints_of=null generator.model.path=models/mine`
+    """
+    from tango_hpc.base.config.load import read_run_dir
+    from tango_hpc.runner.local import run_foreground
+
+    code = run_foreground("eval", config, overrides or [], resume=resume)
+    table = read_run_dir(config, overrides or []) / "eval/results.md"
+    if code == 0 and table.is_file():
+        typer.echo(f"{table.read_text()}\nanswers to read: {table.with_name('answers.html')}")
+    raise typer.Exit(code)
+
+
+@app.command()
+def teacher(config: ConfigFile, overrides: Overrides = None, resume: Resume = False) -> None:
+    """Write solutions to fine-tune on with a large model; keep those that are right (config section `teacher`).
+
+    Example: `tango teacher configs/paper/teacher.yaml teacher.num_shards=8 teacher.shard=0`
+    """
+    _run_here("teacher", config, overrides, resume)
+
+
+@app.command()
+def score(
+    dump: Annotated[Path, typer.Argument(metavar="DUMP.parquet", help="A file of a run's rollouts folder.")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Whose algorithm and task are used.")],
+    out: Annotated[Path, typer.Option("--out", help="Parquet file to write, with the dump's columns.")],
+    overrides: Overrides = None,
+) -> None:
+    """Compute rewards and advantages of dumped rollouts again from their texts: no model, no GPU.
+
+    Example: `tango score runs/quickstart/rollouts/generator_step_000041.parquet configs/quickstart.yaml --out new.parquet`
+    """
+    from tango_hpc.base.config import load_config
+    from tango_hpc.stages.rescore import score_dump
+
+    result = score_dump(dump, load_config(config, overrides or []), out)
+    typer.echo(
+        f"{result.num_rows} rows, {result.num_reread} read differently now; largest change of a reward "
+        f"{result.max_reward_change:.3g}, of an advantage {result.max_advantage_change:.3g}\n{out}"
+    )
+
+
+@app.command()
+def export(
+    run: RunDir,
+    out: Annotated[Path, typer.Option(help="Hugging Face folder to write.")],
+    role: Annotated[str, typer.Option(help="generator or verifier.")] = "generator",
+    step: Annotated[int | None, typer.Option(help="Optimizer step of the checkpoint; default: the last.")] = None,
+) -> None:
+    """Write a checkpoint of a run as a Hugging Face folder, whatever layout it was trained in.
+
+    Example: `tango export runs/mine --role generator --out models/mine`
+    """
+    from tango_hpc.stages.convert import export_run
+
+    typer.echo(export_run(run, role, out, step))
+
+
+@app.command(name="import")
+def import_(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Hugging Face folder, or hub id owner/name.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+) -> None:
+    """Make a model folder that training can read: checked safetensors of one type, tokenizer, chat template.
+
+    Example: `tango import Qwen/Qwen2.5-Math-7B --out models/Qwen2.5-Math-7B`
+    """
+    if dtype not in ("bfloat16", "float32"):
+        raise UserError(f"--dtype {dtype!r}: choose bfloat16 or float32")
+    from tango_hpc.stages.convert import import_model
+
+    typer.echo(import_model(source, out, dtype))
+
+
+@app.command()
+def data(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set; `tango data list` names all of them.")],
+    out: Annotated[Path | None, typer.Option(help="Parquet file to write.")] = None,
+    source: Annotated[str | None, typer.Option(help="File, folder or hub id; default: the set's hub id.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="Split to read; default: the one used in the paper. last_letter: which questions, default train."
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[Path] | None, typer.Option(help="Prepared evaluation sets to keep out (repeatable).")
+    ] = None,
+    keep_overlap: Annotated[bool, typer.Option(help="Train on questions of evaluation sets too.")] = False,
+    max_question_characters: Annotated[
+        int | None,
+        typer.Option(help="Longer questions are dropped; default: 6000 of training splits, else no limit."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
+    kind: Annotated[str, typer.Option(help="last_letter: questions, generator_sft or verifier_sft.")] = "questions",
+    rows: Annotated[int, typer.Option(min=1, help="last_letter: how many rows.")] = 20000,
+    words: Annotated[str, typer.Option(help="last_letter: range of words.")] = "2-10",
+    letters: Annotated[str, typer.Option(help="last_letter: range of letters in a word.")] = "3-10",
+    slip: Annotated[float, typer.Option(min=0, max=1, help="last_letter: chance of a wrong step or judgement.")] = 0.5,
+    seed: Annotated[int, typer.Option(min=0, help="last_letter: seed.")] = 0,
+) -> None:
+    """Prepare a data set: read, check, drop duplicates and evaluation questions, write Parquet (docs/data.md).
+
+    Example: `tango data math --source data/MATH --exclude data/eval --out data/math_train.parquet`
+    """
+    from tango_hpc.questions.data.prepare.readers import DATA_SETS
+
+    if name == "list":
+        for key, data_set in DATA_SETS.items():
+            typer.echo(f"{key:16} {data_set.hub:42} {data_set.licence:12} {data_set.default_split}")
+        typer.echo(f"{'last_letter':16} (made by seed)")
+        return
+    if out is None:
+        raise UserError(f"give the file to write: tango data {name} --out {name}.parquet")
+    if out.is_dir():
+        raise UserError(f"--out {out} is a folder; name the file, {out / name}.parquet, say")
+    of_files = {"source", "exclude", "keep_overlap", "max_question_characters", "limit"}
+    of_made = {"kind", "rows", "words", "letters", "slip", "seed"}
+    unused = of_files if name == "last_letter" else of_made
+    if stray := [key for key in sorted(unused) if was_given(context, key)]:
+        options = ", ".join("--" + key.replace("_", "-") for key in stray)
+        raise UserError(f"{name} has no {options}; see tango data --help")
+    if name == "last_letter":
+        from tango_hpc.questions.tasks.last_letter_files import make_last_letter
+
+        count = make_last_letter(
+            out, kind=kind, split=split, rows=rows, words=words, letters=letters, slip=slip, seed=seed
+        )
+        typer.echo(f"last_letter ({kind}): {count:,} rows in {out}")
+        return
+    from tango_hpc.questions.data.prepare.pipeline import prepare
+
+    report = prepare(
+        name,
+        source=source,
+        out=out,
+        split=split,
+        exclude=exclude or [],
+        keep_overlap=keep_overlap,
+        max_question_characters=max_question_characters,
+        limit=limit,
+    )
+    typer.echo("\n".join([*report.lines(), f"written to {out}"]))
+
+
+plan_commands.add_commands(app)
+report_commands.add_commands(app)
+manage_commands.add_commands(app)
+
+
+def was_given(context: typer.Context, option: str) -> bool:
+    """Whether the user wrote this option, rather than that it has its default."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def explain_mistake(error: OSError) -> str | None:
+    """In words, a path that cannot be one, or what belongs to somebody else; None for all else."""
+    if error.errno == errno.ENAMETOOLONG:
+        return f"this is no path, a name in it is too long: {error.filename}"
+    if isinstance(error, IsADirectoryError):
+        return f"{error.filename} is a folder; name a file"
+    if isinstance(error, NotADirectoryError):
+        return f"{error.filename}: a part of this path is a file, and no folder; give another place"
+    if isinstance(error, FileExistsError) and error.filename and not os.path.isdir(error.filename):
+        return f"{error.filename} is there already, and is no folder; give another place"
+    if not isinstance(error, PermissionError):
+        return None
+    if error.filename is None:
+        return "not allowed: this belongs to another user, who alone can do that"
+    path = Path(error.filename)
+    there = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
+    return f"you may not do this to {path}: {there} belongs to {owner_of(there)}"
+
+
+def owner_of(path: Path) -> str:
+    """The name of the user whose file it is, or the number where it has none."""
+    uid = path.lstat().st_uid
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def main() -> None:
+    """Console entry point."""
+    try:
+        app()
+    except (UserError, StoppedEarly) as error:
+        print(f"tango: {visible(str(error))}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        mistake = explain_mistake(error)
+        if mistake is not None:
+            print(f"tango: {visible(mistake)}", file=sys.stderr)
+            sys.exit(UserError.exit_code)
+        if not is_of_disk(error):
+            raise
+        print(f"tango: {explain_disk(error)}", file=sys.stderr)
+        sys.exit(CheckFailed.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The command that looks ahead: plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tango_hpc.base.errors import UserError
+
+
+def plan(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; shipped ones are in configs/.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace those of CONFIG.")
+    ] = None,
+    stage: Annotated[
+        Literal["train", "eval", "teacher"], typer.Option(help="Whose memory; sft needs less than train.")
+    ] = "train",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    gpu_gb: Annotated[float, typer.Option(min=1, help="Memory of one GPU, in GiB.")] = 80.0,
+    node_gb: Annotated[
+        float | None,
+        typer.Option(min=1, help="Host memory of one node, in GiB; default: with launch.device cpu, this machine's."),
+    ] = None,
+) -> None:
+    """Say what a run will need, in every phase, before it starts; exit 2 and what to change where it cannot fit.
+
+    Needs no GPU and loads no weights: a model's config.json is enough, or for well-known models not even that.
+
+    Example: `tango plan configs/quickstart.yaml`
+    """
+    from rich.console import Console
+
+    from tango_hpc.base.config import load_config
+    from tango_hpc.commands.plan_report import make_plan, show_plan
+    from tango_hpc.plan.host import memory_of_this_machine
+
+    loaded = load_config(config, overrides or [])
+    if node_gb is None and loaded.launch.device == "cpu":
+        node_gb = memory_of_this_machine()
+    found = make_plan(loaded, gpu_gb=gpu_gb, node_gb=node_gb, stage=stage)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        show_plan(found, Console(highlight=False))
+    if found["problems"]:
+        raise UserError("this cannot fit:\n" + "\n".join(f"  - {problem}" for problem in found["problems"]))
+    if not as_json:
+        typer.echo("This fits.")
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Make it a command of `tango`."""
+    app.command()(plan)

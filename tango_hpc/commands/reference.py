@@ -1,0 +1,150 @@
+"""docs/configuration.md, made from the types of configurations and profiles: `python -m tango_hpc.commands.reference`."""
+
+from __future__ import annotations
+
+import typing
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from tango_hpc.base.config.schema import Config
+from tango_hpc.base.config.values import Section
+from tango_hpc.commands.profiles import Profile
+
+HEADER = """# Configuration
+
+Generated from the types in `tango_hpc/base/config/` and `tango_hpc/commands/profiles.py` by `python -m tango_hpc.commands.reference`; a
+test keeps it up to date.
+
+A config is one YAML file, alone or on a `base`: another config, named by its path from this file, that has no base
+itself. Mappings of the two merge key by key; any other value replaces the base's, and `null` (`verifier: null`) takes a
+section away. Settings on the command line then replace those of the files (`tango train CONFIG
+train.generator_steps=50`), `${key.path}` in a string stands for another setting, and unknown keys are refused. Whatever
+is wrong is reported at once, each mistake with its key, and with the base where it is set there, before anything loads.
+The run directory's `config.yaml` holds the outcome and needs no base.
+"""
+PROFILES = """# Profiles
+
+`--profile NAME` takes the file of that name in `~/.config/tango_hpc/profiles`, else the one in `slurm/profiles`, or any file by its path.
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    parts = [HEADER]
+    seen: set[type[BaseModel]] = set()
+    _section("(top level)", Config, parts, seen)
+    parts.append(PROFILES)
+    _section("(a profile)", Profile, parts, seen)
+    return "\n".join(parts)
+
+
+def _section(title: str, model: type[Section], parts: list[str], seen: set[type[BaseModel]]) -> None:
+    seen.add(model)
+    parts.append(f"## {title}\n\n{' '.join((model.__doc__ or '').split())}\n")
+    parts.append("| key | type | default | meaning |\n| --- | --- | --- | --- |")
+    inner: list[tuple[str, type[Section]]] = []
+    for name, field in model.model_fields.items():
+        section = _inner_section(field.annotation)
+        if section is not None:
+            inner.append((name, section))
+        parts.append(f"| `{name}` | {_type(field.annotation, field)} | {_default(field)} | {_meaning(field)} |")
+    parts.append("")
+    for name, section in inner:
+        path = name if title.startswith("(") else f"{title}.{name}"
+        if section not in seen:
+            _section(path, section, parts, seen)
+
+
+def _meaning(field: FieldInfo) -> str:
+    return (field.description or "").replace("|", "\\|")
+
+
+def _inner_section(annotation: Any) -> type[Section] | None:
+    for option in (annotation, *typing.get_args(annotation)):
+        if isinstance(option, type) and issubclass(option, Section):
+            return option
+    return None
+
+
+def _type(annotation: Any, field: FieldInfo) -> str:
+    section = _inner_section(annotation)
+    options = [option for option in typing.get_args(annotation) if option is not NoneType]
+    if section is not None:
+        text = f"[{section.__name__}](#{_anchor(section)})"
+    elif typing.get_origin(annotation) is typing.Literal:
+        text = ", ".join(f"`{option}`" for option in typing.get_args(annotation))
+    elif typing.get_origin(annotation) is tuple and Ellipsis in options:
+        names = typing.get_args(options[0]) if typing.get_origin(options[0]) is typing.Literal else []
+        text = f"list of {', '.join(f'`{name}`' for name in names) or _name(options[0]) + 's'}"
+    elif typing.get_origin(annotation) is tuple:
+        text = "[low, high]"
+    else:
+        text = _name(options[0]) if NoneType in typing.get_args(annotation) else _name(annotation)
+        text += _bounds(field)
+    return text + (" or null" if NoneType in typing.get_args(annotation) else "")
+
+
+def _name(annotation: Any) -> str:
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
+    origin, options = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, UnionType):
+        return " or ".join(map(_name, options))
+    if origin is typing.Literal:
+        return ", ".join(f"`{option}`" for option in options)
+    if origin is list:
+        return f"list of {_name(options[0])}s"
+    if origin is dict:
+        return "mapping"
+    return {Path: "path", int: "int", float: "float", bool: "bool", str: "string"}[annotation]
+
+
+def _bounds(field: FieldInfo) -> str:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    items = [
+        f"{signs[key]} {getattr(bound, key):g}" for bound in field.metadata for key in signs if hasattr(bound, key)
+    ]
+    return f", {', '.join(items)}" if items else ""
+
+
+def _anchor(section: type[Section]) -> str:
+    return _paths()[section].replace(".", "").lower()
+
+
+def _paths() -> dict[type[Section], str]:
+    paths: dict[type[Section], str] = {}
+
+    def walk(prefix: str, model: type[Section]) -> None:
+        for name, field in model.model_fields.items():
+            section = _inner_section(field.annotation)
+            if section is not None and section not in paths:
+                paths[section] = f"{prefix}{name}"
+                walk(f"{prefix}{name}.", section)
+
+    walk("", Config)
+    walk("", Profile)
+    return paths
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if field.default_factory in (list, dict):
+        return f"`{field.default_factory()}`"
+    if isinstance(field.default, Section) or field.default_factory is not None:
+        return "see there"
+    if field.default is None:
+        return "`null`"
+    if isinstance(field.default, bool):
+        return f"`{str(field.default).lower()}`"
+    if isinstance(field.default, tuple):
+        return f"`{list(field.default)}`"
+    return f"`{field.default}`"
+
+
+if __name__ == "__main__":
+    (Path(__file__).parents[2] / "docs/configuration.md").write_text(render())

@@ -1,0 +1,199 @@
+"""The commands that start runs elsewhere and look after them: submit, sweep, status, logs, cancel, stop, doctor."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tango_hpc.base.errors import StoppedEarly, UserError
+
+Cluster = Annotated[
+    Literal["slurm", "local", "debug"],
+    typer.Option(help="slurm; local: in the background here; debug: in this process."),
+]
+ProfileName = Annotated[
+    str | None, typer.Option("--profile", help="Cluster profile: a name in slurm/profiles or your own, or a YAML file.")
+]
+RunOrFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or a folder of them.")]
+
+
+def submit(
+    stage: Annotated[str, typer.Argument(metavar="STAGE", help="sft, train, eval or teacher; or several: sft,train.")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; shipped ones are in configs/.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace those of CONFIG.")
+    ] = None,
+    profile: ProfileName = None,
+    cluster: Cluster = "slurm",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the sbatch script, and whether it would be taken; submit nothing.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run that run.dir holds.")] = False,
+) -> None:
+    """Submit a stage (or several, one after the other) as a batch job that saves, requeues itself and continues when its time runs out.
+
+    Example: `tango submit sft,train configs/quickstart.yaml run.dir=$SCRATCH/run --profile generic`
+    """
+    from tango_hpc.base.config import load_config
+    from tango_hpc.base.run.directory import RunDirectory
+    from tango_hpc.commands import submit as submission
+    from tango_hpc.commands.dry_run import show_submission
+    from tango_hpc.commands.profiles import load_profile
+    from tango_hpc.commands.resources import asked_of_a_node, node_memory
+    from tango_hpc.runner.snapshot import describe_snapshot
+    from tango_hpc.stages.preflight import node_local_paths
+
+    settings, chosen = load_config(config, overrides or []), load_profile(profile)
+    memory = node_memory([settings], submission.check_stages(stage), chosen)
+    asked = f"Each node is asked for {asked_of_a_node(settings, chosen, memory)}."
+    if dry_run:
+        show_submission(stage, settings, chosen, cluster, asked, resume=resume)
+        return
+    job = submission.submit(stage, settings, profile=profile, cluster=cluster, resume=resume)
+    typer.echo(f"Submitted as {'job' if cluster == 'slurm' else 'process'} {job.job_id}: {settings.run.dir}")
+    if cluster == "slurm":
+        typer.echo(asked)
+    if cluster != "debug":
+        typer.echo(describe_snapshot(RunDirectory(settings.run.dir).snapshot))
+    run = shlex.quote(str(settings.run.dir))
+    typer.echo(f"Watch it with: tango status {run}  or  tango logs {run} --follow")
+    local = node_local_paths(settings)
+    if cluster == "slurm" and local:
+        typer.echo(
+            f"Note: {', '.join(local)}: by the name of the folder on a disk of this machine alone; compute nodes need "
+            "storage that all of them share.",
+            err=True,
+        )
+    if cluster == "debug":
+        job.result()
+        if submission.was_stopped(settings):
+            raise typer.Exit(StoppedEarly.exit_code)
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="What varies, and where it goes.")],
+    profile: ProfileName = None,
+    cluster: Annotated[
+        Literal["slurm", "local", "debug"],
+        typer.Option(help="slurm; local: here, one cell after the other; debug: in this process."),
+    ] = "slurm",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List and check the cells; submit nothing.")] = False,
+    resubmit: Annotated[
+        bool, typer.Option("--resubmit", help="The cells that failed or are unfinished too, not only new ones.")
+    ] = False,
+    results: Annotated[
+        bool, typer.Option("--results", help="Show the results so far; write Parquet and HTML.")
+    ] = False,
+) -> None:
+    """Run a grid or a list of settings as one job array, each cell in its own run directory.
+
+    Example: `tango sweep configs/sweeps/alpha.yaml --profile generic`, later `tango sweep … --results`
+    """
+    from rich.console import Console
+
+    from tango_hpc.commands.profiles import load_profile
+    from tango_hpc.commands.sweep import list_cells, load_sweep
+    from tango_hpc.commands.sweep_results import show_results
+    from tango_hpc.commands.sweep_submit import cells_to_submit, check_sweep, submit_sweep
+
+    plan = load_sweep(file)
+    console = Console()
+    if results:
+        show_results(plan, console)
+        return
+    if dry_run:
+        list_cells(plan, console)
+        cells = cells_to_submit(plan, console, resubmit=resubmit)
+        arrays = check_sweep(plan, cells, console, load_profile(profile), cluster) if cells else []
+        typer.echo(f"To be submitted: {len(cells)} cells as {len(arrays)} job array(s).")
+        return
+    raise typer.Exit(submit_sweep(plan, console, profile=profile, cluster=cluster, resubmit=resubmit))
+
+
+def status(
+    run: RunOrFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it anew every few seconds until all is over.")
+    ] = False,
+) -> None:
+    """Say what became of a run, or of every run below a folder; also after the job has left the queue.
+
+    Example: `tango status runs --watch`
+    """
+    from rich.console import Console
+
+    from tango_hpc.commands.status_table import show_status
+
+    if as_json and watch:
+        raise UserError("--json is for scripts and --watch for people: give one of them")
+    show_status(run, Console(), as_json=as_json, watch=watch)
+
+
+def logs(
+    run: RunOrFolder,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it is over.")] = False,
+    rank: Annotated[int | None, typer.Option(help="Only this rank's log.")] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each log.")] = 30,
+) -> None:
+    """Show why a run failed, its attempts, and the ends of its logs; of a folder, of one run after the other.
+
+    Example: `tango logs runs/mine --follow`
+    """
+    from rich.console import Console
+
+    from tango_hpc.commands.status import show_logs
+
+    show_logs(run, Console(), rank=rank, lines=lines, follow=follow)
+
+
+def cancel(run: RunOrFolder) -> None:
+    """End a run's job now. It still saves if the cluster leaves it the time.
+
+    Example: `tango cancel runs/mine`
+    """
+    from rich.console import Console
+
+    from tango_hpc.commands.ending import cancel as end
+
+    end(run, Console())
+
+
+def stop(run: RunOrFolder) -> None:
+    """Have a run save at its next safe point and end; `--resume` continues it.
+
+    Example: `tango stop runs/mine`
+    """
+    from rich.console import Console
+
+    from tango_hpc.commands.ending import stop as ask
+
+    ask(run, Console())
+
+
+def doctor(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="Check this config's files too.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...")] = None,
+    profile: ProfileName = None,
+    stage: Annotated[
+        str, typer.Option("--stage", help="What CONFIG is for: sft, train, eval or teacher, or several: sft,train.")
+    ] = "sft,train",
+) -> None:
+    """Check this machine, or the allocation that this runs in, and say what is wrong and how to mend it.
+
+    Example: `salloc --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 tango doctor CONFIG --profile generic`
+    """
+    from rich.console import Console
+
+    from tango_hpc.commands.doctor import examine
+
+    raise typer.Exit(examine(config, overrides or [], profile, stage, Console()))
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add these commands to `app`."""
+    for command in (submit, sweep, status, logs, cancel, stop, doctor):
+        app.command()(command)

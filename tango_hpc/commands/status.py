@@ -1,0 +1,358 @@
+"""`tango status` and `logs`: from the run directory first, then from Slurm, whose memory is short."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tango_hpc.base.errors import CheckFailed, StoppedEarly, UserError
+from tango_hpc.base.files import warn_once
+from tango_hpc.base.formats import say, with_colours
+from tango_hpc.base.run.directory import RunDirectory, runs_below
+from tango_hpc.base.run.progress import read_progress
+from tango_hpc.base.run.step_names import damaged_in
+from tango_hpc.base.run.summary import read_summary
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.commands.asking import Asking
+from tango_hpc.runner import slurm
+from tango_hpc.runner.attempts import Attempt, AttemptLog, known_jobs, submitted_jobs, submitted_process
+from tango_hpc.runner.enter import is_done
+from tango_hpc.runner.heartbeat import part_under_way, seconds_since_beat
+from tango_hpc.runner.lock import is_held
+from tango_hpc.runner.outcome import read_failures
+
+WAITING_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+FOLLOW_SECONDS = 1.0
+STALE_HEARTBEAT_SECONDS = 120.0
+MAX_LOG_BYTES = 4 * 2**20  # of each log are looked at for its last lines
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What is known of one run.
+
+    `state` is new, waiting, running, unknown (Slurm does not tell), stopped (saved, resumable), failed, lost (ended
+    without a word) or done.
+    """
+
+    run: str
+    stage: str
+    state: str
+    detail: str = ""
+    step: int | None = None
+    total_steps: int | None = None
+    attempts: int = 0
+    job: str | None = None
+    job_state: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen by itself."""
+        return self.state not in ("waiting", "running", "unknown")
+
+
+def find_runs(path: Path) -> list[RunDirectory]:
+    """The run at `path`, or all runs below it. Raises UserError where there is none."""
+    if (path / "config.yaml").is_file():
+        return [RunDirectory(path)]
+    refused = list[str]()
+    found = sorted(runs_below(path, refused=refused))
+    locked = f"{len(refused)} that you may not read ({refused[0]}{', ...' if refused[1:] else ''})" if refused else ""
+    if not found:
+        but = f", except for {locked}" if locked else ""
+        raise UserError(
+            f"{path} is no run directory and holds none{but}; give the run.dir of a run, or a folder of runs"
+        )
+    if locked:
+        warn_once(f"{path}: folders are passed over, {locked}")
+    return [RunDirectory(folder) for folder in found]
+
+
+def states(directories: list[RunDirectory]) -> list[RunState]:
+    """The state of each run, with one question to Slurm for all of them."""
+    owners: dict[str, int] = {}
+    for directory in directories:
+        jobs = [*known_jobs(directory), *(attempt.job for attempt in AttemptLog(directory).read()[-1:] if attempt.job)]
+        if jobs:
+            owners |= dict.fromkeys(jobs, directory.path.stat().st_uid)
+    queue = slurm.queue(owners)
+    return [run_state(directory, queue) for directory in directories]
+
+
+def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> RunState:
+    """The state of one run; `queue` is what Slurm says of its jobs, as far as it still knows them."""
+    attempts = AttemptLog(directory).read()
+    last = attempts[-1] if attempts else None
+    submitted = submitted_jobs(directory)
+    job = _job_that_counts(known_jobs(directory), queue)
+    if last is not None and last.ended is None and not last.own_job:
+        job = last.job
+    job_state, reason = queue.get(job, (None, "")) if job else (None, "")
+    unstarted = submitted[-1] if submitted and not _has_started(submitted[-1], attempts) else None
+    if unstarted is not None and not _may_start(job_state) and _found_all_done(directory, unstarted):
+        unstarted = None  # it was there to resume what had come to its end
+    follows = unstarted is not None and "after" in unstarted and last is not None  # the next job of a chain
+    stage = _stage(directory, last, None if follows else unstarted)
+    last_stage = submitted[-1]["stages"].split(",")[-1] if submitted else stage
+    if follows and last is not None and (last.ended is None or _is_final(last, last_stage)):
+        unstarted = None  # it may not even be needed
+        job = last.job if job_state not in slurm.ALIVE_STATES else job
+        job_state, reason = queue.get(job, (None, "")) if job else (None, "")
+    if job_state in WAITING_STATES:
+        goes_on = last is not None and last.saved_after and (follows or not unstarted)
+        continues = f"; continues from {last.saved_after}" if last is not None and goes_on else ""
+        state, detail = "waiting", reason + continues
+    elif job_state in slurm.ALIVE_STATES:
+        state, detail = "running", ""
+    elif job_state == slurm.UNKNOWN and not (unstarted is None and last is not None and _is_final(last, last_stage)):
+        known = describe(last) if last is not None and unstarted is None else "it had not started"
+        state, detail = "unknown", f"{reason}; by its files: {known}"
+    elif unstarted is not None:
+        state, detail = _before_its_start(unstarted, job_state)
+    elif last is not None:
+        state, detail = _after_its_start(directory, last, last_stage, job_state)
+    else:
+        state, detail = _without_supervisor(directory, stage), ""
+    progress = read_progress(directory)
+    current = progress if progress.get("stage") == stage else {}
+    if state == "running":
+        has_told = last is None or (last.ended is None and _is_newer(directory.progress, directory.attempts_file))
+        between = "starting" if last is None or last.ended is None else "starting or ending"
+        told = (current.get("role"), current.get("phase"), part_under_way(directory, current.get("phase", "")))
+        detail = " ".join(map(str, filter(None, told))) if has_told else between
+    if troubles := current.get("troubles"):
+        detail = "; ".join(filter(None, (detail, *map(str, troubles))))
+    damaged = damaged_in(directory.checkpoints / stage)
+    if damaged:
+        detail = "; ".join(filter(None, (detail, f"set aside as damaged: {', '.join(damaged)}")))
+    return RunState(
+        run=str(directory.path),
+        stage=stage,
+        state=state,
+        detail=detail,
+        step=current.get("step"),
+        total_steps=current.get("total_steps"),
+        attempts=len(attempts),
+        job=job,
+        job_state=job_state,
+    )
+
+
+def _job_that_counts(jobs: list[str], queue: dict[str, tuple[str, str]]) -> str | None:
+    """Of a run's jobs, the oldest first: the one that runs, else the last that waits, else the last."""
+    states_of = {job: queue.get(job, ("", ""))[0] for job in jobs}
+    for group in (slurm.ALIVE_STATES.difference(WAITING_STATES), WAITING_STATES):
+        found = [job for job, state in states_of.items() if state in group]
+        if found:
+            return found[-1]
+    return jobs[-1] if jobs else None
+
+
+def _has_started(submitted: dict[str, Any], attempts: list[Attempt]) -> bool:
+    """Whether what was submitted has made an attempt. Clocks of nodes differ: only those of one machine are compared."""
+    if submitted["cluster"] == "slurm":
+        return any(attempt.job == submitted["job"] for attempt in attempts)
+    return bool(attempts) and submitted["submitted"] <= attempts[-1].started
+
+
+def _may_start(job_state: str | None) -> bool:
+    """Whether a job in this state may still make an attempt."""
+    return job_state in (*WAITING_STATES, *slurm.ALIVE_STATES, slurm.UNKNOWN)
+
+
+def _found_all_done(directory: RunDirectory, submitted: dict[str, Any]) -> bool:
+    """Whether no stage was left for what was submitted: it made no attempt, and ended well."""
+    return all(is_done(directory, stage) for stage in submitted["stages"].split(","))
+
+
+def _is_final(last: Attempt, last_stage: str) -> bool:
+    """Whether no job comes back after this attempt, whatever Slurm has to say."""
+    if last.code == 0:
+        return last.stage == last_stage
+    return last.ended is not None and last.code in (UserError.exit_code, CheckFailed.exit_code)
+
+
+def _is_newer(file: Path, other: Path) -> bool:
+    """Whether `file` was written after `other`, by the clock of the file server that has both."""
+    return file.is_file() and file.stat().st_mtime_ns >= other.stat().st_mtime_ns
+
+
+def _stage(directory: RunDirectory, last: Attempt | None, unstarted: dict[str, Any] | None) -> str:
+    if unstarted is not None:
+        return unstarted["stages"].partition(",")[0]
+    return last.stage if last is not None else next(iter(read_summary(directory).get("stages", {})), "")
+
+
+def _before_its_start(submitted: dict[str, Any], job_state: str | None) -> tuple[str, str]:
+    """State and detail of a job that is not in the queue and has left no attempt."""
+    if submitted["cluster"] != "slurm":
+        alive = submitted_process(submitted).is_alive
+        return ("running", "") if alive else ("failed", "its process ended before the run started")
+    ended = job_state or slurm.accounting(submitted["job"]) or "no longer in the queue"
+    if ended.startswith("CANCELLED"):
+        return "stopped", f"job {submitted['job']} was cancelled before the run started"
+    return "failed", f"job {submitted['job']} ended before the run started: {ended}"
+
+
+def _after_its_start(directory: RunDirectory, last: Attempt, last_stage: str, job_state: str | None) -> tuple[str, str]:
+    """State and detail of a run whose last attempt is not in the queue (any more, or never was)."""
+    if last.code == 0 and last.job is not None and last.stage != last_stage:
+        return "lost", f"ended between {last.stage} and {last_stage}"
+    if last.ended is not None:
+        states_by_code = {0: "done", StoppedEarly.exit_code: "stopped"}
+        return states_by_code.get(last.code or 0, "failed"), last.reason
+    if last.job is None and is_held(directory):
+        return "running", ""
+    ended = job_state or (slurm.accounting(last.job) if last.job and last.own_job else None)
+    return "lost", f"ended without a word{f': {ended}' if ended else ''}; --resume continues from the last checkpoint"
+
+
+def _without_supervisor(directory: RunDirectory, stage: str) -> str:
+    """State of a run whose ranks were started by hand (`srun tango train`): as rank 0 has written it down."""
+    status = read_summary(directory).get("stages", {}).get(stage, {}).get("status", "new")
+    if status == "running" and seconds_since_beat(directory, 0) > STALE_HEARTBEAT_SECONDS:
+        return "lost"
+    return status
+
+
+def show_logs(path: Path, console: Console, *, rank: int | None, lines: int, follow: bool) -> None:
+    """Print why a run failed, if it did, then the last lines of its logs; `follow` goes on until it is over.
+
+    Without `rank`: the supervisor's log and those of rank 0. Of a folder of runs, one run after the other; when
+    followed, new lines come under the name of their run. Raises UserError where there is no run.
+    """
+    directories = find_runs(path)
+    several = len(directories) > 1
+    tails = [_Tail(directory, rank, console) for directory in directories]
+    for tail in tails:
+        if several:
+            tail.say(f"===== {tail.directory.path} =====")
+        tail.show(lines)
+        if several:
+            tail.say("")
+    left = tails if follow else []
+    asking = Asking([tail.directory for tail in left])
+    last_shown: _Tail | None = None
+    while left:
+        ask = asking.is_due()
+        over = [state.is_over for state in states([tail.directory for tail in left])] if ask else [False] * len(left)
+        for tail, ended in zip(left, over, strict=True):
+            new = tail.news()
+            if ended:
+                attempts = AttemptLog(tail.directory).read()
+                new.append(describe(attempts[-1]) if attempts else _never_started(tail.directory))
+            if new and several and tail is not last_shown:
+                tail.say(f"===== {tail.directory.path} =====")
+                last_shown = tail
+            for text in new:
+                tail.say(text)
+        if any(over):
+            left = [tail for tail, ended in zip(left, over, strict=True) if not ended]
+            asking = Asking([tail.directory for tail in left])
+        if left:
+            time.sleep(FOLLOW_SECONDS)
+
+
+class _Tail:
+    """The logs of one run, shown as they grow."""
+
+    def __init__(self, directory: RunDirectory, rank: int | None, console: Console) -> None:
+        self.directory = directory
+        self._rank = rank
+        self._console = console
+        self._places: dict[Path, int] = {}
+
+    def say(self, text: str) -> None:
+        """Print `text`, with the colours that logs have."""
+        say(self._console, text, with_colours)
+
+    def show(self, lines: int) -> None:
+        """The cause of a failure, the attempts, and the last `lines` of each log."""
+        attempts = AttemptLog(self.directory).read()
+        for text in _why(self.directory, attempts):
+            self.say(text)
+        for attempt in attempts:
+            self.say(describe(attempt))
+        if not attempts and submitted_jobs(self.directory):
+            self.say(_never_started(self.directory))
+        for file in _log_files(self.directory, self._rank):
+            with file.open("rb") as stream:
+                stream.seek(max(0, file.stat().st_size - MAX_LOG_BYTES))
+                content = stream.read()
+                self._places[file] = stream.tell()
+            self.say(f"\n==> {file} <==")
+            self.say("\n".join(content.decode(errors="replace").splitlines()[-lines:] if lines > 0 else []))
+
+    def news(self) -> list[str]:
+        """What the logs gained since the last look."""
+        found = []
+        for file in _log_files(self.directory, self._rank):
+            with file.open("rb") as stream:
+                stream.seek(self._places.get(file, 0))
+                new = stream.read()
+                self._places[file] = stream.tell()
+            if new:
+                found.append("\n".join(new.decode(errors="replace").rstrip("\n").splitlines()))
+        return found
+
+
+def _never_started(directory: RunDirectory) -> str:
+    """Where a run is of which there is nothing to read yet."""
+    state = states([directory])[0]
+    again = "" if state.state in ("waiting", "unknown", "running") else "; nothing has run, submit it again as before"
+    return f"no attempt yet, {state.state}: {state.detail}{again}" if state.detail else "nothing runs here"
+
+
+def _why(directory: RunDirectory, attempts: list[Attempt]) -> Iterator[str]:
+    """The cause of a failure with its traceback, then what else broke."""
+    reason = attempts[-1].reason if attempts and attempts[-1].code not in (None, 0) else ""
+    failures = sorted(read_failures(directory), key=lambda failure: failure.title() != reason)
+    if failures and reason not in ("", failures[0].title()):
+        yield f"{reason}\n"  # the cause left no words of its own: it was killed, or it hung
+    elif failures:
+        yield f"{failures.pop(0).text()}\n"
+    elif reason:
+        yield f"{reason}\n"
+    yield from (failure.title() for failure in failures)
+
+
+def describe(attempt: Attempt) -> str:
+    """One attempt in a line."""
+    start = datetime.fromtimestamp(attempt.started).strftime("%Y-%m-%d %H:%M:%S")
+    where = f"job {attempt.job} on {attempt.host}" if attempt.job else attempt.host
+    ends = {0: "done", StoppedEarly.exit_code: "stopped", CheckFailed.exit_code: "failed a check"}
+    if attempt.ended is None:
+        end = "not ended"
+    else:
+        end = f"{ends.get(attempt.code or 0, 'failed')} after {attempt.ended - attempt.started:.0f} s"
+    why = f": {attempt.reason}" if attempt.reason else ""
+    return f"attempt {attempt.number}, {attempt.stage}, {start}, {where}: {end}{why}"
+
+
+def _log_files(directory: RunDirectory, rank: int | None) -> Iterator[Path]:
+    of_rank = sorted(directory.logs.glob(f"{Worker(rank or 0).stem}*.log"))
+    if rank is not None:
+        if not of_rank:
+            raise UserError(f"rank {rank} has left no log in {directory.logs}")
+        return _with_content(of_rank)
+    supervisor = [entry["log"] for entry in submitted_jobs(directory)[-1:]]
+    supervisor += [attempt.log for attempt in AttemptLog(directory).read()[-1:] if attempt.log is not None]
+    here = (_where_it_lies(directory, Path(log)) for log in dict.fromkeys(supervisor))
+    return _with_content([*here, directory.srun_log, *of_rank])
+
+
+def _where_it_lies(directory: RunDirectory, log: Path) -> Path:
+    """A supervisor's log, also of a run that was moved after it was written."""
+    moved = directory.submitit_logs / log.name
+    return moved if os.path.isfile(moved) and not os.path.isfile(log) else log
+
+
+def _with_content(files: Iterable[Path]) -> Iterator[Path]:
+    return (file for file in files if os.path.isfile(file) and os.path.getsize(file))  # a damaged name is no file

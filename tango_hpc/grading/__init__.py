@@ -1,5 +1,0 @@
-"""Grading answers: exact rules for each benchmark, math-verify's mathematics in limited worker processes."""
-
-from tango_hpc.grading.pool import GradeItem, GradingPool, Verdict
-
-__all__ = ["GradeItem", "GradingPool", "Verdict"]

@@ -1,0 +1,54 @@
+"""Keeping the verifier of use: when its judgements count, which solutions it learns from, where it looks again.
+
+Ours, not the paper's. Where nearly all solutions are of one kind, verifications of a group agree, so there is no
+gradient but towards the kind that is common, and a verifier can end at one verdict for everything; its judgements then
+push the generator the wrong way. Each function serves one setting, and each setting is off by default:
+`algorithm.min_verifier_j`, `train.verifier_draws`, `train.verification_draws`. (`train.warmup_min_share`, which lets
+the warm-up wait, is in `stages.schedule`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tango_hpc.method.prof import kept_of_each
+
+
+def gated_alpha(alpha: float, j: float | None, least: float | None) -> float:
+    """The weight of step advantages: `alpha` where J of the verdicts is above `least`, else 0; `alpha` without `least`.
+
+    None for `j`, which the solutions of one kind leave undefined, is no evidence that the verifier is of use: 0.
+    """
+    if least is None or (j is not None and j > least):
+        return alpha
+    return 0.0
+
+
+def is_balanced(correct_N: Sequence[bool], count: int) -> bool:
+    """Whether there are enough of N solutions of either kind for `count` of them in balance."""
+    num_right = sum(correct_N)
+    return min(num_right, len(correct_N) - num_right) >= count // 2
+
+
+def balanced(correct_N: Sequence[bool], count: int) -> list[int]:
+    """Which `count` of N solutions the verifier judges: as many right as wrong ones, as far as there are such.
+
+    Of each kind those drawn first, in their order; of an odd number one wrong solution more.
+    """
+    places = {kind: [i for i, correct in enumerate(correct_N) if bool(correct) is kind] for kind in (True, False)}
+    num_right, num_wrong = kept_of_each(len(places[True]), len(places[False]), count)
+    return sorted(places[True][:num_right] + places[False][:num_wrong])
+
+
+def agreed_and_wrong(correct_K: Sequence[bool], verdicts_K_M: Sequence[Sequence[int]]) -> list[int]:
+    """Which of K judged solutions have verdicts that all agree and are all wrong: they teach nothing as they are.
+
+    Where all verdicts are missing there is nothing to agree on. More verifications of these are drawn from the same
+    policy at the same temperature and join their group, so all log-probabilities are exact and no sample is dropped. Of
+    solutions on which all verdicts agree and are right there is nothing to learn.
+    """
+    return [
+        k
+        for k, (correct, verdicts_M) in enumerate(zip(correct_K, verdicts_K_M, strict=True))
+        if verdicts_M and set(verdicts_M) == {int(not correct)}
+    ]

@@ -1,0 +1,195 @@
+"""Causal self-attention over sequences packed one after the other, with no padding in the rest of the model.
+
+T: tokens of all sequences of a micro-batch. H: query heads, G: key/value heads, D: dimensions of a head.
+B: sequences of a block, L: its longest.
+
+Rotary embedding happens here, from one table of cosines per micro-batch, in place of Megatron-core's loop over the
+sequences in every layer.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.mappings import all_gather_last_dim_from_tensor_parallel_region
+from megatron.core.transformer.attention import SelfAttention
+from torch import Tensor, nn
+
+from tango_hpc.models.parallel.ranks import to_device
+
+# A block of padded sequences keeps those at least this share of its longest.
+_LEAST_FILL = 0.8
+_SMALL_BLOCK = 8
+
+
+@dataclass
+class PackedSequences(PackedSeqParams):
+    """What attention has to know of a micro-batch: the bounds of its sequences, and rotary angles per token.
+
+    `blocks` is filled where sequences are padded for the attention alone: one [B, L] index of tokens each, in
+    which padding repeats a sequence's last token; `unpad` then finds the T tokens in the flattened blocks.
+    """
+
+    cos_TD: Tensor = field(default=None)
+    sin_TD: Tensor = field(default=None)
+    blocks: list[Tensor] = field(default_factory=list)
+    unpad_T: Tensor | None = None
+
+    @classmethod
+    def of_lengths(
+        cls, lengths: Sequence[int], frequencies: Tensor, dtype: torch.dtype, device: torch.device
+    ) -> PackedSequences:
+        """Describe sequences of these lengths, longest first, that lie one after the other."""
+        lengths_B = np.asarray(lengths, dtype=np.int64)
+        starts_B = np.concatenate([[0], np.cumsum(lengths_B)])
+        positions_T = np.arange(starts_B[-1]) - np.repeat(starts_B[:-1], lengths_B)
+        angles_TD = torch.outer(torch.from_numpy(positions_T).float(), frequencies).repeat(1, 2)
+        bounds = to_device(torch.from_numpy(starts_B).int(), device)
+        longest = int(lengths_B.max())
+        packed = cls(
+            qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=longest, max_seqlen_kv=longest,
+            cos_TD=to_device(angles_TD.cos().to(dtype), device), sin_TD=to_device(angles_TD.sin().to(dtype), device),
+        )  # fmt: skip
+        if not _has_varlen(device, dtype):
+            packed._pad(lengths_B, starts_B, device)
+        return packed
+
+    def _pad(self, lengths_B: np.ndarray, starts_B: np.ndarray, device: torch.device) -> None:
+        """Cut the sequences into blocks of similar lengths."""
+        unpad, offset, first = [], 0, 0
+        while first < len(lengths_B):
+            longest, last = int(lengths_B[first]), first + 1
+            while last < len(lengths_B) and (lengths_B[last] >= _LEAST_FILL * longest or last - first < _SMALL_BLOCK):
+                last += 1
+            block_lengths, steps_L = lengths_B[first:last, None], np.arange(longest)
+            index_BL = starts_B[first:last, None] + np.minimum(steps_L, block_lengths - 1)
+            self.blocks.append(to_device(torch.from_numpy(index_BL), device))
+            unpad.append(np.flatnonzero(steps_L < block_lengths) + offset)
+            offset, first = offset + index_BL.size, last
+        self.unpad_T = to_device(torch.from_numpy(np.concatenate(unpad)), device)
+
+
+class PackedCoreAttention(nn.Module):
+    """Rotary embedding, then causal attention within each sequence. Takes the place of Megatron-core's own.
+
+    On a GPU in 16 bits, one variable-length flash-attention call. Otherwise one padded
+    `scaled_dot_product_attention` per block of similar lengths: padding follows each sequence, so causal masking
+    alone keeps the result exact, and a call per sequence would cost a multiple for many short ones.
+    """
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+
+    def forward(
+        self,
+        query_THD: Tensor,
+        key_TGD: Tensor,
+        value_TGD: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        packed_seq_params: PackedSequences,
+        **_: Any,
+    ) -> Tensor:
+        """The attention's output, [T, H, D]."""
+        assert attention_mask is None, "packed sequences are masked by their bounds"
+        packed = packed_seq_params
+        query_THD = _rotate(query_THD, packed.cos_TD, packed.sin_TD)
+        key_TGD = _rotate(key_TGD, packed.cos_TD, packed.sin_TD)
+        grouped = query_THD.shape[1] != key_TGD.shape[1]
+        if packed.unpad_T is None:
+            from torch.nn.attention.varlen import varlen_attn
+
+            groups = {"enable_gqa": grouped} if _varlen_has_enable_gqa() else {}
+            return varlen_attn(
+                query_THD, key_TGD, value_TGD.contiguous(), packed.cu_seqlens_q, packed.cu_seqlens_kv,
+                packed.max_seqlen_q, packed.max_seqlen_kv, window_size=(-1, 0), **groups,
+            )  # fmt: skip
+        outputs = []
+        for index_BL in packed.blocks:
+            query, key, value = (
+                tensor.index_select(0, index_BL.flatten()).unflatten(0, index_BL.shape).transpose(1, 2)
+                for tensor in (query_THD, key_TGD, value_TGD)
+            )
+            output_BHLD = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+            outputs.append(output_BHLD.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outputs).index_select(0, packed.unpad_T)
+
+
+class PackedSelfAttention(SelfAttention):
+    """Megatron-core's self-attention, also where tensor ranks share key/value heads.
+
+    For that case Megatron-core asks its global state for the tensor rank; each role here has its own groups.
+    """
+
+    def get_query_key_value_tensors(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        output_gate: bool = False,
+        split_qkv: bool = True,
+    ) -> Any:
+        """Query [T, 1, H, D], key and value [T, 1, G, D] of this rank's heads."""
+        sharing = self.world_size // self.config.num_query_groups
+        if sharing <= 1:
+            return super().get_query_key_value_tensors(hidden_states, key_value_states, output_gate, split_qkv)
+        mixed, _ = self.linear_qkv(hidden_states)
+        mixed = all_gather_last_dim_from_tensor_parallel_region(mixed, group=self.tp_group)
+        group, part = divmod(self.tp_group.rank(), sharing)
+        dim, num_heads = self.hidden_size_per_attention_head, self.num_attention_heads_per_partition
+        mixed = mixed.unflatten(-1, (self.config.num_query_groups, num_heads + 2, dim))[..., group, :, :]
+        query, key, value = mixed.split([num_heads, 1, 1], dim=-2)
+        query = query.chunk(sharing, dim=-2)[part]
+        if self.q_layernorm is not None:
+            query = self.q_layernorm(query)
+        if self.k_layernorm is not None:
+            key = self.k_layernorm(key)
+        return query, key, value
+
+
+@functools.cache
+def _varlen_has_enable_gqa() -> bool:
+    """Return whether `varlen_attn` takes `enable_gqa`. In torch 2.11 it takes grouped heads without that argument."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
+def _has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
+    """Flash attention over packed sequences runs on GPUs in 16 bits."""
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+
+
+def _rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    """Rotate the pairs (i, i + D/2) of each head, as Hugging Face models lay them out."""
+    return _Rotation.apply(x_THD, cos_TD[:, None], sin_TD[:, None])
+
+
+class _Rotation(torch.autograd.Function):
+    """A rotation and, backward, the opposite one: four passes over half of the numbers each, and nothing kept."""
+
+    @staticmethod
+    def forward(ctx, x_THD, cos_T1D, sin_T1D):
+        ctx.save_for_backward(cos_T1D, sin_T1D)
+        return _rotated(x_THD, cos_T1D, sin_T1D, 1.0)
+
+    @staticmethod
+    def backward(ctx, grad_THD):
+        cos_T1D, sin_T1D = ctx.saved_tensors
+        return _rotated(grad_THD, cos_T1D, sin_T1D, -1.0), None, None
+
+
+def _rotated(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, sign: float) -> Tensor:
+    (left, right), cos, sin = x_THD.chunk(2, dim=-1), cos_T1D.chunk(2, dim=-1)[0], sin_T1D.chunk(2, dim=-1)[0]
+    out_THD = torch.empty(x_THD.shape, dtype=x_THD.dtype, device=x_THD.device)
+    out_left, out_right = out_THD.chunk(2, dim=-1)
+    torch.mul(left, cos, out=out_left).addcmul_(right, sin, value=-sign)
+    torch.mul(right, cos, out=out_right).addcmul_(left, sin, value=sign)
+    return out_THD

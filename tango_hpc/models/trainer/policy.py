@@ -1,0 +1,410 @@
+"""One role's trainer: log-probabilities of responses, and updates by Eq. 1 or by supervised fine-tuning.
+
+Every method is collective: all ranks call it with the same global batch, and get the same global result.
+
+R: response tokens of a micro-batch. N: response tokens of the global batch, in one flat vector.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+from torch import Tensor
+
+from tango_hpc.base.config.roles import OptimizerConfig, RoleConfig
+from tango_hpc.base.config.values import ProductDtype
+from tango_hpc.base.model_shape import ModelShape, check_parallel
+from tango_hpc.base.run.manifest import FileSum
+from tango_hpc.base.types import TrainSequence
+from tango_hpc.method.equations import policy_loss_terms, token_weights
+from tango_hpc.models.parallel.groups import PolicyGroups
+from tango_hpc.models.parallel.megatron_cpu import megatron_on_cpu
+from tango_hpc.models.parallel.ranks import this_device, to_device
+from tango_hpc.models.trainer import hf_io, saved_state
+from tango_hpc.models.trainer.flops import update_operations
+from tango_hpc.models.trainer.loss import (
+    STATISTICS,
+    ChunkLoss,
+    LogprobGapError,
+    LossSettings,
+    TokenLoss,
+    UpdateStats,
+    combine,
+)
+from tango_hpc.models.trainer.micro_batch import (
+    MicroBatch,
+    build_micro_batch,
+    fed_length,
+    flat,
+    give,
+    response_offsets,
+)
+from tango_hpc.models.trainer.model import build_model, transformer_config
+from tango_hpc.models.trainer.offload import DeviceMemory
+from tango_hpc.models.trainer.optimizer import PolicyOptimizer
+from tango_hpc.models.trainer.pinned_memory import host_copies
+from tango_hpc.models.trainer.products import multiply_in_bfloat16, rounds_products
+from tango_hpc.models.trainer.rotary import rope_frequencies
+from tango_hpc.models.trainer.vocab_parallel import OutputLayer, vocab_parallel_logprobs, vocab_parallel_loss
+from tango_hpc.questions.data.packing import pack
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Policy:
+    """A Megatron-core model of one role, cut tensor x pipeline x data over all ranks."""
+
+    def __init__(
+        self,
+        settings: RoleConfig,
+        dtype: str,
+        *,
+        model_dir: Path | None = None,
+        optimizer: OptimizerConfig | None = None,
+        total_steps: int = 0,
+        with_reference: bool = False,
+        products: ProductDtype = "float32",
+    ) -> None:
+        """Load the model of `settings`, or the one in `model_dir`. Without `optimizer` the weights are frozen.
+
+        `total_steps` is the number of optimizer steps that the learning-rate schedule covers. The reference starts
+        from `settings.model.reference_path`, or from the same weights. `products`: see `policy.products`.
+        """
+        self.model_dir = model_dir or settings.model.path
+        parallel, reference_dir = settings.parallel, settings.model.reference_path if with_reference else None
+        self.hf_config = hf_io.read_config(self.model_dir)
+        self.shape = ModelShape.from_hf_config(self.hf_config)
+        check_parallel(self.shape, parallel.tensor, parallel.pipeline)
+        self.groups = PolicyGroups.create(parallel.tensor, parallel.pipeline)
+        self._pack = partial(
+            pack,
+            num_ranks=self.groups.data_size,
+            max_tokens=settings.micro_batch_tokens,
+            min_micro_batches=self.groups.pipeline_size,
+        )
+        self.max_response_tokens = settings.max_response_tokens
+        self.dtype, self.device = DTYPES[dtype], this_device()
+        self._frequencies = rope_frequencies(self.hf_config, self.shape.head_dim)
+        with megatron_on_cpu():
+            config = transformer_config(
+                self.shape,
+                self.hf_config,
+                self.groups,
+                self.dtype,
+                recompute=settings.recompute,
+                sequence=parallel.sequence,
+            )
+            self._multiple = parallel.tensor if parallel.sequence else 1
+            self.model = build_model(self.shape, config, self.groups)
+            if self.device.type == "cpu" and self.dtype is torch.float32 and rounds_products(products):
+                multiply_in_bfloat16(self.model)
+            if optimizer is None:
+                self.model.requires_grad_(False)
+            self._schedule = get_forward_backward_func(pp_size=self.groups.pipeline_size, vp_size=None)
+            self._p2p = P2PCommunicator(self.groups.pipeline, config) if self.groups.pipeline_size > 1 else None
+            hf_io.import_weights(reference_dir or self.model_dir, self.shape, self.groups, self.named_shards())
+            self.reference: dict[str, Tensor] | None = None
+            if with_reference:
+                self.reference = host_copies(self.named_shards())
+            if reference_dir is not None:
+                hf_io.import_weights(self.model_dir, self.shape, self.groups, self.named_shards())
+            self.optimizer = PolicyOptimizer(self.model, optimizer, self.groups, total_steps) if optimizer else None
+        self._memory = DeviceMemory(self.model, self.optimizer)
+        self._saving: saved_state.Save | None = None
+
+    def named_shards(self) -> dict[str, Tensor]:
+        """This rank's parameters by their name in the layout of `model.trainer_layout`."""
+        return dict(self.model.named_parameters())
+
+    @torch.no_grad()
+    def logprobs(
+        self,
+        sequences: Sequence[TrainSequence],
+        *,
+        reference: bool = False,
+        temperature: float = 1.0,
+        entropy: bool = False,
+    ) -> list[np.ndarray]:
+        """Log-probability of every response token, one float32 array per sequence; with `entropy`, that instead.
+
+        `reference` takes the frozen reference's weights.
+        """
+        offsets = response_offsets(sequences)
+        flat_N = torch.zeros(int(offsets[-1]), dtype=torch.float32, device=self.device)
+
+        def collect(logprobs_R: Tensor, entropy_R: Tensor, flat_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            flat_N[flat_R] = entropy_R if entropy else logprobs_R
+            return logprobs_R.sum(), {}
+
+        with self._reference_weights() if reference else contextlib.nullcontext():
+            self._run(sequences, collect, temperature, forward_only=True)
+        return self._of_all_ranks(flat_N, offsets)
+
+    def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> None:
+        """Give the sequences what updates need to know besides: a KL penalty's reference log-probabilities."""
+        if loss.kl_coef:
+            give(
+                sequences, "reference_logprobs", self.logprobs(sequences, reference=True, temperature=loss.temperature)
+            )
+
+    def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, *, last: bool = True) -> UpdateStats:
+        """One optimizer step on Eq. 1, with the policy before the step as pi_old unless sequences have `old_logprobs`.
+
+        The loss is averaged over tokens and responses with global denominators, so the result does not depend on
+        the layout. Sequences need advantages, and reference log-probabilities if `kl_coef` is not 0 (see `prepare`).
+        Unless this is the `last` update of the batch, they get the `old_logprobs` that the next ones need.
+        """
+        lengths_S = [len(sequence.response_ids) for sequence in sequences]
+        num_responses = sum(length > 0 for length in lengths_S)
+        weights_N = self._to_device(token_weights(lengths_S, loss.loss_average, self.max_response_tokens))
+        advantages_N = self._to_device(flat(sequences, "advantages"))
+        rollout_N = self._given(sequences, "rollout_logprobs")
+        if loss.importance_cap is not None and rollout_N is None:
+            raise ValueError("importance_cap is set, but a sequence has no rollout_logprobs; set it to None")
+        reference_N = self._to_device(flat(sequences, "reference_logprobs")) if loss.kl_coef else None
+        old_N = self._given(sequences, "old_logprobs")
+        first_N = None if last or old_N is not None else torch.zeros_like(advantages_N)
+
+        def token_loss(logprobs_R: Tensor, entropy_R: Tensor, flat_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            old_R = logprobs_R.detach() if old_N is None else old_N[flat_R]
+            if first_N is not None:
+                first_N[flat_R] = old_R
+            gap_R = old_R - rollout_N[flat_R] if rollout_N is not None else torch.zeros_like(old_R)
+            terms_R, kl_R, clipped_R = policy_loss_terms(
+                logprobs_R,
+                old_R,
+                advantages_N[flat_R],
+                None if reference_N is None else reference_N[flat_R],
+                clip_low=loss.clip_low,
+                clip_high=loss.clip_high,
+                kl_coef=loss.kl_coef,
+                kl_estimator=loss.kl_estimator,
+                entropies_T=entropy_R,
+                entropy_coef=loss.entropy_coef,
+                importance_weights_T=(
+                    None if loss.importance_cap is None else gap_R.exp().clamp(max=loss.importance_cap)
+                ),
+            )
+            value = (terms_R * weights_N[flat_R]).sum()
+            gaps_R = gap_R.abs()
+            largest = gaps_R.max() if len(gaps_R) else gaps_R.sum()
+            return value, {
+                "kl": kl_R.sum(),
+                "entropy": entropy_R.sum(),
+                "clipped": clipped_R.sum(),
+                "gap": gaps_R.sum(),
+                "largest_gap": largest,
+            }
+
+        def check(totals: dict[str, float]) -> None:
+            gap_mean = totals["gap"] / max(len(weights_N), 1)
+            if loss.max_logprob_gap is not None and gap_mean > loss.max_logprob_gap:
+                raise LogprobGapError(
+                    f"trainer and engine differ by {gap_mean:.4g} in the mean log-probability of a sampled token, "
+                    f"more than {loss.max_logprob_gap:g} allowed (train.max_logprob_gap); weights were not updated"
+                )
+
+        stats = self._step(sequences, token_loss, loss.temperature, num_responses, check)
+        if first_N is not None:
+            give(sequences, "old_logprobs", self._of_all_ranks(first_N, response_offsets(sequences)))
+        return stats
+
+    def update_sft(self, sequences: Sequence[TrainSequence]) -> UpdateStats:
+        """One optimizer step on the mean cross-entropy of all response tokens."""
+        num_tokens = max(int(response_offsets(sequences)[-1]), 1)
+
+        def token_loss(logprobs_R: Tensor, entropy_R: Tensor, _flat_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            return -logprobs_R.sum() / num_tokens, {"entropy": entropy_R.sum()}
+
+        num_responses = sum(bool(sequence.response_ids) for sequence in sequences)
+        return self._step(sequences, token_loss, 1.0, num_responses)
+
+    def evaluate_sft(self, sequences: Sequence[TrainSequence]) -> float:
+        """Mean cross-entropy of all response tokens, in nats."""
+        values = self.logprobs(sequences)
+        return -float(sum(v.sum(dtype=np.float64) for v in values)) / max(sum(len(v) for v in values), 1)
+
+    def export_hf(self, out_dir: Path) -> None:
+        """Write a Hugging Face folder: weights, and config, tokenizer and what else `model_dir` has."""
+        hf_io.export_weights(Path(out_dir), self.shape, self.groups, self.named_shards(), model_dir=self.model_dir)
+
+    def save(self, folder: Path) -> dict[str, FileSum]:
+        """Write everything that `load` needs to go on from the same bits; sums of the large files of this rank.
+
+        OSError, on all ranks, if it cannot be written.
+        """
+        self.begin_save(folder, background=False)
+        return self.end_save()
+
+    def begin_save(self, folder: Path, *, background: bool) -> None:
+        """Write it, or have a thread write it from a copy while training goes on; `end_save` must follow."""
+        assert self._saving is None, "a save is under way"
+        self._saving = saved_state.Save(self._state(), folder, background=background)
+
+    def is_written(self) -> bool:
+        """Whether `end_save` need not wait for this process."""
+        return self._saving is None or self._saving.is_written()
+
+    def end_save(self) -> dict[str, FileSum]:
+        """Wait for what `begin_save` has begun and complete it; as `save`."""
+        assert self._saving is not None, "no save is under way"
+        saving, self._saving = self._saving, None
+        return saving.finish()
+
+    def load(self, folder: Path) -> None:
+        """Continue from what `save` wrote, in this or any other layout."""
+        saved_state.load(self._state(), folder)
+
+    def _state(self) -> saved_state.PolicyState:
+        return saved_state.PolicyState(
+            self.model,
+            self.groups.data,
+            self.named_shards(),
+            self.reference,
+            self.optimizer,
+            self._memory.where_it_is,
+        )
+
+    def offload(self, *, keep_weights: bool = False, weights_changed: bool = True) -> None:
+        """Drop gradients; move optimizer state, and weights, from a GPU to the host."""
+        self._memory.offload(keep_weights, weights_changed=weights_changed)
+
+    def onload(self, *, weights_only: bool = False) -> None:
+        """Undo `offload`, if need be; `weights_only` is enough for log-probabilities and weight syncs."""
+        self._memory.onload(weights_only)
+
+    def _step(
+        self,
+        sequences: Sequence[TrainSequence],
+        token_loss: TokenLoss,
+        temperature: float,
+        num_responses: int,
+        check: Callable[[dict[str, float]], None] | None = None,
+    ) -> UpdateStats:
+        """Forward and backward over the batch, then one optimizer step unless `check` raises."""
+        assert self.optimizer is not None, "this policy has no optimizer"
+        num_tokens = int(response_offsets(sequences)[-1])
+        with megatron_on_cpu():
+            self.optimizer.zero_grad()
+            results = self._run(sequences, token_loss, temperature, forward_only=False)
+            totals = self._totals(results)
+            if check is not None:
+                check(totals)
+            rate = self.optimizer.next_learning_rate
+            stepped, grad_norm = self.optimizer.step(math.isfinite(totals["loss"]))
+        per_token = 1.0 / max(num_tokens, 1)
+        return UpdateStats(
+            loss=totals["loss"],
+            grad_norm=grad_norm,
+            kl=totals["kl"] * per_token,
+            entropy=totals["entropy"] * per_token,
+            clip_share=totals["clipped"] * per_token,
+            logprob_gap_mean=totals["gap"] * per_token,
+            logprob_gap_max=totals["largest_gap"],
+            num_tokens=num_tokens,
+            num_responses=num_responses,
+            learning_rate=rate,
+            skipped=not stepped,
+            operations=update_operations(self.shape, [fed_length(s) for s in sequences if s.response_ids]),
+        )
+
+    def _run(
+        self, sequences: Sequence[TrainSequence], token_loss: TokenLoss, temperature: float, *, forward_only: bool
+    ) -> list[dict[str, Tensor]]:
+        """Megatron-core's schedule over this rank's micro-batches; the statistics of each, on the last stage."""
+        groups = self.groups
+        members = [i for i, sequence in enumerate(sequences) if sequence.response_ids]
+        packs = self._pack([fed_length(sequences[i]) for i in members])[groups.data_rank]
+        offsets = response_offsets(sequences)
+
+        def micro_batches() -> Iterator[MicroBatch]:
+            for indices in packs:
+                chosen = [members[i] for i in indices]
+                yield build_micro_batch(
+                    sequences, chosen, offsets, self._frequencies, self.dtype, self.device, self._multiple
+                )
+
+        def forward_step(data: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
+            batch = next(data)
+            output = model(
+                input_ids=batch.tokens_1T, position_ids=None, attention_mask=None, packed_seq_params=batch.packed
+            )
+
+            def loss(hidden_T1K: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+                hidden_RK = hidden_T1K[:, 0].index_select(0, batch.predicted_R)
+                layer = OutputLayer(self.model.output_weight(), groups.tensor, self.shape.vocab_size, temperature)
+                asked = ChunkLoss(token_loss, batch.flat_R)
+                if forward_only:
+                    logprobs_R, entropy_R = vocab_parallel_logprobs(hidden_RK, batch.targets_R, layer)
+                    value = asked(logprobs_R, entropy_R, slice(None))
+                else:
+                    value = vocab_parallel_loss(hidden_RK, batch.targets_R, layer, asked)
+                return value, torch.zeros((), dtype=torch.int, device=self.device), asked.statistics()
+
+            return output, loss
+
+        pipeline = {"p2p_communicator": self._p2p} if self._p2p is not None else {}
+        module = self.optimizer.ddp if self.optimizer is not None and not forward_only else self.model
+        with megatron_on_cpu():
+            return self._schedule(
+                forward_step_func=forward_step,
+                data_iterator=micro_batches(),
+                model=module,
+                num_microbatches=len(packs),
+                seq_length=1,  # lengths travel with the tensors
+                micro_batch_size=1,
+                forward_only=forward_only,
+                pg_collection=groups.collection,
+                **pipeline,
+            )
+
+    def _of_all_ranks(self, flat_N: Tensor, offsets_S: np.ndarray) -> list[np.ndarray]:
+        """What the ranks have put in their places of a flat vector, one array per sequence."""
+        if self.groups.is_last_stage and self.groups.data_size > 1:
+            dist.all_reduce(flat_N, group=self.groups.data)
+        if self.groups.pipeline_size > 1:
+            dist.broadcast(flat_N, self.groups.last_stage_rank, group=self.groups.pipeline)
+        values = flat_N.cpu().numpy()
+        return [values[start:stop] for start, stop in itertools.pairwise(offsets_S)]
+
+    def _totals(self, results: list[dict[str, Tensor]]) -> dict[str, float]:
+        """The `STATISTICS` over all micro-batches of all ranks, the same on every rank."""
+        groups = self.groups
+        mine = combine(results) if groups.is_last_stage and groups.tensor_rank == 0 else {}
+        shared = torch.tensor([float(mine.get(name, 0.0)) for name in STATISTICS], dtype=torch.float64)
+        everyone = torch.empty((dist.get_world_size(groups.world), len(STATISTICS)), dtype=torch.float64)
+        dist.all_gather_into_tensor(everyone.flatten(), shared, group=groups.world)
+        totals = combine([dict(zip(STATISTICS, values, strict=True)) for values in everyone])
+        return {name: float(value) for name, value in totals.items()}
+
+    @contextlib.contextmanager
+    def _reference_weights(self) -> Iterator[None]:
+        """The model with the reference's weights in place of its own."""
+        assert self.reference is not None, "this policy was made without a reference"
+        own = {name: shard.data for name, shard in self.named_shards().items()}
+        for name, shard in self.named_shards().items():
+            shard.data = self.reference[name].to(self.device, non_blocking=True)
+        try:
+            yield
+        finally:
+            for name, shard in self.named_shards().items():
+                shard.data = own[name]
+
+    def _given(self, sequences: Sequence[TrainSequence], name: str) -> Tensor | None:
+        """One field of all sequences in one vector, [N], if all have it."""
+        has_it = all(len(getattr(sequence, name)) for sequence in sequences if sequence.response_ids)
+        return self._to_device(flat(sequences, name)) if has_it else None
+
+    def _to_device(self, values: np.ndarray) -> Tensor:
+        return to_device(torch.from_numpy(values.astype(np.float32)), self.device)

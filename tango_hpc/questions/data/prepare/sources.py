@@ -1,0 +1,111 @@
+"""Records of a data set, one at a time, from a local file, a local folder or a hub data set."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tango_hpc.base.errors import UserError
+
+SUFFIXES = (".parquet", ".jsonl", ".json")
+_BATCH_ROWS = 512  # of Parquet held at a time: Eurus rows carry prompts of several kB
+
+
+def find_files(source: str, patterns: Sequence[str]) -> list[Path]:
+    """The data files of `source`, sorted by path: one file, or all in a folder whose relative path fits a pattern.
+
+    A `source` that is no path is a hub data set `owner/name`, whose fitting files are downloaded first (the hub's
+    cache keeps them). Patterns are those of `fnmatch`, on the path below the folder; the first that fits any file
+    decides, so `*test*` before `*` prefers a test split and accepts a folder without splits.
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        if path.suffix not in SUFFIXES:
+            raise UserError(f"{path}: cannot read {path.suffix or 'a file without suffix'}; give {', '.join(SUFFIXES)}")
+        return [path]
+    folder = path if path.is_dir() else _download(source, patterns)
+    files = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+    names = [file.relative_to(folder).as_posix() for file in files]
+    for pattern in patterns:
+        if fitting := fnmatch.filter(names, pattern):
+            return [folder / name for name in fitting]
+    present = ", ".join(names[:8]) or "no data files at all"
+    raise UserError(f"{source} has no file like {' or '.join(patterns)}; it has {present} (--split chooses)")
+
+
+def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every record of `files` in order, with the file that it stands in. Parquet and JSON lines are streamed."""
+    for file in files:
+        if file.suffix == ".parquet":
+            records = _read_parquet(file)
+        elif file.suffix == ".jsonl":
+            records = _read_lines(file)
+        else:
+            records = _read_json(file)
+        try:
+            for record in records:
+                yield file, record
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file} is not text in UTF-8 ({error})") from None
+
+
+def _read_parquet(file: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with pq.ParquetFile(file) as parquet:
+            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {file} as Parquet: {error}") from None
+
+
+def _read_lines(file: Path) -> Iterator[dict[str, Any]]:
+    with open(file, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _record(file, number, line)
+
+
+def _record(file: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}, line {number}: not JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{file}, line {number}: a {type(record).__name__}, not an object with fields")
+    return record
+
+
+def _read_json(file: Path) -> Iterator[dict[str, Any]]:
+    """An array of objects, or JSON lines under the wrong name."""
+    with open(file, encoding="utf-8") as stream:
+        first = stream.read(1024).lstrip()[:1]
+    if first == "{":
+        yield from _read_lines(file)
+        return
+    try:
+        records = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not JSON: {error}") from None
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise UserError(f"{file} must hold an array of objects, one for each record")
+    yield from records
+
+
+def _download(source: str, patterns: Sequence[str]) -> Path:
+    if source.count("/") != 1 or source.startswith((".", "/", "~")):
+        raise UserError(f"no file or folder at {source}; give one, or a hub data set as owner/name")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(source, repo_type="dataset", allow_patterns=list(patterns)))
+    except Exception as error:  # without internet those of whatever library the hub's own asks by
+        raise UserError(
+            f"{source} is no local path, and as a hub data set it cannot be had: {error}\n"
+            "Compute nodes often have no internet: download it on a login node and give the folder."
+        ) from None

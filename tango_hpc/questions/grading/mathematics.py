@@ -1,0 +1,279 @@
+"""Whether an answer in LaTeX or plain text is mathematically the gold answer: structure first, then values.
+
+Lists of answers are unordered; ordered tuples, intervals, unions, matrices, equations, inequalities, named
+values (`x = 5`), units, percents, bases and words each have their rule; what is left is an expression.
+Runs in the worker processes of `pool.GradingPool`, because evaluating an expression may never end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+import sympy
+
+from tango_hpc.questions.grading import expressions
+from tango_hpc.questions.grading.latex import bracketed, clean, is_balanced, words
+from tango_hpc.questions.grading.numbers import looks_grouped, plain_number
+from tango_hpc.questions.grading.structure import (
+    IN_BASE,
+    LETTER,
+    NAMED,
+    base_letter,
+    inside_membership,
+    interval_of,
+    is_collection,
+    is_words,
+    items_of,
+    name_of,
+    rename_argument,
+    spelling,
+    tuple_of,
+)
+from tango_hpc.questions.grading.units import DEGREE, PERCENT, Unit, split_unit
+
+
+def same_answer(gold: str, answer: str, *, tolerance: float | None = None, unit: str | None = None,
+                several: bool = False) -> bool:  # fmt: skip
+    """Whether `answer` is right where `gold` is the reference.
+
+    tolerance: allowed absolute error of a number (a benchmark's own rule); None asks for exactness.
+    unit: the unit that the question asks for, where the gold answer does not repeat it.
+    several: the gold answer lists several answers, so `100,200` are two numbers and not one.
+    """
+    if not is_balanced(answer):
+        return False
+    gold, answer = clean(gold), clean(answer)
+    if not gold or not answer:
+        return False
+    if spelling(gold) == spelling(answer):
+        return True
+    asked = split_unit(rf"1\text{{{unit.strip('$ ')}}}")[1] if unit else None
+    return _Comparison(tolerance, asked).compare(gold, answer, several)
+
+
+class _Comparison:
+    """One comparison with its settings; every method compares (gold, answer), both cleaned.
+
+    Those of one kind of answer give None where the two are not of that kind.
+    """
+
+    def __init__(self, tolerance: float | None, asked_unit: Unit | None) -> None:
+        self.tolerance = tolerance
+        self.asked_unit = asked_unit
+
+    def compare(self, gold: str, answer: str, several: bool = False) -> bool:
+        """Lists, unions and sets as unordered collections; anything else as a single answer."""
+        gold_items, answer_items = items_of(gold, several), items_of(answer, several)
+        if len(gold_items) == 1 and not is_collection(gold) and not several:
+            answer_items = [answer] if looks_grouped(split_unit(answer)[0]) else answer_items
+        if len(gold_items) == len(answer_items) == 1:
+            return self.single(gold_items[0], answer_items[0])
+        if len(gold_items) != len(answer_items):
+            return self._by_parsed_sets(gold, answer)
+        names = [name_of(item) for item in gold_items]
+        if len(set(names)) == len(names) > 1 and None not in names:
+            return self._record(gold_items, answer_items, names)
+        if _matches(gold_items, answer_items, self.single):
+            return True
+        return self._by_parsed_sets(gold, answer)
+
+    def single(self, gold: str, answer: str) -> bool:
+        """One answer against one: tuples, intervals, relations, named values and atoms."""
+        if spelling(gold) == spelling(answer):
+            return True
+        gold, answer = inside_membership(gold), inside_membership(answer)
+        for of_kind in (self._intervals, self._tuples, self._named_values):
+            verdict = of_kind(gold, answer)
+            if verdict is not None:
+                return verdict
+        if "=" in gold or "=" in answer:
+            return "=" in gold and "=" in answer and self._equations(gold, answer)
+        return self.atom(gold, answer)
+
+    def _intervals(self, gold: str, answer: str) -> bool | None:
+        """Two intervals: the same brackets around equal ends."""
+        gold_interval, answer_interval = interval_of(gold), interval_of(answer)
+        if gold_interval is None or answer_interval is None:
+            return None
+        same_brackets = gold_interval[::3] == answer_interval[::3]
+        return same_brackets and all(map(self.single, gold_interval[1:3], answer_interval[1:3]))
+
+    def _tuples(self, gold: str, answer: str) -> bool | None:
+        """Two tuples or vectors entry by entry, other matrices as expressions; a tuple equals nothing else."""
+        gold_tuple, answer_tuple = tuple_of(gold), tuple_of(answer)
+        if gold_tuple and answer_tuple:
+            return len(gold_tuple) == len(answer_tuple) and all(map(self.single, gold_tuple, answer_tuple))
+        if r"\begin{" in gold + answer:
+            return self._matrices(gold, answer)
+        return False if gold_tuple or answer_tuple else None
+
+    def _named_values(self, gold: str, answer: str) -> bool | None:
+        """`x = 5` against `x = 5` or a bare `5`, indices aside; `f(x) = 2x` against `f(t) = 2t`."""
+        gold_match, answer_match = NAMED.fullmatch(gold), NAMED.fullmatch(answer)
+        if gold_match and answer_match and base_letter(gold_match["name"]) == base_letter(answer_match["name"]):
+            return self.single(gold_match["value"].strip(), rename_argument(answer_match, gold_match).strip())
+        if gold_match and "=" not in answer:
+            return self.single(gold_match["value"].strip(), answer)
+        if answer_match and "=" not in gold:
+            return self.single(gold, answer_match["value"].strip())
+        return None
+
+    def atom(self, gold: str, answer: str) -> bool:
+        """One value, word, choice or number in a base, with its unit."""
+        if gold_letter := LETTER.fullmatch(gold):
+            answer_letter = LETTER.fullmatch(answer)
+            if answer_letter:
+                same = str.casefold if "(" in gold or "text" in gold else str
+                return same(gold_letter[1]) == same(answer_letter[1])
+        if is_words(gold):
+            return words(gold) == words(answer)
+        gold_base, answer_base = IN_BASE.fullmatch(gold), IN_BASE.fullmatch(answer)
+        if gold_base or answer_base:
+            return _same_digits(gold, gold_base, answer, answer_base)
+        if ":" in gold + answer:
+            return self._value(_quotient(gold), _quotient(answer))
+        (gold_value, gold_unit), (answer_value, answer_unit) = split_unit(gold), split_unit(answer)
+        return self._with_units(gold_value, gold_unit, answer_value, answer_unit)
+
+    def _with_units(self, gold: str, gold_unit: Unit | None, answer: str, answer_unit: Unit | None) -> bool:
+        """Two values with the units cut off them: units of one dimension are converted."""
+        if gold_unit != answer_unit and {gold_unit, answer_unit} & {PERCENT, DEGREE}:
+            one_sided = gold_unit is None or answer_unit is None
+            return one_sided and self._sign_on_one_side(gold, gold_unit, answer, answer_unit)
+        expected = gold_unit or self.asked_unit
+        if not expected or not answer_unit:
+            return self._value(gold, answer)
+        scale = answer_unit.factor / expected.factor
+        return expected.dimension == answer_unit.dimension and self._value(gold, answer, scale=scale)
+
+    def _sign_on_one_side(self, gold: str, gold_unit: Unit | None, answer: str, answer_unit: Unit | None) -> bool:
+        """Percent or degrees that one side alone writes: left out there, or `50%` is 1/2 and `180^{\\circ}` is pi."""
+        signed, bare = (gold, answer) if gold_unit else (answer, gold)
+        in_degrees = DEGREE in (gold_unit, answer_unit)
+        if in_degrees and r"\pi" in bare:
+            return self._value(rf"({signed})\cdot\frac{{\pi}}{{180}}", bare)
+        as_fraction = rf"\frac{{{signed}}}{{100}}"
+        return self._value(gold, answer) or (not in_degrees and self._value(bare, as_fraction, exactly=True))
+
+    def _value(self, gold: str, answer: str, *, scale: Fraction = Fraction(1), exactly: bool = False) -> bool:
+        """Numbers and expressions: exactly where both are plain numbers, else by the parsed expressions."""
+        gold, answer = _open_group(gold), _open_group(answer)
+        gold_number, answer_number = plain_number(gold), plain_number(answer)
+        rounding = 0.0 if _is_decimal(gold) else _rounding(answer)
+        if gold_number is None or answer_number is None:
+            return self._expressions(gold, answer, scale, rounding)
+        distance = abs(gold_number - answer_number * scale)
+        if distance <= Fraction(self.tolerance or 0) * Fraction(101, 100):
+            return True
+        # Else two exact numbers that differ, or two decimals, unless the answer rounds an exact gold number.
+        return rounding > 0 and not exactly and distance <= Fraction(rounding) * abs(gold_number)
+
+    def _expressions(self, gold: str, answer: str, scale: Fraction, rounding: float) -> bool:
+        """Values and other objects as the parser reads them; only a number can be scaled to another unit."""
+        gold_found, answer_found = expressions.read(_mixed(gold)), expressions.read(_mixed(answer))
+        if gold_found is None or answer_found is None:
+            return False
+        if scale != 1:
+            if not expressions.is_number(answer_found):
+                return False
+            answer_found = expressions.scaled(answer_found, scale)
+        if expressions.same_value(gold_found, answer_found, tolerance=self.tolerance, rounding=rounding):
+            return True
+        if isinstance(gold_found, sympy.Expr) and isinstance(answer_found, sympy.Expr):
+            return False
+        return expressions.same_by_math_verify(gold_found, answer_found)
+
+    def _matrices(self, gold: str, answer: str) -> bool:
+        """Matrices as whole expressions (`\\frac{1}{3} A`, `-A`); a tuple stands for the column of its entries."""
+        values: list[expressions.Readable | None] = []
+        for text in (gold, answer):
+            entries = None if r"\begin{" in text else tuple_of(text)
+            text = r"\begin{pmatrix}" + r" \\ ".join(entries) + r"\end{pmatrix}" if entries else text
+            values.append(expressions.read(text))
+        if any(value is None for value in values):
+            return False
+        return expressions.same_value(*values, tolerance=self.tolerance)
+
+    def _equations(self, gold: str, answer: str) -> bool:
+        """Two equations with one solution set: one is a constant multiple of the other, or math-verify solves both."""
+        sides = [text.split("=") for text in (gold, answer)]
+        if all(len(parts) == 2 for parts in sides):
+            differences = (expressions.read(f"({left})-({right})") for left, right in sides)
+            values = [difference.doit() for difference in differences if isinstance(difference, sympy.Expr)]
+            if len(values) == 2:
+                gold_value, answer_value = values
+                ratio = sympy.simplify(gold_value / answer_value) if answer_value != 0 else sympy.nan
+                return bool(ratio.is_number and ratio.is_finite and ratio != 0)
+        return self._by_parsed_sets(gold, answer)
+
+    def _by_parsed_sets(self, gold: str, answer: str) -> bool:
+        """Sets written in different pieces, such as overlapping unions: sympy's set algebra decides."""
+        marks = (r"\cup", r"\cap", r"\setminus", r"\mathbb", "=")
+        if tuple_of(gold) or tuple_of(answer) or not any(mark in gold + answer for mark in marks):
+            return False
+        gold_set, answer_set = expressions.read(gold), expressions.read(answer)
+        if gold_set is None or answer_set is None:
+            return False
+        return expressions.same_by_math_verify(gold_set, answer_set)
+
+    def _record(self, gold_items: list[str], answer_items: list[str], names: list[str | None]) -> bool:
+        """Several values with different names: matched by name where the answer has names, else in order."""
+        answer_names = [name_of(item) for item in answer_items]
+        if sorted(map(str, answer_names)) == sorted(map(str, names)):
+            answer_items = [answer_items[answer_names.index(name)] for name in names]
+        return all(map(self.single, gold_items, answer_items))
+
+
+def _matches(gold_items: list[str], answer_items: list[str], same: Callable[[str, str], bool]) -> bool:
+    """Whether the answers pair up with the gold ones, each used once. Equality is transitive, so greedy is enough."""
+    remaining = list(answer_items)
+    for gold in gold_items:
+        found = next((index for index, answer in enumerate(remaining) if same(gold, answer)), None)
+        if found is None:
+            return False
+        del remaining[found]
+    return not remaining
+
+
+def _quotient(text: str) -> str:
+    """A ratio `a:b` as the fraction it stands for; anything else as it is."""
+    parts = text.split(":")
+    return rf"\frac{{{parts[0].strip()}}}{{{parts[1].strip()}}}" if len(parts) == 2 else text
+
+
+def _same_digits(gold: str, gold_base: re.Match[str] | None, answer: str, answer_base: re.Match[str] | None) -> bool:
+    """Numerals in a base. Where one side leaves the base to the question, its digits are what counts."""
+    if gold_base and answer_base and (gold_base[2] or gold_base[3]) != (answer_base[2] or answer_base[3]):
+        return False
+    digits = [(match[1] if match else text).casefold() for match, text in ((gold_base, gold), (answer_base, answer))]
+    return digits[0] == digits[1]
+
+
+def _open_group(text: str) -> str:
+    """`{90}` and `(90)` are 90."""
+    while (inside := bracketed(text)) and inside[0] + inside[2] in ("{}", "()") and inside[1]:
+        text = inside[1]
+    return text.strip()
+
+
+def _is_decimal(text: str) -> bool:
+    return re.search(r"\d\.\d|(?<!\d)\.\d", text) is not None
+
+
+def _rounding(text: str) -> float:
+    """How far, relatively, the longest decimal in the text may be from what it stands for; 0 below six significant digits."""
+    found = ((whole + rest).lstrip("0") for whole, rest in re.findall(r"(\d*)\.(\d+)", text))
+    digits = max(found, key=len, default="")
+    return max(expressions.APPROXIMATE, 0.5 / float(digits)) if len(digits) >= 6 else 0.0
+
+
+def _mixed(text: str) -> str:
+    """Whole numbers before proper fractions of whole numbers joined by a plus: the parser would multiply."""
+
+    def join(match: re.Match[str]) -> str:
+        whole, top, bottom = match.groups()
+        return rf"({whole}+\frac{{{top}}}{{{bottom}}})" if int(top) < int(bottom) else match[0]
+
+    return re.sub(r"(?<![\d.^_}])(\d{1,9})\s*\\frac\{\s*(\d{1,9})\s*\}\{\s*(\d{1,9})\s*\}", join, text)

@@ -1,0 +1,106 @@
+"""The code of a user's own task: one class in one Python file, with `grade` and whatever else it has.
+
+It is called in grading workers as the shipped rules are. A mistake in it is told with its file and line.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import traceback
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tango_hpc.base.errors import UserError
+
+MODULE = "tango_hpc_own_task"  # the name that the file has as a module
+
+
+def grade(
+    gold: str, answer: str, *, file: str, source: str, settings: Mapping[str, Any], question: Mapping[str, Any]
+) -> bool:
+    """Whether the class in `source`, which `file` held, calls `answer` right. Raises `UserError` for no truth value."""
+    with mistakes_in(file):
+        result = own_task(file, settings, source).grade(dict(question), answer)
+    if not _is_truth_value(result):
+        raise UserError(f"{file}: grade gave {result!r}; it must give True or False")
+    return bool(result)
+
+
+def label_steps(
+    gold: str, answer: str, *, file: str, source: str, settings: Mapping[str, Any], question: Mapping[str, Any],
+    steps: Sequence[str],
+) -> list[int] | None:  # fmt: skip
+    """The labels that the class in `source` gives these steps, +1 or −1 each. Raises `UserError` for anything else."""
+    with mistakes_in(file):
+        labels = own_task(file, settings, source).label_steps(dict(question), list(steps))
+        labels = None if labels is None else [int(label) for label in labels]
+    if labels is not None and (len(labels) != len(steps) or set(labels) - {1, -1}):
+        raise UserError(f"{file}: label_steps gave {labels} for {len(steps)} steps; it must give +1 or -1 for each")
+    return labels
+
+
+def own_task(file: str, settings: Mapping[str, Any], source: str | None = None) -> Any:
+    """The object that `source` describes, which `file` held or, by default, holds; made once in a process.
+
+    Raises `UserError` for a mistake in it.
+    """
+    # By its source: times and cached bytecode take a version for another one of the same moment.
+    return _own_task(file, json.dumps(settings, sort_keys=True), read_source(file) if source is None else source)
+
+
+def read_source(file: str) -> str:
+    """The text of a task's file. Raises `UserError` where it is none."""
+    try:
+        return importlib.util.decode_source(Path(file).read_bytes())
+    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read as Python: {error}") from error
+
+
+@lru_cache
+def _own_task(file: str, settings: str, source: str) -> Any:
+    module = types.ModuleType(MODULE)
+    vars(module)["__file__"] = file
+    sys.modules[MODULE] = module  # where dataclasses look for the names in their annotations
+    with mistakes_in(file):
+        exec(compile(source, file, "exec"), vars(module))
+    classes = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == MODULE and hasattr(value, "grade")
+    ]
+    if len(classes) != 1:
+        names = ", ".join(each.__name__ for each in classes) or "none"
+        raise UserError(f"{file} must have one class with a method `grade`; it has {names} (docs/your_own_task.md)")
+    with mistakes_in(file, "task.settings: "):
+        return classes[0](**json.loads(settings))
+
+
+@contextmanager
+def mistakes_in(file: str, prefix: str = "") -> Iterator[None]:
+    """Whatever the file's code raises as one `UserError` with the line of the file that it comes from."""
+    try:
+        yield
+    except UserError:
+        raise
+    except MemoryError:
+        raise  # the worker's limit
+    except (Exception, SystemExit) as error:
+        text = error.msg if isinstance(error, SyntaxError) else str(error)  # whose own text repeats the place
+        raise UserError(f"{prefix}{_place(file, error)}{type(error).__name__}: {text}") from error
+
+
+def _place(file: str, error: BaseException) -> str:
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return f"{file}, line {error.lineno}: "
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"{file}, line {frames[-1].lineno}, in {frames[-1].name}: " if frames else f"{file}: "
+
+
+def _is_truth_value(result: object) -> bool:
+    return isinstance(result, bool) or type(result).__name__ in ("bool_", "bool")  # NumPy's own as well

@@ -1,0 +1,30 @@
+"""Questions of a benchmark as a task for `tango eval`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tango_hpc.questions.benchmarks.base import Benchmark
+from tango_hpc.questions.grading.pool import GradeItem, GradingPool
+from tango_hpc.questions.tasks.math import Math
+
+
+class BenchmarkTask(Math):
+    """Asked, read and graded as the benchmark says."""
+
+    def __init__(self, benchmark: Benchmark, pool: GradingPool) -> None:
+        super().__init__(pool)
+        self._benchmark, self.name = benchmark, benchmark.name
+
+    def statement(self, row: Mapping[str, Any]) -> str:
+        """The benchmark's wording of a row."""
+        return self._benchmark.statement(row)
+
+    def answer(self, response: str) -> str | None:
+        """The answer where the benchmark looks for it."""
+        return self._benchmark.extract(response)
+
+    def item(self, row: Mapping[str, Any], answer: str) -> GradeItem:
+        """How an answer to this row is graded."""
+        return self._benchmark.grade(row, answer)

@@ -1,0 +1,39 @@
+"""Mathematics: questions of any prepared set, graded as its source is, by default as mathematics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tango_hpc.questions import benchmarks
+from tango_hpc.questions.benchmarks.base import math_item
+from tango_hpc.questions.grading.pool import GradeItem, GradingPool, Verdict
+from tango_hpc.questions.tasks.base import PlainQuestions
+
+
+class Math(PlainQuestions):
+    """The task. Questions are asked as they stand; rows of a benchmark are graded as that benchmark says.
+
+    Grading runs in worker processes that start with the first answer that needs one; `pool.outcomes` counts what
+    became of all answers (time, memory, ...).
+    """
+
+    name = "math"
+
+    def __init__(self, pool: GradingPool | None = None) -> None:
+        self.pool = pool or GradingPool()
+
+    def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[Verdict]:
+        """Whether each answer is right; no answer is wrong. The result does not depend on the other answers."""
+        given = [(index, row, answer) for index, (row, answer) in enumerate(answers) if answer is not None]
+        graded = self.pool.grade([self.item(row, answer) for _, row, answer in given])
+        verdicts = [Verdict(False)] * len(answers)
+        for (index, _, _), verdict in zip(given, graded, strict=True):
+            verdicts[index] = verdict
+        return verdicts
+
+    def item(self, row: Mapping[str, Any], answer: str) -> GradeItem:
+        """How an answer to this row is graded."""
+        if row["source"] in benchmarks.NAMES:
+            return benchmarks.get_benchmark(row["source"]).grade(row, answer)
+        return math_item(row, answer)

@@ -1,0 +1,230 @@
+"""What an attempt computes with, and how that differs from the attempt before it: settings, data, models, code, ranks.
+
+A run that goes on from a checkpoint must have the data, models and prompts that it began with, by their contents. Settings
+that decide what is computed must be those of before, also where somebody has edited the run's own config.yaml.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tango_hpc.base.config import Config
+from tango_hpc.base.config.paths import NO_TEMPLATE_FILE, flatten, moved, same_value
+from tango_hpc.base.config.roles import RoleConfig
+from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.summary import read_provenance
+from tango_hpc.runner.attempts import newest_checkpoint
+from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_file, evaluated_roles
+
+# Settings that a resumed run may change: they decide where, how fast and how long it runs, not what it computes.
+# A longer run also stretches the schedules of alpha and of the learning rate from the resumed step on.
+CHANGEABLE_ON_RESUME = (
+    "run.*",
+    "launch.nodes",
+    "launch.tasks_per_node",
+    "launch.device",
+    "launch.threads_per_rank",
+    "launch.*_seconds",
+    "launch.max_attempts_without_progress",
+    "launch.stopped_exit_code",
+    "train.generator_steps",
+    "train.eval_every",
+    "train.dump_every",
+    "train.max_logprob_gap",
+    "train.on_trouble.*",
+    "train.max_rollbacks",
+    "sft.*.steps",
+    "sft.*.eval_every",
+    "checkpoint.*",
+    "reshard.*",
+    "*.rollout.*",
+    "*.parallel.*",
+    "*.micro_batch_tokens",
+    "*.recompute",
+)
+
+# Of larger files only blocks are read, evenly spaced from the first to the last.
+WHOLE_BYTES = 64 * 2**20
+BLOCK_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class ConfigChange:
+    """One setting that differs between two configurations; a missing one is None."""
+
+    key: str
+    before: Any
+    after: Any
+
+    @property
+    def allowed(self) -> bool:
+        """Whether a resumed run may make this change."""
+        return any(fnmatch.fnmatchcase(self.key, pattern) for pattern in CHANGEABLE_ON_RESUME)
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before!r} -> {self.after!r}"
+
+
+def compare_with_last(directory: RunDirectory, stage: str, config: Config) -> tuple[dict[str, Any], list[str]]:
+    """What this attempt's entry in provenance.json says of its settings and inputs; and what of it must not be.
+
+    Keys: `settings` (by dotted key), `inputs` (by the key that names them: path, files, size and checksum),
+    `resumed_from`, `changes` since the last attempt of the stage, `refused`. Raises UserError for an input that is there
+    and cannot be read.
+    """
+    attempts = read_provenance(directory)["attempts"]
+    earlier = [entry for entry in attempts if entry["stage"] == stage and _is_whole(entry) and not entry["refused"]]
+    last = earlier[-1] if earlier else {}
+    known = {
+        name: found for entry in earlier for named in entry["inputs"].values() for name, found in named["files"].items()
+    }
+    settings = flatten(config.model_dump(mode="json"))
+    inputs = {}
+    for key, path in inputs_of(config, stage):
+        try:
+            if path.exists():
+                inputs[key] = fingerprint(path, known)
+        except OSError as error:
+            raise UserError(
+                f"{error.filename or path} cannot be read: {error.strerror}; make it readable for you"
+            ) from None
+    resumed_from = newest_checkpoint(directory, stage)
+    known_settings = last.get("settings", {})
+    lay_in = Path(known_settings.get("run.dir", directory.path))
+    edited = [
+        ConfigChange(key, before, settings[key])
+        for key, before in known_settings.items()
+        if key in settings and key != "run.dir" and not same_value(moved(before, lay_in, directory.path), settings[key])
+    ]
+    replaced = [
+        f"{key} ({now['path']}): {_described(before)} -> {_described(now)}"
+        for key, now in inputs.items()
+        if (before := last.get("inputs", {}).get(key)) is not None and _described(before) != _described(now)
+    ]
+    refused = [*(str(change) for change in edited if not change.allowed), *replaced] if resumed_from else []
+    entry = {
+        "settings": settings,
+        "inputs": inputs,
+        "resumed_from": resumed_from,
+        "changes": [*map(str, edited), *replaced],
+        "refused": bool(refused),
+    }
+    return entry, refused
+
+
+def refuse(directory: RunDirectory, refused: list[str]) -> None:
+    """Raise UserError where something is not as it must be."""
+    if refused:
+        listed = "".join(f"\n  {line}" for line in refused)
+        raise UserError(
+            f"{directory.path} cannot go on from its checkpoint, because it would compute something else:{listed}\n"
+            "Bring back what was there before, or start a new run with run.dir=PATH."
+        )
+
+
+def inputs_of(config: Config, stage: str) -> Iterator[tuple[str, Path]]:
+    """The data, models, prompts and code of the user's that `stage` computes from, by the key that names them."""
+    if config.task.is_own:
+        yield "task.name", Path(config.task.name)
+    if stage == "train":
+        yield from (("data.train", config.data.train), ("data.eval", config.data.eval))
+        for name, role in config.roles.items():
+            yield f"{name}.model.path", role.model.path
+            if role.model.reference_path is not None:
+                yield f"{name}.model.reference_path", role.model.reference_path
+            yield from _asked_with(name, role)
+    elif stage == "sft":
+        made: set[Path] = set()
+        for name, settings in (("generator", config.sft.generator), ("verifier", config.sft.verifier)):
+            if settings is None:
+                continue
+            yield f"sft.{name}.data", settings.data
+            if settings.init.build is None and settings.init.path not in made:
+                yield f"sft.{name}.init.path", settings.init.path
+            made.add(settings.output)
+            yield from _asked_with(name, config.roles[name])
+    elif stage == "eval":
+        for benchmark in config.eval.benchmarks:
+            yield "data.eval" if benchmark == "task" else f"eval.data.{benchmark}", evaluated_file(config, benchmark)
+        with suppress(UserError):  # there are none, which the check of inputs says
+            for checkpoint in evaluated_checkpoints(config):
+                yield f"eval.checkpoints.{checkpoint.name}", checkpoint  # its manifest knows all of its files
+        for name in evaluated_roles(config):
+            yield f"{name}.model.path", config.roles[name].model.path
+            yield from _asked_with(name, config.roles[name])
+    elif stage == "teacher":
+        if config.teacher is not None:
+            yield "teacher.questions", config.teacher.questions
+        yield "generator.model.path", config.generator.model.path
+        yield from _asked_with("generator", config.generator)
+
+
+def _asked_with(name: str, role: RoleConfig) -> Iterator[tuple[str, Path]]:
+    """The files of the user's that a role's prompts are made of."""
+    if role.prompt is not None:
+        yield f"{name}.prompt", role.prompt
+    if role.chat_template not in NO_TEMPLATE_FILE:
+        yield f"{name}.chat_template", Path(role.chat_template)
+
+
+def fingerprint(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Path, size and checksum of a file or of all files in a folder; `known` files of that size and time are not read."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    found: dict[str, dict[str, Any]] = {}
+    for file in files:
+        if not file.is_file() or file.name.startswith("."):
+            continue
+        status = file.stat()
+        before = known.get(str(file))
+        if before is not None and (before["size"], before["mtime_ns"]) == (status.st_size, status.st_mtime_ns):
+            found[str(file)] = dict(before)
+        else:
+            checksum = _checksum(file, status.st_size)
+            found[str(file)] = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "crc32": checksum}
+    return {"path": str(path), "files": found}
+
+
+def _is_whole(entry: Mapping[str, Any]) -> bool:
+    """Whether an attempt's entry says what it computed with: not one of before there was such, or with damage in it."""
+    inputs, settings = entry.get("inputs"), entry.get("settings")
+    if not (isinstance(inputs, Mapping) and isinstance(settings, Mapping) and isinstance(entry.get("refused"), bool)):
+        return False
+    if not isinstance(settings.get("run.dir", ""), str):
+        return False
+    listed = [named.get("files") if isinstance(named, Mapping) else None for named in inputs.values()]
+    return all(
+        isinstance(files, Mapping)
+        and all(
+            isinstance(found, Mapping) and all(isinstance(found.get(key), int) for key in ("size", "mtime_ns", "crc32"))
+            for found in files.values()
+        )
+        for files in listed
+    )
+
+
+def _described(entry: Mapping[str, Any]) -> str:
+    """The contents of an input in few words, whatever it is called and wherever it lies."""
+    files = {Path(name).name: found for name, found in entry["files"].items()}
+    single = next(iter(files.values()))["crc32"] if len(files) == 1 else None
+    contents = repr([(name, found["size"], found["crc32"]) for name, found in sorted(files.items())])
+    checksum = zlib.crc32(contents.encode()) if single is None else single
+    return f"{sum(found['size'] for found in files.values()):,} bytes, checksum {checksum:08x}"
+
+
+def _checksum(file: Path, size: int) -> int:
+    count = max(1, min(-(-size // BLOCK_BYTES), WHOLE_BYTES // BLOCK_BYTES))
+    last = max(size - BLOCK_BYTES, 0)
+    starts = range(0, size, BLOCK_BYTES) if size <= WHOLE_BYTES else [last * i // (count - 1) for i in range(count)]
+    crc = 0
+    with file.open("rb") as stream:
+        for start in starts:
+            stream.seek(start)
+            crc = zlib.crc32(stream.read(BLOCK_BYTES), crc)
+    return crc

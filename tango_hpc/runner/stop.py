@@ -1,0 +1,105 @@
+"""Asking a run to save and end: RUN/control/stop, one `StopRequest` as JSON, and how its processes come to obey it.
+
+They learn of a stop in two ways: one sees the file at a safe point, or any of them received SIGTERM, SIGUSR2 or SIGINT
+itself (`scancel --signal` reaches the ranks, not the supervisor). Either way they agree on the flag in a collective, so
+that all stop at the same safe point.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import Literal
+
+from tango_hpc.base.files import Patience, read_replaced, write_atomically
+from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.worker import Worker
+from tango_hpc.runner.heartbeat import Heart, PhaseBoard
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """Who asked, and why. What a user asks for ends the run for good; after a supervisor's, a job requeues itself."""
+
+    by: Literal["user", "supervisor"]
+    why: str
+
+
+def request_stop(directory: RunDirectory, request: StopRequest) -> None:
+    """Have the run save at its next safe point and end. The supervisor's request replaces none that is there."""
+    if request.by == "user" or not directory.stop_file.exists():
+        write_atomically(directory.stop_file, json.dumps(asdict(request)))
+
+
+def read_stop_request(directory: RunDirectory) -> StopRequest | None:
+    """What was asked for, if anything. A file that somebody made by hand is a user's request."""
+    try:
+        text = read_replaced(directory.stop_file).decode(errors="replace")
+    except FileNotFoundError:
+        return None
+    try:
+        return StopRequest(**json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        return StopRequest("user", text.strip() or "the file control/stop")
+
+
+class StopSignal(Heart):
+    """What the training loop polls at its safe points: this process's heartbeat, which hears of a stop.
+
+    `agree` maps this process's flag to "the flag of any" and is a collective over all of them; whoever joins them sets
+    it. `reads_file`: this process looks for the request; one of them does.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, worker: Worker, *, reads_file: bool, board: PhaseBoard | None = None
+    ) -> None:
+        super().__init__(directory, worker, board)
+        self.agree: Callable[[bool], bool] | None = None
+        self._reads_file = reads_file
+        self._stopping = False
+        self._received: str | None = None
+        # For whoever has a GPU: how to ask whether the calling thread's stream is busy.
+        self.watch_stream: Callable[[], Callable[[], bool]] | None = None
+
+    def has_loaded(self) -> None:
+        """Engines are there, their graphs captured: the GPU may be asked what it does, of the stream that they have left."""
+        if self.watch_stream is not None:
+            self.gpu_is_busy = self.watch_stream()
+
+    def start(self) -> None:
+        """Install the signal handlers and start the heartbeat; call it before anything slow."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self.receive)
+        super().start()
+
+    def check(self, phase: str) -> bool:
+        """Whether to save and stop now; every process gets the same answer. A collective. `phase` is what comes next.
+
+        Once it was True it stays True.
+        """
+        assert self.agree is not None, "nobody to agree with"
+        self.reached_safe_point = True
+        self.has_loaded()
+        self.enter(phase)
+        if not self._stopping:
+            asked = self._received is not None or (self._reads_file and self._finds_file())
+            self._stopping = self.agree(asked)
+        return self._stopping
+
+    def _finds_file(self) -> bool:
+        """Whether a stop is asked for. Opening a folder has NFS look at it; that a file is missing it may know for a minute."""
+        with Patience(math.inf), suppress(FileNotFoundError):
+            return self.directory.stop_file.name in os.listdir(self.directory.control)
+        return False  # the next safe point looks again
+
+    def receive(self, number: int, frame: FrameType | None = None) -> None:
+        """Stop at the next safe point: the handler of `STOP_SIGNALS`."""
+        self._received = signal.Signals(number).name

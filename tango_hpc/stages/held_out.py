@@ -1,0 +1,92 @@
+"""The evaluation in the loop: greedy answers to held-out questions, and how well the verifier judges solutions."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tango_hpc.base.errors import CheckFailed
+from tango_hpc.base.types import Generation
+from tango_hpc.questions.tasks import Task
+from tango_hpc.stages.responses import ReadSolution, settled
+from tango_hpc.stages.role import Generator, Role, Through, Verifier
+from tango_hpc.stages.step_metrics import judging_metrics
+
+
+class HeldOut:
+    """Held-out questions, and the solutions of them that the verifier judges every time.
+
+    Those are the generator's greedy answers in the first evaluation, before training. They stay the same, so that a
+    change of F1 is a change of the verifier: a generator that improves leaves ever fewer wrong solutions, and other
+    ones. Beside that it judges the present generator's, as in the paper's Figure 4.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        questions: Sequence[dict[str, Any]],
+        generator: Generator,
+        verifier: Verifier | None,
+        through_of: Callable[[Role], Through],
+    ) -> None:
+        """Each role generates through `through_of(role)`."""
+        self._task, self._generator, self._verifier, self._through_of = task, generator, verifier, through_of
+        self._questions_K = [row for row in questions if generator.fits(generator.prompt(task.statement(row)))]
+        self.num_questions, self.num_too_long = len(questions), len(questions) - len(self._questions_K)
+        if not self._questions_K:
+            raise CheckFailed(
+                f"none of the {len(questions)} evaluation questions fits generator.max_prompt_tokens, "
+                f"{generator.settings.max_prompt_tokens}"
+            )
+        self._to_judge_K: list[ReadSolution] = []
+        self.answered_K: list[ReadSolution] = []  # of the last evaluation
+
+    def evaluate(self) -> dict[str, float | None]:
+        """Metrics by key: the generator's greedy pass@1, and scores of the verifier's verdicts and step judgements, those
+        of the present generator's solutions as `verifier/present_…`.
+
+        The verifier samples, as it does when it judges in training, with the same seeds every time (the scores:
+        `JudgementCounts`). Questions that do not fit the generator's context count as wrong. Collective.
+        """
+        self.answered_K = solutions_K = self._ask(self._through_of(self._generator))
+        values: dict[str, float | None] = {
+            "generator/accuracy": sum(answered.correct for answered in solutions_K) / self.num_questions,
+            "generator/response_tokens": statistics.fmean(answered.response.num_tokens for answered in solutions_K),
+            "generator/format_failures": statistics.fmean(
+                not answered.solution.well_formed for answered in solutions_K
+            ),
+        }
+        if self._verifier is not None:
+            self._to_judge_K = self._to_judge_K or solutions_K
+            scores = self._judged(self._verifier, self._to_judge_K)
+            values |= scores
+            if [_tokens(read) for read in solutions_K] != [_tokens(read) for read in self._to_judge_K]:
+                scores = self._judged(self._verifier, solutions_K)
+            values |= {key.replace("/", "/present_"): value for key, value in scores.items()}
+        return values | {"data/not_asked": self.num_too_long}
+
+    def _judged(self, verifier: Verifier, solutions_K: list[ReadSolution]) -> dict[str, float | None]:
+        seeds_K = range(len(solutions_K))
+        read_K = verifier.judge(solutions_K, seeds_K, through=self._through_of(verifier))
+        return judging_metrics(self._task, read_K)
+
+    def state_dict(self) -> list[list[Any]]:
+        """Token ids and finish reason of the solutions to judge; JSON."""
+        generations = [judged.response.generation for judged in self._to_judge_K]
+        return [[generation.token_ids, generation.finish_reason] for generation in generations]
+
+    def load_state_dict(self, state: list[list[Any]]) -> None:
+        """Judge these from now on. Collective: they are graded once more."""
+        if state:
+            saved_K = [Generation(token_ids, [], reason) for token_ids, reason in state]
+            self._to_judge_K = self._ask(lambda _generate: saved_K)
+
+    def _ask(self, through: Through) -> list[ReadSolution]:
+        seeds_K = [0] * len(self._questions_K)
+        asked = self._generator.solve(self._task, self._questions_K, seeds_K, greedy=True, through=through)
+        return settled(asked)
+
+
+def _tokens(read: ReadSolution) -> list[int]:
+    return read.response.generation.token_ids
