@@ -26,7 +26,9 @@ def measure(folder: Path, repeats: int) -> list[Measurement]:
         ours.append(_seconds_until(
             [sys.executable, "-P", "-m", "tango_hpc.commands.cli", "train", str(config)], run / "run/evaluations.jsonl"
         ))  # fmt: skip
-        theirs.append(_seconds_until([sys.executable, "-P", str(Path(__file__).with_name("bare_start.py")), str(model)], None))
+        theirs.append(
+            _seconds_until([sys.executable, "-P", str(Path(__file__).with_name("bare_start.py")), str(model)], None)
+        )
     ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
     return [Measurement("start", "command to first evaluation", "bare vLLM, to its first token", "s", ours, theirs,
                         ratios, 1.5, False)]  # fmt: skip
