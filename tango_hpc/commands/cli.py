@@ -42,8 +42,9 @@ RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]
 
 def _run_here(stage: str, config: Path, overrides: list[str] | None, resume: bool) -> None:
     from tango_hpc.runner.local import run_foreground
+    from tango_hpc.stages.stage import STAGES
 
-    raise typer.Exit(run_foreground(stage, config, overrides or [], resume=resume))
+    raise typer.Exit(run_foreground(STAGES[stage], config, overrides or [], resume=resume))
 
 
 @app.command()
@@ -72,8 +73,9 @@ def evaluate(config: ConfigFile, overrides: Overrides = None, resume: Resume = F
     """
     from tango_hpc.base.config.load import read_run_dir
     from tango_hpc.runner.local import run_foreground
+    from tango_hpc.stages.stage import EVAL
 
-    code = run_foreground("eval", config, overrides or [], resume=resume)
+    code = run_foreground(EVAL, config, overrides or [], resume=resume)
     table = read_run_dir(config, overrides or []) / "eval/results.md"
     if code == 0 and table.is_file():
         typer.echo(f"{table.read_text()}\nanswers to read: {table.with_name('answers.html')}")

@@ -20,12 +20,12 @@ from tango_hpc.base.run.summary import package_versions
 from tango_hpc.commands.doctor_ranks import MIN_FREE_GB, compare_ranks
 from tango_hpc.commands.findings import Finding, show
 from tango_hpc.commands.profiles import Profile, job_variables, load_profile
-from tango_hpc.commands.submit import check_stages, script
+from tango_hpc.commands.submit import is_node_local, script
 from tango_hpc.runner import slurm
 from tango_hpc.runner.enter import check_run_dir
 from tango_hpc.runner.gpu_driver import ASK_FOR_GPUS, gpu_software
 from tango_hpc.runner.gpu_environment import allocator_notes
-from tango_hpc.stages.preflight import check_inputs, is_node_local
+from tango_hpc.stages.stage import Stage, stages_named
 
 PYTHONS = ((3, 11), (3, 12), (3, 13))
 NEEDED = ("torch", "megatron-core", "transformers", "submitit", "pyarrow", "pydantic")
@@ -51,7 +51,7 @@ def examine(
 
     if config_file is not None:
         config = load_config(config_file, overrides)
-    chosen, order = load_profile(profile), check_stages(stages)
+    chosen, order = load_profile(profile), stages_named(stages)
     storage = config.run.dir if config is not None else Path.cwd()
     look("Software", lambda: _software(in_container=bool(chosen.apptainer or chosen.pyxis)))
     look("GPU", lambda: _gpu(config, os.environ | _variables(chosen)))
@@ -192,30 +192,32 @@ def _storage(place: Path) -> Iterator[Finding]:
             yield Finding("warn", f"{home}: {problem}, and caches go there", "set cache_dir in the profile")
 
 
-def _inputs(config: Config, stages: Sequence[str]) -> Iterator[Finding]:
+def _inputs(config: Config, stages: Sequence[Stage]) -> Iterator[Finding]:
     try:
         check_run_dir(config.run.dir)
     except UserError as error:
         yield Finding("fail", str(error))
-    before: list[str] = []
+    before: list[Stage] = []
     for stage in stages:
-        if stage == "sft" and config.sft.generator is None and config.sft.verifier is None:
+        if stage is not stages[-1] and not stage.is_configured(config):
             continue
         try:
-            check_inputs(config, stage, after=before)
+            stage.check_inputs(config, after=before)
         except UserError as error:
             for line in str(error).splitlines():
-                yield Finding("fail" if stage == stages[-1] else "warn", f"{stage}: {line}")
+                yield Finding("fail" if stage is stages[-1] else "warn", f"{stage.name}: {line}")
             continue
         try:
-            check_inputs(config, stage)
-            yield Finding("ok", f"{stage}: models and data are there")
+            stage.check_inputs(config)
+            yield Finding("ok", f"{stage.name}: models and data are there")
         except UserError:
-            yield Finding("warn", f"{stage}: its models are not there yet", "fine-tune first, or run both as sft,train")
+            yield Finding(
+                "warn", f"{stage.name}: its models are not there yet", "fine-tune first, or run both as sft,train"
+            )
         before.append(stage)
 
 
-def _profile(profile: Profile, config: Config | None, stages: Sequence[str]) -> Iterator[Finding]:
+def _profile(profile: Profile, config: Config | None, stages: Sequence[Stage]) -> Iterator[Finding]:
     """What the profile names, as far as this machine sees it, and whether Slurm would take the job."""
     named = {"venv": profile.venv and profile.venv / "bin/activate"}
     if profile.apptainer is not None:
@@ -244,7 +246,7 @@ def _profile(profile: Profile, config: Config | None, stages: Sequence[str]) -> 
             "" if fine else "name a folder of your own",
         )
     if config is not None and slurm.is_available():
-        taken, answer = slurm.would_take(script(stages[-1], config, profile))
+        taken, answer = slurm.would_take(script(stages[-1].name, config, profile))
         yield Finding(
             "ok" if taken else "fail",
             f"Slurm would take the job: {answer}" if taken else f"Slurm refuses: {answer}",

@@ -19,7 +19,7 @@ from tango_hpc.runner import slurm
 from tango_hpc.runner.environment import free_port, place, python_path
 from tango_hpc.runner.gpu_driver import gpu_software
 from tango_hpc.runner.starters import CODE_ROOT
-from tango_hpc.stages.processes import process_roles
+from tango_hpc.stages.stage import Stage
 
 PROBE_SECONDS = 180.0
 MAX_SKEW_SECONDS = 2.0
@@ -31,12 +31,12 @@ SHOW_ALL_GPUS = (
 
 
 def compare_ranks(
-    config: Config | None, storage: Path, variables: dict[str, str], stages: Sequence[str]
+    config: Config | None, storage: Path, variables: dict[str, str], stages: Sequence[Stage]
 ) -> Iterator[Finding]:
     """Start a probe on every rank, as a run would, and compare what they saw."""
     existing = next(folder for folder in (storage, *storage.parents) if folder.is_dir())
     with tempfile.TemporaryDirectory(dir=existing, prefix=".tango-doctor-") as folder:
-        num_processes = 1 if config is None else max(len(process_roles(config, stage)) for stage in stages)
+        num_processes = 1 if config is None else max(len(stage.roles(config)) for stage in stages)
         size, problem = _start_probe(config, Path(folder), variables, num_processes)
         found = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("probe_*.json"))]
     small = _too_small(config, started=len(found) == size)

@@ -11,9 +11,10 @@ import typer
 from tango_hpc.base.config import Config
 from tango_hpc.base.errors import UserError
 from tango_hpc.commands.profiles import Profile
-from tango_hpc.commands.submit import Cluster, check_stages, check_submission, script
+from tango_hpc.commands.submit import Cluster, check_submission, script
 from tango_hpc.runner import slurm
 from tango_hpc.runner.enter import check_run
+from tango_hpc.stages.stage import stages_named
 
 
 def show_submission(
@@ -24,7 +25,7 @@ def show_submission(
     typer.echo(text)
     typer.echo(asked, err=True)
     check_submission(config, profile, cluster)
-    check_run(check_stages(stages), config, resume=resume)
+    check_run(stages_named(stages), config, resume=resume)
     if cluster == "slurm":
         check_script(text)
 

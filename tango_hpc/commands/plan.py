@@ -37,11 +37,12 @@ def plan(
     from tango_hpc.base.config import load_config
     from tango_hpc.commands.plan_report import make_plan, show_plan
     from tango_hpc.plan.host import memory_of_this_machine
+    from tango_hpc.stages.stage import STAGES
 
     loaded = load_config(config, overrides or [])
     if node_gb is None and loaded.launch.device == "cpu":
         node_gb = memory_of_this_machine()
-    found = make_plan(loaded, gpu_gb=gpu_gb, node_gb=node_gb, stage=stage)
+    found = make_plan(loaded, gpu_gb=gpu_gb, node_gb=node_gb, stage=STAGES[stage])
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:

@@ -38,20 +38,20 @@ from tango_hpc.models.weight_sync.planned import plan_report as reshard_report
 from tango_hpc.plan.batch import role_batch
 from tango_hpc.plan.communicators import count_communicators
 from tango_hpc.plan.memory import Phase, plan_memory
-from tango_hpc.stages.processes import PlannedStage, as_in_stage, process_roles
 from tango_hpc.stages.role_schedule import role_schedule
+from tango_hpc.stages.stage import STAGES, TRAIN, Stage
 
 
-def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: PlannedStage = "train") -> dict[str, Any]:
+def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Stage = TRAIN) -> dict[str, Any]:
     """The plan as JSON-ready values. Raises UserError for a model without sizes or one that cannot be cut this way."""
-    whole, config = config, as_in_stage(config, stage)
+    whole, config = config, stage.taking_part(config)
     shapes = {name: role_shape(config, name) for name in config.roles}
     for name, role in config.roles.items():
         check_parallel(shapes[name], role.parallel.tensor, role.parallel.pipeline)
     reshard = reshard_report(config)
     sync_bytes = {name: synced["total"]["peak_extra_bytes"] for name, synced in reshard.items()}
     memory = plan_memory(
-        config, gpu_gb=gpu_gb, node_gb=node_gb, sync_bytes=sync_bytes, takes_checkpoints=stage == "eval"
+        config, gpu_gb=gpu_gb, node_gb=node_gb, sync_bytes=sync_bytes, takes_checkpoints=stage.takes_checkpoints
     )
     steps = Counter(role_schedule(whole))
     kept, checkpoint = config.checkpoint, sum(memory.checkpoint_bytes.values())
@@ -61,10 +61,12 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Pl
         "problems": memory.problems,
         "device": config.launch.device,
         "ranks": config.world_size,
-        "stage": stage,
-        "processes": {name: _processes(whole, name) for name in _stages(whole)},
+        "stage": stage.name,
+        "processes": {name: _processes(whole, named) for name, named in STAGES.items() if named.is_configured(whole)},
         "communicators": (
-            count_communicators(config, takes_checkpoints=stage == "eval") if config.launch.device == "cuda" else None
+            count_communicators(config, takes_checkpoints=stage.takes_checkpoints)
+            if config.launch.device == "cuda"
+            else None
         ),
         "models": {
             name: {"parameters": shape.num_parameters, "trainable": config.roles[name].trainable}
@@ -76,12 +78,12 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Pl
         },
         "checkpoint": {
             "background": kept.background,
-            "background_from_bytes": memory.background_bytes if stage == "train" else None,
-            "bytes": checkpoint if stage == "train" else None,
+            "background_from_bytes": memory.background_bytes if stage.trains else None,
+            "bytes": checkpoint if stage.trains else None,
             "keep": kept.keep,
-            "weights_bytes": weights if stage == "train" else None,
+            "weights_bytes": weights if stage.trains else None,
             "keep_weights": kept.keep_weights,
-            "disk_bytes": (kept.keep + 1) * checkpoint + kept.keep_weights * weights if stage == "train" else None,
+            "disk_bytes": (kept.keep + 1) * checkpoint + kept.keep_weights * weights if stage.trains else None,
         },
         "batch": {name: _batch(config, name, memory.gpu_bytes, stage) for name in config.roles},
         "schedule": {
@@ -96,7 +98,7 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Pl
     }
 
 
-def _batch(config: Config, role_name: str, gpu_bytes: int | None, stage: PlannedStage) -> dict[str, Any]:
+def _batch(config: Config, role_name: str, gpu_bytes: int | None, stage: Stage) -> dict[str, Any]:
     """A role's batch of a step, and what its engine takes at once. `gpu_bytes` is null on a CPU."""
     engine, sizes = engine_memory(config, role_name, gpu_bytes or 0), role_batch(config, role_name)
     tokens = max(engine.cache, 0) // role_engine(config, role_name).cache_bytes_per_token
@@ -112,18 +114,12 @@ def _batch(config: Config, role_name: str, gpu_bytes: int | None, stage: Planned
         "gpu_share": round(used / gpu_bytes, 4) if gpu_bytes else None,
         "kv_cache_tokens": tokens,
         "kv_cache_sequences": longest,
-        **(waves if stage == "train" else dict.fromkeys(waves)),
+        **(waves if stage.trains else dict.fromkeys(waves)),
     }
 
 
-def _stages(config: Config) -> list[str]:
-    """The stages that a configuration has settings for; training and evaluation have defaults."""
-    tuned = config.sft.generator is not None or config.sft.verifier is not None
-    return [*(["sft"] if tuned else []), "train", "eval", *(["teacher"] if config.teacher is not None else [])]
-
-
-def _processes(config: Config, stage: str) -> dict[str, Any]:
-    roles = process_roles(config, stage)
+def _processes(config: Config, stage: Stage) -> dict[str, Any]:
+    roles = stage.roles(config)
     return {"per_rank": roles, "per_node": config.launch.tasks_per_node * len(roles)}
 
 
@@ -149,7 +145,7 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
     if plan["communicators"] is not None:
         found = plan["communicators"]
         console.print(f"NCCL communicators: at most {found['per_node']:,} on a node, {found['per_gpu']} on a GPU")
-    if plan["stage"] == "train":
+    if plan["checkpoint"]["bytes"] is not None:
         _show_training(plan, console)
     for place, title in (("gpu", "One GPU"), ("node", "Memory of one node")):
         memory = plan["memory"][place]
@@ -164,7 +160,7 @@ def _show_role(plan: dict[str, Any], name: str, console: Console) -> None:
     console.print(f"[bold]{name}[/bold]: {model['parameters'] / 1e6:,.1f}M parameters{trained}")
     cache = f"{numbers['kv_cache_tokens']:,} tokens ({numbers['kv_cache_sequences']:,} full sequences at once)"
     share = f" and {numbers['gpu_share']:.0%} of the GPU" if numbers["gpu_share"] is not None else ""
-    if plan["stage"] != "train":
+    if numbers["waves"] is None:
         console.print(
             f"  an engine takes {numbers['max_num_seqs']:,} sequences at once{share}; its cache holds {cache}"
         )

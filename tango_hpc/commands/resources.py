@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from tango_hpc.base.config import Config
 from tango_hpc.base.errors import UserError
-from tango_hpc.commands.job_memory import job_node_bytes
 from tango_hpc.commands.profiles import BY_PLAN, Profile
 from tango_hpc.runner.environment import CPUS_OF_GPU_RANK
+from tango_hpc.stages.stage import Stage
 
 GIB = 2**30
 # On top of the plan, whose share of CUDA and NCCL is an estimate, and which leaves out what tmpfs holds; in whole steps.
@@ -33,7 +33,7 @@ def cpus_per_rank(config: Config, profile: Profile) -> int:
     return profile.cpus_per_rank or config.launch.threads_per_rank or default
 
 
-def node_memory(configs: Sequence[Config], stages: Sequence[str], profile: Profile) -> Memory:
+def node_memory(configs: Sequence[Config], stages: Sequence[Stage], profile: Profile) -> Memory:
     """Memory of each node for a job, or an array of jobs, that runs `stages` of one of `configs`.
 
     What the profile says (an exclusive node's is all of it), else what the fullest stage needs by the plan and
@@ -52,7 +52,7 @@ def node_memory(configs: Sequence[Config], stages: Sequence[str], profile: Profi
     if profile.exclusive:
         return Memory("0", "whole nodes, as the profile is exclusive")
     try:
-        needed = max(job_node_bytes(config, stages) for config in configs)
+        needed = max(stage.node_bytes(config) for config in configs for stage in stages)
     except UserError as error:
         return Memory(None, f"the cluster's default; set memory in the profile, as the plan cannot tell: {error}")
     steps = -(-int(needed * (1 + MEMORY_MARGIN)) // (MEMORY_STEP_GIB * GIB))

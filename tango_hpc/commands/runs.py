@@ -44,10 +44,10 @@ def submit(
     from tango_hpc.commands.profiles import load_profile
     from tango_hpc.commands.resources import asked_of_a_node, node_memory
     from tango_hpc.runner.snapshot import describe_snapshot
-    from tango_hpc.stages.preflight import node_local_paths
+    from tango_hpc.stages.stage import stages_named
 
     settings, chosen = load_config(config, overrides or []), load_profile(profile)
-    memory = node_memory([settings], submission.check_stages(stage), chosen)
+    memory = node_memory([settings], stages_named(stage), chosen)
     asked = f"Each node is asked for {asked_of_a_node(settings, chosen, memory)}."
     if dry_run:
         show_submission(stage, settings, chosen, cluster, asked, resume=resume)
@@ -60,7 +60,7 @@ def submit(
         typer.echo(describe_snapshot(RunDirectory(settings.run.dir).snapshot))
     run = shlex.quote(str(settings.run.dir))
     typer.echo(f"Watch it with: tango status {run}  or  tango logs {run} --follow")
-    local = node_local_paths(settings)
+    local = submission.node_local_paths(settings)
     if cluster == "slurm" and local:
         typer.echo(
             f"Note: {', '.join(local)}: by the name of the folder on a disk of this machine alone; compute nodes need "

@@ -28,12 +28,13 @@ from tango_hpc.commands.resources import Memory, asked_of_a_node, cpus_per_rank,
 from tango_hpc.runner import slurm
 from tango_hpc.runner.attempts import AttemptLog, remember_job
 from tango_hpc.runner.chain import VARIABLE as CHAIN
-from tango_hpc.runner.enter import Before, prepare_run
+from tango_hpc.runner.enter import RunBackup, prepare_run
 from tango_hpc.runner.environment import python_path
-from tango_hpc.runner.job import run_job
 from tango_hpc.runner.lock import check_lock
 from tango_hpc.runner.queued import check_no_job_waits
 from tango_hpc.runner.snapshot import take_snapshot
+from tango_hpc.stages.job import run_job
+from tango_hpc.stages.stage import stages_named
 
 Cluster = Literal["slurm", "local", "debug"]
 # Room for the supervisor around the ranks' launch.grace_seconds.
@@ -42,7 +43,7 @@ SIGNAL_AHEAD_SECONDS = 30
 NO_LIMIT_MINUTES = 10 * 365 * 24 * 60
 # The variables of the profile's `env`, in the snapshot of a submission; only the user may read it.
 PRIVATE_VARIABLES = "job_variables.sh"
-STAGES = ("sft", "train", "eval", "teacher")
+NODE_LOCAL = ("/tmp", "/dev/shm", "/var/tmp", "/run")
 
 
 def submit(
@@ -63,14 +64,14 @@ def submit(
     """
     settings = config if isinstance(config, Config) else load_config(Path(config), overrides)
     chosen = profile if isinstance(profile, Profile) else load_profile(profile)
-    stage_names = check_stages(stages)
+    programs = stages_named(stages)
     check_submission(settings, chosen, cluster)
-    memory = node_memory([settings], stage_names, chosen)
+    memory = node_memory([settings], programs, chosen)
     asked = asked_of_a_node(settings, chosen, memory)
     directory = RunDirectory(settings.run.dir)
     folder = directory.submitit_logs
-    before = Before(directory, was_there=directory.path.exists())
-    prepare_run(stage_names, settings, resume=resume)
+    backup = RunBackup(directory, was_there=directory.path.exists())
+    prepare_run(programs, settings, resume=resume)
     try:
         take_job_files(chosen, directory.snapshot, [settings])
         with job_environment(chosen, directory.snapshot, cluster), refused_by_slurm(asked):
@@ -80,7 +81,7 @@ def submit(
                 run_job, str(directory.path), stages, str(directory.snapshot) if cluster != "debug" else None
             )
     except UserError:
-        before.bring_back()
+        backup.restore()
         raise
     remember_job(directory, stages, cluster, job, profile if isinstance(profile, str) else None)
     if cluster != "slurm":
@@ -101,7 +102,7 @@ def script(stages: str, config: Config, profile: Profile) -> str:
     """The sbatch script that `submit` hands to Slurm."""
     from submitit.slurm.slurm import _make_sbatch_string
 
-    memory = node_memory([config], check_stages(stages), profile)
+    memory = node_memory([config], stages_named(stages), profile)
     directory = RunDirectory(config.run.dir)
     folder = directory.submitit_logs
     parameters = slurm_parameters(config, profile, memory, job_name(stages, directory), directory.snapshot)
@@ -270,15 +271,6 @@ def check_log_folder(path: Path) -> None:
         raise UserError(f"{path} holds a %, which Slurm replaces in names of log files; choose another directory")
 
 
-def check_stages(stages: str) -> list[str]:
-    """The stages of "sft,train". Raises UserError for one that there is not."""
-    names = stages.split(",")
-    for name in names:
-        if name not in STAGES:
-            raise UserError(f"there is no stage {name!r}; stages are {', '.join(STAGES)}, several as sft,train")
-    return names
-
-
 def check_cluster(cluster: Cluster) -> None:
     """Raise UserError where the cluster's commands are missing."""
     if cluster == "slurm" and not slurm.is_available():
@@ -302,3 +294,15 @@ def check_nobody_runs(directory: RunDirectory) -> None:
 def job_name(stages: str, directory: RunDirectory) -> str:
     """What squeue shows."""
     return f"{stages}-{directory.path.name}"
+
+
+def node_local_paths(config: Config) -> list[str]:
+    """Keys of the config's files and folders that lie where usually every node has a disk of its own."""
+    named = {"run.dir": config.run.dir, "data.train": config.data.train, "data.eval": config.data.eval}
+    named |= {f"{name}.model.path": role.model.path for name, role in config.roles.items()}
+    return [key for key, path in named.items() if is_node_local(path)]
+
+
+def is_node_local(path: Path) -> bool:
+    """Whether `path` lies in a folder that is each node's own, by its name."""
+    return any(path.resolve().is_relative_to(folder) for folder in NODE_LOCAL)

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -48,6 +48,7 @@ from tango_hpc.base.run.summary import read_summary
 from tango_hpc.commands.status import RunState, states
 from tango_hpc.runner.continuity import ConfigChange
 from tango_hpc.runner.enter import changes_of_run, is_done
+from tango_hpc.stages.stage import STAGES, Stage, stage_named
 
 Value = bool | int | float | str | None
 
@@ -57,14 +58,22 @@ _MARKED = re.compile(r"_([0-9a-f]{8}_seed=\d+)$")
 _NUMBERED = re.compile(r"\d{3,}_(.+)")  # earlier releases put a cell's place in the file before its settings
 
 
+def _is_stage(name: str) -> str:
+    try:
+        return stage_named(name).name
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
+StageName = Annotated[str, AfterValidator(_is_stage)]
+
+
 class SweepSettings(Section):
     """The sweep file."""
 
     config: Path
     dir: FilePath
-    stages: list[Literal["sft", "train", "eval", "teacher"]] = Field(
-        ["train"], min_length=1, description="What each cell runs, one after the other."
-    )
+    stages: list[StageName] = Field(["train"], min_length=1, description="What each cell runs, one after the other.")
     overrides: list[str] = Field(default_factory=list, description="For every cell.")
     grid: dict[str, Annotated[list[Value], Field(min_length=1)]] = Field(
         default_factory=dict, description="Every combination of these."
@@ -129,6 +138,11 @@ class Sweep:
     file: Path
     settings: SweepSettings
     cells: list[Cell]
+
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """The stages that each cell runs."""
+        return [STAGES[name] for name in self.settings.stages]
 
     def strangers(self) -> list[Path]:
         """Runs in the sweep's folder that are none of its cells: those that the file no longer names."""

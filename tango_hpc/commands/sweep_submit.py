@@ -34,9 +34,10 @@ from tango_hpc.commands.submit import (
 from tango_hpc.commands.sweep import Cell, Sweep, check_unchanged, known_states
 from tango_hpc.runner import slurm
 from tango_hpc.runner.attempts import remember_job
-from tango_hpc.runner.enter import Before, check_run, prepare_run
-from tango_hpc.runner.job import run_job, run_stages
+from tango_hpc.runner.enter import RunBackup, check_run, prepare_run
+from tango_hpc.runner.job import run_programs
 from tango_hpc.runner.snapshot import describe_snapshot
+from tango_hpc.stages.job import run_job
 
 MAX_PROBLEMS = 10  # that are shown, of as many as there are cells
 SLURMS_ARRAY_SIZE = 1001  # MaxArraySize, unless the cluster has its own
@@ -59,20 +60,20 @@ def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster
     if cluster != "slurm":
         return _run_here(sweep, cells, console)
     home = sweep.settings.dir
-    memory = node_memory([cell.config for cell in cells], sweep.settings.stages, chosen)
+    memory = node_memory([cell.config for cell in cells], sweep.stages, chosen)
     # Cells of an earlier submission may still wait or run: they keep the code that they were submitted with.
     snapshot = home / f"snapshot_{len(list(home.glob('snapshot_*'))) + 1}"
     take_job_files(chosen, snapshot, [cell.config for cell in cells])
     say(console, describe_snapshot(snapshot))
     for number, (array, at_once) in enumerate(zip(arrays, shared(sweep.settings.throttle, len(arrays)), strict=True)):
-        before = [Before(cell.directory, was_there=cell.directory.path.exists()) for cell in array]
+        backups = [RunBackup(cell.directory, was_there=cell.directory.path.exists()) for cell in array]
         try:
             for cell in array:
                 _enter(sweep, cell)
             jobs = _submit_array(sweep, array, at_once, chosen, memory, snapshot)
         except UserError as error:
-            for cell_before in before:
-                cell_before.bring_back()
+            for backup in backups:
+                backup.restore()
             sent = sum(map(len, arrays[:number]))
             again = f"\n{sent} of {len(cells)} cells were submitted before; the same command submits the others"
             raise UserError(f"{error}{again if sent else ''}") from None
@@ -113,7 +114,7 @@ def check_sweep(
     sweep: Sweep, cells: Sequence[Cell], console: Console, profile: Profile, cluster: Cluster
 ) -> list[list[Cell]]:
     """The job arrays of `cells`. Raises UserError for all that would be refused; makes nothing."""
-    home, stages = sweep.settings.dir, sweep.settings.stages
+    home, stages = sweep.settings.dir, sweep.stages
     check_cluster(cluster)
     check_log_folder(home)
     memory = node_memory([cell.config for cell in cells], stages, profile)
@@ -185,7 +186,7 @@ def shared(throttle: int, num_arrays: int) -> list[int]:
 
 
 def _enter(sweep: Sweep, cell: Cell) -> None:
-    prepare_run(sweep.settings.stages, cell.config, resume=cell.exists)
+    prepare_run(sweep.stages, cell.config, resume=cell.exists)
 
 
 def _submit_array(
@@ -208,7 +209,7 @@ def _run_here(sweep: Sweep, cells: Sequence[Cell], console: Console) -> int:
     for cell in cells:
         _enter(sweep, cell)
         say(console, f"cell {cell.name}")
-        code = run_stages(cell.directory, ",".join(sweep.settings.stages), console)
+        code = run_programs(cell.directory, sweep.stages, console)
         if code == StoppedEarly.exit_code:
             return code
         if code != 0:

@@ -14,11 +14,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from tango_hpc.base.config.load import read_tree
-from tango_hpc.base.config.schema import TeacherConfig
-from tango_hpc.base.errors import UserError
 from tango_hpc.base.files import (
     append_line,
     is_number,
@@ -29,11 +24,11 @@ from tango_hpc.base.files import (
     write_atomically,
 )
 from tango_hpc.base.run.directory import RunDirectory
-from tango_hpc.base.run.metrics import STEPPED_STAGES
-from tango_hpc.base.run.step_names import is_newer, steps_in
+from tango_hpc.base.run.step_names import StepName, is_newer, steps_in
 from tango_hpc.base.run.weights_alone import is_whole
 from tango_hpc.runner import slurm
 from tango_hpc.runner.lock import NAME, Process
+from tango_hpc.runner.program import Program
 
 
 @dataclass
@@ -45,22 +40,23 @@ class Attempt:
     host: str
     job: str | None  # Slurm's job id
     started: float  # Unix seconds
-    saved_before: str | None  # `saved_so_far` when it started; once it has ended, the checkpoint that it went on from
+    saved_before: str | None  # `Program.progress` at the start; after the end, the checkpoint that it went on from
     log: str | None = None  # the file that the supervisor's output goes to
     ended: float | None = None
     code: int | None = None
     reason: str = ""
     saved_after: str | None = None
     own_job: bool = True  # the job is there for this run; else the run was started in somebody's allocation or notebook
+    program: Program | None = None  # in the process that started it; not written
 
     @property
     def made_progress(self) -> bool:
-        """Whether it left a newer checkpoint, or more results."""
+        """Return whether the attempt left a newer checkpoint, or more results."""
         return self.ended is not None and self.is_progress(self.saved_after)
 
     def is_progress(self, saved: str | None) -> bool:
-        """Whether what is saved now is more than what it went on from."""
-        if self.stage in STEPPED_STAGES:
+        """Return whether `saved` (`Program.progress`) is more than the attempt went on from."""
+        if any(text is not None and StepName.read(text) for text in (saved, self.saved_before)):
             return is_newer(saved, self.saved_before)
         return saved != self.saved_before
 
@@ -78,22 +74,7 @@ def newest_checkpoint(directory: RunDirectory, stage: str) -> str | None:
     return None
 
 
-def saved_so_far(directory: RunDirectory, stage: str) -> str | None:
-    """What an attempt at `stage` goes on from: the name of the newest checkpoint, or how many files of results there are,
-    and their bytes.
-    """
-    if stage in STEPPED_STAGES:
-        return newest_checkpoint(directory, stage)
-    folder = directory.path / "eval"
-    if stage == "teacher":
-        try:
-            folder = TeacherConfig.model_validate(read_tree(directory.config)["teacher"]).parts
-        except (UserError, ValidationError, KeyError):  # a config that is refused has no results
-            return None
-    sizes = [file.stat().st_size for file in folder.rglob("*.parquet") if file.is_file()]
-    return f"{len(sizes)} files of results, {sum(sizes):,} bytes" if sizes else None
-
-
+_WRITTEN = [field.name for field in fields(Attempt) if field.name != "program"]
 _NUMBERS = ("number", "started", "ended", "code")
 _MOST = 1e11  # seconds since 1970: the year 5138
 _OPTIONAL = ("job", "saved_before", "saved_after", "log", "ended", "code")
@@ -125,9 +106,8 @@ class AttemptLog:
     def read(self) -> list[Attempt]:
         """All attempts of which a whole line is left, the oldest first."""
         attempts: dict[int, Attempt] = {}
-        names = {field.name for field in fields(Attempt)}
         for line in read_json_lines(self._file):
-            data = {name: value for name, value in line.items() if name in names and _fits(name, value)}
+            data = {name: value for name, value in line.items() if name in _WRITTEN and _fits(name, value)}
             if data.get("number") in attempts:
                 for name, value in data.items():
                     setattr(attempts[data["number"]], name, value)
@@ -135,35 +115,37 @@ class AttemptLog:
                 attempts[data["number"]] = Attempt(**data)
         return list(attempts.values())
 
-    def start(self, stage: str) -> Attempt:
-        """Note the start of an attempt."""
+    def start(self, program: Program) -> Attempt:
+        """Record the start of an attempt at `program`."""
         attempt = Attempt(
             number=max((attempt.number for attempt in self.read()), default=0) + 1,
-            stage=stage,
+            stage=program.name,
             host=socket.gethostname(),
             job=slurm.job_id(),
             started=time.time(),
-            saved_before=saved_so_far(self._directory, stage),
+            saved_before=program.progress(self._directory),
             log=_own_log(),
             own_job=slurm.is_batch_process(),
+            program=program,
         )
-        self._append(asdict(attempt))
+        self._append({name: getattr(attempt, name) for name in _WRITTEN})
         return attempt
 
     def end(self, attempt: Attempt, code: int, reason: str) -> None:
-        """Note how it ended."""
+        """Record the end of an attempt that `start` returned."""
+        assert attempt.program is not None, "only who started an attempt ends it"
         attempt.ended, attempt.code, attempt.reason = time.time(), code, reason
-        attempt.saved_after = saved_so_far(self._directory, attempt.stage)
+        attempt.saved_after = attempt.program.progress(self._directory)
         attempt.went_on_from(attempt.saved_after)  # that it was set aside may be all that is known
         names = ("number", "ended", "code", "reason", "saved_before", "saved_after")
         self._append({name: getattr(attempt, name) for name in names})
 
-    def without_progress(self, stage: str, jobs: Collection[str]) -> int:
-        """How many starts of `jobs` in a row, up to the last one, found saved what is saved now."""
-        saved = saved_so_far(self._directory, stage)
+    def without_progress(self, program: Program, jobs: Collection[str]) -> int:
+        """Return how many starts of `jobs` in a row, up to the last one, found saved what is saved now."""
+        saved = program.progress(self._directory)
         count = 0
         for attempt in reversed(self.read()):
-            if (attempt.stage, attempt.saved_before) != (stage, saved) or attempt.job not in jobs:
+            if (attempt.stage, attempt.saved_before) != (program.name, saved) or attempt.job not in jobs:
                 break
             count += 1
         return count

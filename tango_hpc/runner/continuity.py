@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import fnmatch
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tango_hpc.base.config import Config
-from tango_hpc.base.config.paths import NO_TEMPLATE_FILE, flatten, moved, same_value
-from tango_hpc.base.config.roles import RoleConfig
+from tango_hpc.base.config.paths import flatten, moved, same_value
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.summary import read_provenance
 from tango_hpc.runner.attempts import newest_checkpoint
-from tango_hpc.stages.eval_inputs import evaluated_checkpoints, evaluated_file, evaluated_roles
+from tango_hpc.runner.program import Program
 
 # Settings that a resumed run may change: they decide where, how fast and how long it runs, not what it computes.
 # A longer run also stretches the schedules of alpha and of the learning rate from the resumed step on.
@@ -72,7 +70,7 @@ class ConfigChange:
         return f"{self.key}: {self.before!r} -> {self.after!r}"
 
 
-def compare_with_last(directory: RunDirectory, stage: str, config: Config) -> tuple[dict[str, Any], list[str]]:
+def compare_with_last(directory: RunDirectory, program: Program, config: Config) -> tuple[dict[str, Any], list[str]]:
     """What this attempt's entry in provenance.json says of its settings and inputs; and what of it must not be.
 
     Keys: `settings` (by dotted key), `inputs` (by the key that names them: path, files, size and checksum),
@@ -80,14 +78,16 @@ def compare_with_last(directory: RunDirectory, stage: str, config: Config) -> tu
     and cannot be read.
     """
     attempts = read_provenance(directory)["attempts"]
-    earlier = [entry for entry in attempts if entry["stage"] == stage and _is_whole(entry) and not entry["refused"]]
+    earlier = [
+        entry for entry in attempts if entry["stage"] == program.name and _is_whole(entry) and not entry["refused"]
+    ]
     last = earlier[-1] if earlier else {}
     known = {
         name: found for entry in earlier for named in entry["inputs"].values() for name, found in named["files"].items()
     }
     settings = flatten(config.model_dump(mode="json"))
     inputs = {}
-    for key, path in inputs_of(config, stage):
+    for key, path in program.inputs(config):
         try:
             if path.exists():
                 inputs[key] = fingerprint(path, known)
@@ -95,7 +95,7 @@ def compare_with_last(directory: RunDirectory, stage: str, config: Config) -> tu
             raise UserError(
                 f"{error.filename or path} cannot be read: {error.strerror}; make it readable for you"
             ) from None
-    resumed_from = newest_checkpoint(directory, stage)
+    resumed_from = newest_checkpoint(directory, program.name)
     known_settings = last.get("settings", {})
     lay_in = Path(known_settings.get("run.dir", directory.path))
     edited = [
@@ -127,51 +127,6 @@ def refuse(directory: RunDirectory, refused: list[str]) -> None:
             f"{directory.path} cannot go on from its checkpoint, because it would compute something else:{listed}\n"
             "Bring back what was there before, or start a new run with run.dir=PATH."
         )
-
-
-def inputs_of(config: Config, stage: str) -> Iterator[tuple[str, Path]]:
-    """The data, models, prompts and code of the user's that `stage` computes from, by the key that names them."""
-    if config.task.is_own:
-        yield "task.name", Path(config.task.name)
-    if stage == "train":
-        yield from (("data.train", config.data.train), ("data.eval", config.data.eval))
-        for name, role in config.roles.items():
-            yield f"{name}.model.path", role.model.path
-            if role.model.reference_path is not None:
-                yield f"{name}.model.reference_path", role.model.reference_path
-            yield from _asked_with(name, role)
-    elif stage == "sft":
-        made: set[Path] = set()
-        for name, settings in (("generator", config.sft.generator), ("verifier", config.sft.verifier)):
-            if settings is None:
-                continue
-            yield f"sft.{name}.data", settings.data
-            if settings.init.build is None and settings.init.path not in made:
-                yield f"sft.{name}.init.path", settings.init.path
-            made.add(settings.output)
-            yield from _asked_with(name, config.roles[name])
-    elif stage == "eval":
-        for benchmark in config.eval.benchmarks:
-            yield "data.eval" if benchmark == "task" else f"eval.data.{benchmark}", evaluated_file(config, benchmark)
-        with suppress(UserError):  # there are none, which the check of inputs says
-            for checkpoint in evaluated_checkpoints(config):
-                yield f"eval.checkpoints.{checkpoint.name}", checkpoint  # its manifest knows all of its files
-        for name in evaluated_roles(config):
-            yield f"{name}.model.path", config.roles[name].model.path
-            yield from _asked_with(name, config.roles[name])
-    elif stage == "teacher":
-        if config.teacher is not None:
-            yield "teacher.questions", config.teacher.questions
-        yield "generator.model.path", config.generator.model.path
-        yield from _asked_with("generator", config.generator)
-
-
-def _asked_with(name: str, role: RoleConfig) -> Iterator[tuple[str, Path]]:
-    """The files of the user's that a role's prompts are made of."""
-    if role.prompt is not None:
-        yield f"{name}.prompt", role.prompt
-    if role.chat_template not in NO_TEMPLATE_FILE:
-        yield f"{name}.chat_template", Path(role.chat_template)
 
 
 def fingerprint(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,13 @@ from tango_hpc.base.files import write_atomically
 from tango_hpc.base.run.directory import RunDirectory, runs_below
 from tango_hpc.base.run.summary import read_summary, update_summary
 from tango_hpc.base.run.weights_alone import only_weights
-from tango_hpc.questions.tasks.made_files import make_missing_files
 from tango_hpc.runner.attempts import AttemptLog, newest_checkpoint, submitted_jobs
 from tango_hpc.runner.continuity import ConfigChange, compare_with_last, refuse
 from tango_hpc.runner.environment import Place, check_nodes
 from tango_hpc.runner.lock import RunLock, take_lock
+from tango_hpc.runner.program import Program
 from tango_hpc.runner.provenance import note_changes
 from tango_hpc.runner.queued import check_no_job_waits, never_started
-from tango_hpc.stages.preflight import check_inputs
 
 # Mode of a new run directory: its files may show prompts, answers and paths.
 PRIVATE = 0o750
@@ -38,24 +38,37 @@ PRIVATE = 0o750
 LAUNCHER_ENTRIES = frozenset({"logs", "control", "snapshot", "outcomes", "heartbeat"})
 
 
-def prepare_run(stages: Sequence[str], config: Config, *, resume: bool) -> RunDirectory:
-    """Check the inputs of all `stages`, make or enter the run directory, and write data sets that are made, not found.
+@dataclass
+class Entry:
+    """A run that this process has entered: its inputs are checked, and it holds the run's lock.
 
-    Raises UserError for what is missing or in the way.
+    `computes_with` has, by program, the part of its record in provenance.json that was already worked out.
     """
-    with prepared_run(stages, config, resume=resume) as (directory, _):
-        return directory
+
+    directory: RunDirectory
+    lock: RunLock
+    computes_with: dict[str, dict[str, Any]]
+
+
+def prepare_run(programs: Sequence[Program], config: Config, *, resume: bool) -> RunDirectory:
+    """Check the inputs of all `programs`, make or enter the run directory, and write the data sets that are missing.
+
+    Raises UserError for what is missing or in the way; then nothing has changed.
+    """
+    with prepared_run(programs, config, resume=resume) as entry:
+        return entry.directory
 
 
 @contextmanager
 def prepared_run(
-    stages: Sequence[str], config: Config, *, resume: bool, where: Place | None = None
-) -> Iterator[tuple[RunDirectory, RunLock]]:
-    """`prepare_run` for whoever goes on to run it: with the lock, which is held from before anything is written.
+    programs: Sequence[Program], config: Config, *, resume: bool, where: Place | None = None
+) -> Iterator[Entry]:
+    """Do what `prepare_run` does and keep the lock, which is taken before anything is written.
 
-    `where` the ranks are to be started, if by this very process: there must be nodes enough.
+    `where` is the place of the ranks if this process starts them: it must have enough nodes.
     """
-    directory = _check_start(stages, config, resume=resume)
+    start = Start.check(programs, config, resume=resume)
+    directory = start.directory
     if where is not None:
         check_nodes(config.launch, where)
     was_there = directory.path.exists()
@@ -64,27 +77,36 @@ def prepared_run(
         directory.control.mkdir(exist_ok=True)
         lock = take_lock(directory)
     try:
-        _check_goes_on(directory, stages, config)
-        before = Before(directory, was_there=was_there)
+        if not start.is_current():  # somebody else entered the run before this process had the lock
+            start = Start.check(programs, config, resume=resume)
+        backup = RunBackup(directory, was_there=was_there)
         try:
-            _, changes = enter_run(directory.path, config_to_yaml(config), resume=resume, stage=stages[0])
-            # Who starts it wants it to run; what is asked from now on counts.
+            start.enter()
+            # The user who starts a run wants it to run; only requests from now on count.
             directory.stop_file.unlink(missing_ok=True)
-            for stage in stages:
-                if changes and is_done(directory, stage):
-                    update_summary(directory, stage, "stopped")  # done under the old settings, not under the new ones
-            make_missing_files(config)
+            for program in programs:
+                if start.changes and is_done(directory, program.name):
+                    update_summary(directory, program.name, "stopped")  # done under the old settings alone
+                program.make_inputs(config)
         except BaseException:
             with suppress(OSError):  # of a full disk, which is why it is undone
-                before.bring_back()
+                backup.restore()
             raise
-        yield directory, lock
+        yield Entry(directory, lock, start.computes_with)
     finally:
         lock.release()
 
 
-class Before:
-    """What a run directory was before it was entered for what may still be refused: a job by Slurm, say."""
+def check_run(programs: Sequence[Program], config: Config, *, resume: bool) -> None:
+    """Raise UserError where `prepare_run` would; make nothing."""
+    directory = Start.check(programs, config, resume=resume).directory
+    nearest = next(folder for folder in (directory.path, *directory.path.parents) if folder.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        raise UserError(f"cannot write the run directory {directory.path}: {nearest} is no folder that you may write")
+
+
+class RunBackup:
+    """The state of a run directory before it is entered for something that may still be refused, such as a job."""
 
     def __init__(self, directory: RunDirectory, *, was_there: bool) -> None:
         self._directory = directory
@@ -93,8 +115,8 @@ class Before:
         files = (directory.config, directory.provenance, directory.summary, directory.stop_file)
         self._files = {file: file.read_bytes() if file.is_file() else None for file in files}
 
-    def bring_back(self) -> None:
-        """Undo `prepare_run`: a run has the settings of before again, a new one is gone. Jobs of others are left alone."""
+    def restore(self) -> None:
+        """Undo `prepare_run`: an old run gets its settings back, a new one is removed. Other people's jobs stay."""
         directory = self._directory
         if submitted_jobs(directory) != self._jobs or (not self._was_there and AttemptLog(directory).read()):
             return
@@ -108,44 +130,72 @@ class Before:
                 write_atomically(file, content)
         if self._files[directory.config] is None:
             for folder in (directory.tensorboard, directory.rollouts, directory.checkpoints):
-                with suppress(OSError):  # it is not there, or somebody's files are
+                with suppress(OSError):  # the folder does not exist, or holds somebody's files
                     folder.rmdir()
 
 
-def check_run(stages: Sequence[str], config: Config, *, resume: bool) -> None:
-    """Raise UserError where `prepare_run` would; makes nothing."""
-    directory = _check_start(stages, config, resume=resume)
-    _check_goes_on(directory, stages, config)
-    nearest = next(folder for folder in (directory.path, *directory.path.parents) if folder.exists())
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
-        raise UserError(f"cannot write the run directory {directory.path}: {nearest} is no folder that you may write")
+@dataclass
+class Start:
+    """The start of `programs` with `config`, after all checks: nothing is written yet, and no lock is held."""
 
+    directory: RunDirectory
+    config_yaml: str
+    config_before: bytes | None  # the run's config.yaml as it was checked
+    num_attempts: int
+    changes: list[ConfigChange]
+    computes_with: dict[str, dict[str, Any]]
 
-def _check_start(stages: Sequence[str], config: Config, *, resume: bool) -> RunDirectory:
-    """The run's directory, after all that can be checked without the lock; what a run there is comes before its data."""
-    check_run_dir(config.run.dir)
-    directory = RunDirectory(config.run.dir)
-    if resume:
-        check_there_is_a_run(directory)
-    _check_place(directory, resume=resume)
-    if directory.config.is_file():
-        _check_changes(directory, config_to_yaml(config), resume=resume, stage=stages[0])
-    for number, stage in enumerate(stages):
-        check_inputs(config, stage, after=stages[:number])
-    return directory
+    @classmethod
+    def check(cls, programs: Sequence[Program], config: Config, *, resume: bool) -> Start:
+        """Check the place, the settings against those of the run, the inputs, and what a checkpoint was made from.
 
+        What the run directory holds comes first, and then the inputs. Raises UserError for what is wrong.
+        """
+        check_run_dir(config.run.dir)
+        start = cls(RunDirectory(config.run.dir), config_to_yaml(config), None, 0, [], {})
+        if resume:
+            check_there_is_a_run(start.directory)
+        start.check_settings(programs[0].name, resume=resume)
+        for number, program in enumerate(programs):
+            program.check_inputs(config, after=programs[:number])
+        for program in programs:
+            if start.config_before is not None and not start.changes and is_done(start.directory, program.name):
+                continue
+            start._check_goes_on(program, config)
+        return start
 
-def _check_goes_on(directory: RunDirectory, stages: Sequence[str], config: Config) -> None:
-    """Raise UserError where a stage that is to go on from its checkpoint would compute something else."""
-    changed = directory.config.is_file() and bool(changes_of_run(directory, config_to_yaml(config)))
-    for stage in stages:
-        if not changed and is_done(directory, stage):
-            continue
-        problem = only_weights(directory.checkpoints / stage)
+    def check_settings(self, program: str | None, *, resume: bool) -> None:
+        """Compare the settings with those of the run in the directory, if it holds one."""
+        _check_place(self.directory, resume=resume)
+        if self.directory.config.is_file():
+            self.config_before = self.directory.config.read_bytes()
+            self.num_attempts = len(AttemptLog(self.directory).read())
+            self.changes = _check_changes(self.directory, self.config_yaml, resume=resume, stage=program)
+
+    def _check_goes_on(self, program: Program, config: Config) -> None:
+        """Raise UserError where `program` would go on from its checkpoint and compute something else."""
+        problem = only_weights(self.directory.checkpoints / program.name)
         if problem is not None:
             raise UserError(problem)
-        if newest_checkpoint(directory, stage) is not None:
-            refuse(directory, compare_with_last(directory, stage, config)[1])
+        if newest_checkpoint(self.directory, program.name) is not None:
+            self.computes_with[program.name], refused = compare_with_last(self.directory, program, config)
+            refuse(self.directory, refused)
+
+    def is_current(self) -> bool:
+        """Return whether the run's settings and attempts are still those that were checked."""
+        file = self.directory.config
+        settings = file.read_bytes() if file.is_file() else None
+        return settings == self.config_before and len(AttemptLog(self.directory).read()) == self.num_attempts
+
+    def enter(self) -> None:
+        """Make the folders, write the settings, and keep their changes for the record of the next attempt."""
+        directory = self.directory
+        with _explaining_place(directory):
+            _make_folders(directory)
+            if self.config_before != self.config_yaml.encode():  # new settings, or the new place of a moved run
+                write_atomically(directory.config, self.config_yaml)
+        if self.changes:
+            note_changes(directory, map(str, self.changes))
 
 
 def check_run_dir(path: Path) -> None:
@@ -183,7 +233,7 @@ def is_done(directory: RunDirectory, stage: str) -> bool:
 def enter_run(
     path: str | os.PathLike[str], resolved_config_yaml: str, *, resume: bool, stage: str | None = None
 ) -> tuple[RunDirectory, list[ConfigChange]]:
-    """Make the run directory, or enter the one that is there; return it with the changes of its settings.
+    """Make the run directory, or enter the run that it holds; return it with the changes of its settings.
 
     A new or empty directory is taken without `resume`. One that holds a run is taken
     - with `resume`, when the configurations differ in nothing but `CHANGEABLE_ON_RESUME`;
@@ -192,19 +242,10 @@ def enter_run(
     - whatever differs, when a job was submitted there, but none has started, waits or runs.
     Raises UserError otherwise, and where the directory cannot be written.
     """
-    directory = RunDirectory(path)
-    _check_place(directory, resume=resume)
-    with _explaining_place(directory):
-        _make_folders(directory)
-        if not directory.config.exists():
-            write_atomically(directory.config, resolved_config_yaml)
-            return directory, []
-    changes = _check_changes(directory, resolved_config_yaml, resume=resume, stage=stage)
-    if directory.config.read_text(encoding="utf-8") != resolved_config_yaml:  # new settings, or where a moved run lies
-        write_atomically(directory.config, resolved_config_yaml)
-    if changes:
-        note_changes(directory, map(str, changes))
-    return directory, changes
+    start = Start(RunDirectory(path), resolved_config_yaml, None, 0, [], {})
+    start.check_settings(stage, resume=resume)
+    start.enter()
+    return start.directory, start.changes
 
 
 def _check_place(directory: RunDirectory, *, resume: bool) -> None:

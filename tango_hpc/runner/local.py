@@ -19,12 +19,13 @@ from tango_hpc.runner.attempts import AttemptLog
 from tango_hpc.runner.enter import prepare_run, prepared_run
 from tango_hpc.runner.environment import await_file, place, python_path, rendezvous_file
 from tango_hpc.runner.job import run_attempt
+from tango_hpc.runner.program import Program
 from tango_hpc.runner.snapshot import take_snapshot
 from tango_hpc.runner.starters import rank_command, rank_environment
 
 
-def run_foreground(stage: str, config_file: Path, overrides: Sequence[str], *, resume: bool) -> int:
-    """Run `stage` to its end and return the exit code: 0 done, 85 saved, 78 or 2 wrong input, 75 a node
+def run_foreground(program: Program, config_file: Path, overrides: Sequence[str], *, resume: bool) -> int:
+    """Run `program` to its end and return the exit code: 0 done, 85 saved, 78 or 2 wrong input, 75 a node
     kept it from starting, 1 failed.
 
     In a task of an srun step this process becomes the rank. In a batch job the code and the configuration of the
@@ -32,16 +33,16 @@ def run_foreground(stage: str, config_file: Path, overrides: Sequence[str], *, r
     """
     directory = _requeued_run(config_file, overrides)
     if directory is not None:
-        _become_job(directory, stage)
+        _become_job(directory, program)
     config = load_config(config_file, overrides)
     where = place(os.environ, config.world_size)
     if where == "rank":
-        _become_rank(stage, config, resume=resume)
-    with prepared_run([stage], config, resume=resume, where=where) as (directory, lock):
+        _become_rank(program, config, resume=resume)
+    with prepared_run([program], config, resume=resume, where=where) as entry:
         if "SLURM_JOB_ID" in os.environ and not sys.stdin.isatty():
-            take_snapshot(directory.snapshot, record_diff=config.run.record_diff)
-            _become_job(directory, stage)
-        return run_attempt(directory, stage, config, Console(), lock)
+            take_snapshot(entry.directory.snapshot, record_diff=config.run.record_diff)
+            _become_job(entry.directory, program)
+        return run_attempt(entry.directory, program, config, Console(), entry)
 
 
 def _requeued_run(config_file: Path, overrides: Sequence[str]) -> RunDirectory | None:
@@ -53,14 +54,14 @@ def _requeued_run(config_file: Path, overrides: Sequence[str]) -> RunDirectory |
     return directory if any(attempt.job == job for attempt in AttemptLog(directory).read()) else None
 
 
-def _become_job(directory: RunDirectory, stage: str) -> None:
+def _become_job(directory: RunDirectory, program: Program) -> None:
     """Go on as the batch job of the run, in the code of its snapshot."""
     env = os.environ | {"PYTHONPATH": python_path(directory.snapshot)}
-    words = [sys.executable, "-P", "-u", "-m", "tango_hpc.runner.job", str(directory.path), stage]
+    words = [sys.executable, "-P", "-u", "-m", program.job_module, str(directory.path), program.name]
     os.execve(sys.executable, words, env)
 
 
-def _become_rank(stage: str, config: Config, *, resume: bool) -> None:
+def _become_rank(program: Program, config: Config, *, resume: bool) -> None:
     """Rank 0 makes the run directory; then every task goes on as `python -m tango_hpc.stages.rank`."""
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # until the rank has its own handlers: the next program inherits this
@@ -68,12 +69,12 @@ def _become_rank(stage: str, config: Config, *, resume: bool) -> None:
     meeting = rendezvous_file(directory, os.environ).with_suffix(".ready")
     if os.environ["SLURM_PROCID"] == "0":
         try:
-            directory = prepare_run([stage], config, resume=resume)
+            directory = prepare_run([program], config, resume=resume)
         except UserError:
             slurm.end_this_step()  # the other tasks would wait in vain
             raise
         meeting.touch()
     else:
         await_file(meeting)
-    words = [*rank_command(), str(directory.path), stage]
+    words = [*rank_command(program), str(directory.path), program.name]
     os.execvpe(words[0], words, os.environ | rank_environment(config))

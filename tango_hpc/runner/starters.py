@@ -22,12 +22,10 @@ from tango_hpc.runner import slurm
 from tango_hpc.runner.environment import free_port, python_path, threads_of_rank
 from tango_hpc.runner.guard import SUPERVISED
 from tango_hpc.runner.outcome import LAST_WORDS, Outcome, describe_death, said_last
+from tango_hpc.runner.program import Program
 from tango_hpc.runner.staging import VARIABLE as STAGE_WEIGHTS_TO
 
 LOOPBACK = "lo"
-# Words of a task before the run directory and the stage. To run in a container, TANGO_RANK_COMMAND replaces it, and
-# TANGO_SRUN_OPTIONS are further options of the step.
-RANK_COMMAND = (sys.executable, "-P", "-m", "tango_hpc.stages.rank")
 CODE_ROOT = Path(__file__).resolve().parents[2]
 # Within which models are to be on the nodes' own disks; less than a lock's holder may be silent (lock.ABANDONED_SECONDS).
 STAGING_SECONDS = 1500.0
@@ -57,9 +55,17 @@ class Starter(Protocol):
         """End what is left, at once, on every node, and wait for it."""
 
 
-def rank_command() -> tuple[str, ...]:
-    """The program of a task: this Python, unless the environment names another."""
-    return tuple(shlex.split(os.environ.get("TANGO_RANK_COMMAND", ""))) or RANK_COMMAND
+def rank_command(program: Program) -> tuple[str, ...]:
+    """Return the words of a task before the run directory and the program's name.
+
+    To run in a container, TANGO_RANK_COMMAND replaces them, and TANGO_SRUN_OPTIONS are further options of the step.
+    """
+    return tuple(shlex.split(os.environ.get("TANGO_RANK_COMMAND", ""))) or own_command(program)
+
+
+def own_command(program: Program) -> tuple[str, ...]:
+    """Return the words that start a task with this Python."""
+    return (sys.executable, "-P", "-m", program.rank_module)
 
 
 def rank_environment(config: Config) -> dict[str, str]:
@@ -85,11 +91,12 @@ class LocalStarter:
     """
 
     def __init__(
-        self, directory: RunDirectory, stage: str, config: Config, command: Sequence[str] | None = None
+        self, directory: RunDirectory, program: Program, config: Config, command: Sequence[str] | None = None
     ) -> None:
         self._directory = directory
         self._config = config
-        self._command = [*(command or rank_command()), str(directory.path), stage]
+        self._program = program
+        self._command = [*(command or rank_command(program)), str(directory.path), program.name]
         self._process: subprocess.Popen[bytes] | None = None
         self._last_words, self._said = -1, b""
 
@@ -99,7 +106,7 @@ class LocalStarter:
             "RANK": 0, RANKS_OF_TASK: size, "WORLD_SIZE": size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": size,
             "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(),
             # What a container's command starts may have another parent.
-            SUPERVISED: os.getpid() if tuple(self._command[: len(RANK_COMMAND)]) == RANK_COMMAND else "wrapped",
+            SUPERVISED: os.getpid() if tuple(self._command[:4]) == own_command(self._program) else "wrapped",
         }  # fmt: skip
         self._last_words, writes = os.pipe()
         os.set_blocking(self._last_words, False)
@@ -174,11 +181,13 @@ class SrunStarter:
     started again.
     """
 
-    def __init__(self, directory: RunDirectory, stage: str, config: Config, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self, directory: RunDirectory, program: Program, config: Config, say: Callable[[str], None] = print
+    ) -> None:
         self._directory = directory
         self._say = say
         self._config = config
-        self._command = [*rank_command(), str(directory.path), stage]
+        self._command = [*rank_command(program), str(directory.path), program.name]
         self._process: subprocess.Popen[bytes] | None = None
         # Nobody else's: of an array's tasks one bears the id of them all.
         self._name = f"ranks-{slurm.job_id()}-{os.getpid()}"

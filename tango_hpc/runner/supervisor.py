@@ -14,7 +14,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -26,10 +26,10 @@ from tango_hpc.base.files import Patience, explain_disk, is_of_disk
 from tango_hpc.base.formats import say
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.worker import Worker
-from tango_hpc.report.live_view import ProgressView
 from tango_hpc.runner.deadline import AwakeClock, Deadline
 from tango_hpc.runner.heartbeat import RANKS_AT_FULL_PACE, is_loading
 from tango_hpc.runner.outcome import STOPPED, Outcome, clear_last_attempt, find_cause, read_outcomes
+from tango_hpc.runner.program import View
 from tango_hpc.runner.starters import Starter
 from tango_hpc.runner.stop import StopRequest, read_stop_request, request_stop
 from tango_hpc.runner.watchdog import Watchdog
@@ -69,6 +69,7 @@ class Supervisor:
     roles: Sequence[str]
     starter: Starter
     console: Console
+    view: Callable[[], AbstractContextManager[View]]
     deadline: Deadline | None = None
     on_poll: Callable[[], None] | None = None
     failures: list[Outcome] = field(default_factory=list)
@@ -84,7 +85,7 @@ class Supervisor:
         with self._catching_signals():
             try:
                 self.starter.start()
-                with ProgressView(self.directory, self.console) as view:
+                with self.view() as view:
                     self._watch(view)
                     view.finish()
             except NodeFailed as error:
@@ -150,7 +151,7 @@ class Supervisor:
         """Whether somebody wanted the run to end for good."""
         return self.request is not None and self.request.by == "user"
 
-    def _watch(self, view: ProgressView) -> None:
+    def _watch(self, view: View) -> None:
         launch = self.config.launch
         watchdog = Watchdog(self.directory, self.workers, launch.hang_timeout_seconds, launch.loading_limit_seconds)
         stop_by: float | None = None  # when ranks that were told to stop are killed, by `clock`

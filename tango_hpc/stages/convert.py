@@ -22,7 +22,7 @@ from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.manifest import find_damage
 from tango_hpc.base.run.weights_alone import is_for_readers
 from tango_hpc.stages.eval_inputs import training_checkpoints
-from tango_hpc.stages.preflight import check_model_folder
+from tango_hpc.stages.model_folder import check_model_folder
 
 if TYPE_CHECKING:
     import torch

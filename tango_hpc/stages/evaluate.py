@@ -45,10 +45,10 @@ from tango_hpc.stages.eval_inputs import (
 )
 from tango_hpc.stages.eval_progress import Turns
 from tango_hpc.stages.journal import Journal
-from tango_hpc.stages.processes import as_in_stage
 from tango_hpc.stages.responses import NOT_ASKED, FailureWatch, ReadSolution, ReadVerification, Response, settled
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
 from tango_hpc.stages.sharing import in_shares
+from tango_hpc.stages.stage import EVAL
 
 STAGE = "eval"
 _COMPARED_ANSWERS = 16
@@ -307,6 +307,6 @@ def verifier_score(verification: Verification) -> float:
 
 def _for_evaluation(config: Config) -> Config:
     """The roles that are asked, frozen, the generator at the evaluation's sampling settings."""
-    config = as_in_stage(config, "eval")
+    config = EVAL.taking_part(config)
     sampling = {"temperature": config.eval.temperature, "top_p": config.eval.top_p}
     return config.model_copy(update={"generator": config.generator.model_copy(update=sampling)})

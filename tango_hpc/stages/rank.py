@@ -12,15 +12,13 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tango_hpc.base.config import Config, load_config
 from tango_hpc.base.errors import CheckFailed, NodeFailed, UserError
 from tango_hpc.base.run.directory import RunDirectory
-from tango_hpc.base.run.metrics import STEPPED_STAGES
 from tango_hpc.base.run.worker import Worker
 from tango_hpc.plan.host import memory_of_this_job
 from tango_hpc.plan.memory import saves_in_background
@@ -34,18 +32,10 @@ from tango_hpc.runner.snapshot import check_runs_code_of_attempt
 from tango_hpc.runner.staging import staged_overrides
 from tango_hpc.runner.stop import StopSignal
 from tango_hpc.runner.workers import LOADING, Body, host_ranks
-from tango_hpc.stages.processes import process_roles
+from tango_hpc.stages.stage import STAGES, SavesSteps, Stage
 
 if TYPE_CHECKING:
     from tango_hpc.models.parallel.exchange import Exchange
-
-# Each is called with (config, directory, stop, exchange), and imported when it is the one to run.
-STAGES = {
-    "sft": "tango_hpc.stages.sft:fine_tune",
-    "train": "tango_hpc.stages.tango:train",
-    "eval": "tango_hpc.stages.evaluate:evaluate",
-    "teacher": "tango_hpc.stages.teacher:teach",
-}
 
 # A role waits for what the other is at for as long as that advances, which is the watchdog's to say.
 LONGEST_PHASE_SECONDS = 30 * 86_400.0
@@ -66,32 +56,19 @@ def prepare_stage(directory: RunDirectory, stage: str) -> tuple[Sequence[str], B
         check_runs_code_of_attempt(directory)
     config = load_config(directory.config, staged_overrides(directory.config))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what a job needs was on the shared disk before it started
-    roles = process_roles(config, stage)
+    chosen = STAGES[stage]
+    roles = chosen.roles(config)
     if config.launch.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        load_stage(stage, "cpu")
+        chosen.load("cpu")
     else:
         for line in prepare_gpu_environment():
             print(line, flush=True)
-    return roles, lambda worker, stop: run_stage(directory, config, stage, roles, worker, stop)
-
-
-def load_stage(stage: str, device: Literal["cpu", "cuda"]) -> StageBody:
-    """Return the stage's function, with all that its processes import."""
-    if stage != "sft":
-        from tango_hpc.models.engine.engine import import_vllm
-
-        import_vllm(device)
-    module, _, name = STAGES[stage].partition(":")
-    body: StageBody = getattr(import_module(module), name)
-    return body
-
-
-StageBody = Callable[[Config, RunDirectory, StopSignal, "Exchange"], None]
+    return roles, lambda worker, stop: run_stage(directory, config, chosen, roles, worker, stop)
 
 
 def run_stage(
-    directory: RunDirectory, config: Config, stage: str, roles: Sequence[str], worker: Worker, stop: StopSignal
+    directory: RunDirectory, config: Config, stage: Stage, roles: Sequence[str], worker: Worker, stop: StopSignal
 ) -> None:
     """Join the other processes and run the stage to its end; a user's mistake found here becomes `CheckFailed`."""
     os.environ.update(rank_variables(worker.rank))
@@ -117,7 +94,7 @@ def run_stage(
             raise CheckFailed(": ".join(refused))
     torch.set_num_threads(num_threads)
     try:
-        body = load_stage(stage, launch.device)
+        function = stage.load(launch.device)
         stop.enter("meeting the other ranks")
         store = open_store(launch.collective_timeout_seconds, hosts=worker == (0, roles[0]))
         device = init_distributed(launch.collective_timeout_seconds, PrefixStore(worker.role, store)).device
@@ -125,9 +102,9 @@ def run_stage(
             stop.watch_stream = lambda: partial(is_busy, torch.cuda.current_stream(device))
         exchange = Exchange.join(store, roles, worker.role, LONGEST_PHASE_SECONDS)
         stop.agree = exchange.any
-        if stage in STEPPED_STAGES:
+        if isinstance(stage, SavesSteps):
             config = decided(config, exchange)
-        body(config, directory, stop, exchange)
+        function(config, directory, stop, exchange)
     except (CheckFailed, NodeFailed):
         raise
     except UserError as error:

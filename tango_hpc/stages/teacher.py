@@ -36,9 +36,9 @@ from tango_hpc.questions.data.tables import read_questions
 from tango_hpc.questions.tasks import get_task
 from tango_hpc.runner.stop import StopSignal
 from tango_hpc.stages.journal import Journal
-from tango_hpc.stages.processes import as_in_stage
 from tango_hpc.stages.responses import FailureWatch, ReadSolution, settled
 from tango_hpc.stages.role import Generator, request_seeds
+from tango_hpc.stages.stage import TEACHER
 
 STAGE = "teacher"
 DEFAULT_TEST_ROWS = 500
@@ -93,7 +93,7 @@ class Teacher:
         self.task = get_task(config.task)
         self._failures = FailureWatch(self.task)
         greedy = self.settings.temperature == 0
-        config = as_in_stage(config, "teacher")
+        config = TEACHER.taking_part(config)
         sampling = {"top_p": self.settings.top_p} | ({} if greedy else {"temperature": self.settings.temperature})
         role = config.generator.model_copy(update=sampling)
         self.generator = Generator("generator", config.model_copy(update={"generator": role}), exchange, stop)

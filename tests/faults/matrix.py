@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.metrics import read_metrics
-from tango_hpc.stages.rank import load_stage
+from tango_hpc.stages.stage import TRAIN
 from tests.faults.cells import NEEDS_ROOT, Cell
 from tests.faults.starter import processes_of, start_command
 from tests.helpers.runs import computed
@@ -74,7 +74,7 @@ class Matrix:
             shutil.rmtree(self._reference.path, ignore_errors=True)
             words = [sys.executable, "-P", "-m", "tests.faults.matrix", str(self._reference.path)]
             subprocess.run(words, check=True)  # the import of what makes models stays out of this process
-        load_stage("train", "cpu")  # with all that ranks import
+        TRAIN.load("cpu")  # with all that ranks import
         import tango_hpc.report.run_page
 
         assert tango_hpc.report.run_page

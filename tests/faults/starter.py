@@ -26,6 +26,7 @@ from tango_hpc.base.run.worker import Worker
 from tango_hpc.commands import cli
 from tango_hpc.runner import job
 from tango_hpc.runner.guard import SUPERVISED, die_with_parent
+from tango_hpc.runner.program import Program
 from tango_hpc.runner.starters import LocalStarter
 from tango_hpc.runner.stop import StopSignal
 from tango_hpc.runner.workers import Body, host_ranks
@@ -87,9 +88,9 @@ def fork(be: Callable[[], int], output: Path) -> Forked:
 class ForkStarter(LocalStarter):
     """A `LocalStarter` whose task is forked, and whose ranks meet `cell`."""
 
-    def __init__(self, directory: RunDirectory, stage: str, config: Config, cell: Cell | None) -> None:
-        super().__init__(directory, stage, config)
-        self._stage, self._cell = stage, cell
+    def __init__(self, directory: RunDirectory, program: Program, config: Config, cell: Cell | None) -> None:
+        super().__init__(directory, program, config)
+        self._stage, self._cell = program.name, cell
 
     def _spawn(self, env: Mapping[str, str], writes: int) -> Any:
         def task() -> int:

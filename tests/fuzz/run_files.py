@@ -33,6 +33,7 @@ from tango_hpc.runner.heartbeat import Beat, write_beat
 from tango_hpc.runner.lock import Holder, Process
 from tango_hpc.runner.outcome import Outcome, write_outcome
 from tango_hpc.runner.provenance import record_attempt
+from tango_hpc.stages.stage import TRAIN
 from tests.fuzz.choices import Choices
 from tests.slurm.jobs import counting_config
 
@@ -41,7 +42,7 @@ from tests.slurm.jobs import counting_config
 def a_run(folder: Path) -> tuple[Config, RunDirectory, dict[Path, bytes]]:
     """A run that has done two steps of another stage, then four and lost the last one's row, and the contents of its files that only show or count things."""
     config = counting_config(folder, "run", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     attempt(config, directory)
     ProgressReporter(directory, "train", 10)
     with MetricsWriter(directory, "sft", trackers=()) as metrics:
@@ -70,9 +71,9 @@ def a_run(folder: Path) -> tuple[Config, RunDirectory, dict[Path, bytes]]:
 def attempt(config: Config, directory: RunDirectory) -> None:
     """What an attempt writes before and after its ranks."""
     log = AttemptLog(directory)
-    entry, _ = compare_with_last(directory, "train", config)
+    entry, _ = compare_with_last(directory, TRAIN, config)
     record_attempt(directory, stage="train", computes_with=entry)
-    log.end(log.start("train"), 1, "boom")
+    log.end(log.start(TRAIN), 1, "boom")
     update_summary(directory, "train", "running", begins=True, results={"generator.accuracy_before": 0.1})
 
 
@@ -120,7 +121,7 @@ def _go_on_with(folder: Path, file: Path, damaged: bytes) -> str:
         look(directory)
         with patch.object(slurm, "is_available", lambda: False):
             cancel(directory.path, Console(file=io.StringIO()))  # no process of this boot stands in any file
-        prepare_run(["train"], config, resume=True)
+        prepare_run([TRAIN], config, resume=True)
         with MetricsWriter(directory, "train", resumed_step=4):
             attempt(config, directory)
         look(directory)

@@ -16,6 +16,7 @@ from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.runner import slurm
 from tango_hpc.runner.attempts import AttemptLog, remember_job
 from tango_hpc.runner.enter import prepare_run
+from tango_hpc.stages.stage import TRAIN
 from tests.slurm.jobs import counting_config
 
 DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"  # of Slurm 22.05
@@ -61,14 +62,14 @@ def described(job: str, state: str = "RUNNING", **more: str) -> str:
 
 def submitted_run(folder: Path, *, started: bool = True, name: str = "run") -> RunDirectory:
     """A run that was submitted as job 7, which has made an attempt where it `started`."""
-    directory = prepare_run(["train"], counting_config(folder, name, {"nodes": 1}), resume=False)
+    directory = prepare_run([TRAIN], counting_config(folder, name, {"nodes": 1}), resume=False)
     seventh = SimpleNamespace(job_id="7", paths=SimpleNamespace(stdout=folder / "none.log"))
     remember_job(directory, "train", "slurm", seventh, None)
     if started:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("SLURM_JOB_ID", "7")
             patch.setenv(slurm.BATCH_MARK, f"7:{os.getpid()}")
-            AttemptLog(directory).start("train")
+            AttemptLog(directory).start(TRAIN)
     return directory
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,16 @@ def prepare_small_run(run_dir: Path, *overrides: str) -> tuple[Config, RunDirect
 def computed(row: Mapping[str, Any]) -> dict[str, Any]:
     """What a row of metrics says of the training itself."""
     return {key: value for key, value in row.items() if not key.startswith(OF_THE_MACHINE) and key != "time"}
+
+
+class Unseen:
+    """A display that shows nothing."""
+
+    def refresh(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+def unseen() -> AbstractContextManager[Unseen]:
+    """Return the display of a run that nobody watches."""
+    return nullcontext(Unseen())

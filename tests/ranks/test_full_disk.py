@@ -25,8 +25,10 @@ from tango_hpc.runner.heartbeat import is_loading
 from tango_hpc.runner.job import run_attempt
 from tango_hpc.runner.starters import LocalStarter
 from tango_hpc.runner.supervisor import Supervisor
+from tango_hpc.stages.stage import TRAIN
 from tests.helpers.counter_rank import RANK_COMMAND, counted, fill
 from tests.helpers.ranks import run_ranks
+from tests.helpers.runs import unseen
 from tests.slurm.jobs import counting_config
 
 DISK_BYTES = 8 * 2**20
@@ -49,8 +51,9 @@ def test_a_rank_that_meets_a_full_disk_is_told_of_with_the_path(disk: Path, monk
     how = {"rank": 1, "step": 3, "action": "full", "save_every": 1, "steps": 5, "once": False}
     config = counting_config(disk, "run", {"nodes": 1, "tasks_per_node": 2}, **how)
     shown = io.StringIO()
-    with prepared_run(["train"], config, resume=False) as (directory, lock):
-        assert run_attempt(directory, "train", config, Console(file=shown, width=300), lock) == 78
+    with prepared_run([TRAIN], config, resume=False) as entry:
+        directory = entry.directory
+        assert run_attempt(entry.directory, TRAIN, config, Console(file=shown, width=300), entry) == 78
     text = shown.getvalue()
     dump = directory.rollout_file("generator", 2)
     assert re.search(
@@ -62,8 +65,8 @@ def test_a_rank_that_meets_a_full_disk_is_told_of_with_the_path(disk: Path, monk
     assert not list(directory.outcomes.glob("*.reserve")) and counted(directory) == 3
     how["action"] = "none"
     config = counting_config(disk, "run", {"nodes": 1, "tasks_per_node": 2}, **how)
-    with prepared_run(["train"], config, resume=True) as (directory, lock):
-        assert run_attempt(directory, "train", config, Console(file=shown), lock) == 0
+    with prepared_run([TRAIN], config, resume=True) as entry:
+        assert run_attempt(entry.directory, TRAIN, config, Console(file=shown), entry) == 0
     assert counted(directory) == 5 and AttemptLog(directory).read()[-1].code == 0
 
 
@@ -71,10 +74,10 @@ def test_a_rank_that_meets_a_full_disk_is_told_of_with_the_path(disk: Path, monk
 def test_a_signal_on_a_full_disk_ends_no_run_and_is_passed_on_when_there_is_room(disk: Path, is_freed: bool) -> None:
     launch = {"nodes": 1, "tasks_per_node": 1, "grace_seconds": 60 if is_freed else 3}
     config = counting_config(disk, "run", launch, steps=100_000, step_seconds=0.05)
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     shown = io.StringIO()
-    starter = LocalStarter(directory, "train", config, RANK_COMMAND)
-    supervisor = Supervisor(directory, config, ["generator"], starter, Console(file=shown, width=300))
+    starter = LocalStarter(directory, TRAIN, config, RANK_COMMAND)
+    supervisor = Supervisor(directory, config, ["generator"], starter, Console(file=shown, width=300), unseen)
 
     def fill_and_signal() -> None:
         while is_loading(directory) or not any("rollout" in f.read_text() for f in directory.heartbeats.glob("rank_*")):

@@ -16,8 +16,9 @@ from tango_hpc.runner.heartbeat import read_beat
 from tango_hpc.runner.outcome import read_outcome
 from tango_hpc.runner.starters import LocalStarter
 from tango_hpc.runner.supervisor import Supervisor
+from tango_hpc.stages.stage import SFT
 from tests.helpers import gpu_node
-from tests.helpers.runs import small_config
+from tests.helpers.runs import small_config, unseen
 
 TRAINER = Worker(0, "trainer")
 HANGS = "import time\ntime.sleep(600)"
@@ -29,8 +30,8 @@ def make_supervisor(folder: Path) -> Supervisor:
     config = small_config(folder / "run", *overrides, f"launch.loading_timeout_seconds={LIMIT_SECONDS}")
     directory, _ = enter_run(config.run.dir, config_to_yaml(config), resume=False, stage="sft")
     console = Console(file=io.StringIO(), width=200)
-    starter = LocalStarter(directory, "sft", config, gpu_node.COMMAND)
-    return Supervisor(directory, config, ["trainer"], starter, console)
+    starter = LocalStarter(directory, SFT, config, gpu_node.COMMAND)
+    return Supervisor(directory, config, ["trainer"], starter, console, unseen)
 
 
 @pytest.mark.parametrize(

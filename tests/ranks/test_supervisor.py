@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tango_hpc.base.config.load import validate_tree
 from tango_hpc.base.errors import NodeFailed
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.worker import Worker
+from tango_hpc.report.live_view import ProgressView
 from tango_hpc.runner.deadline import Deadline
 from tango_hpc.runner.enter import enter_run
 from tango_hpc.runner.environment import free_port
@@ -33,6 +35,7 @@ from tango_hpc.runner.outcome import Outcome, read_outcomes, write_outcome
 from tango_hpc.runner.starters import LocalStarter
 from tango_hpc.runner.stop import StopRequest, request_stop
 from tango_hpc.runner.supervisor import Supervisor
+from tango_hpc.stages.stage import TRAIN
 from tests.helpers.counter_rank import RANK_COMMAND, counted
 
 FIRST = Worker(0, "generator")
@@ -55,8 +58,15 @@ def make_run(path: Path, launch: dict[str, Any] | None = None, **behaviour: Any)
     directory, _ = enter_run(path, config_to_yaml(config), resume=path.exists())
     path.with_name(f"{path.name}.behaviour.json").write_text(json.dumps({"steps": 5, "step_seconds": 0.02} | behaviour))
     console = Console(file=io.StringIO(), width=200)
-    starter = LocalStarter(directory, "train", config, RANK_COMMAND)
-    return Supervisor(directory, config, behaviour.get("roles", ["generator"]), starter, console)
+    starter = LocalStarter(directory, TRAIN, config, RANK_COMMAND)
+    return Supervisor(
+        directory,
+        config,
+        behaviour.get("roles", ["generator"]),
+        starter,
+        console,
+        partial(ProgressView, directory, console),
+    )
 
 
 def output(supervisor: Supervisor) -> str:

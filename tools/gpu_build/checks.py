@@ -89,6 +89,8 @@ def told(error: Exception) -> str:
 def _short(filename: str) -> str:
     """From the name of the package on."""
     _, found, inside = filename.rpartition("site-packages/")
+    if not found and Path(filename).is_relative_to(PACKAGE.parent):
+        return str(Path(filename).relative_to(PACKAGE.parent))
     return inside if found else "/".join(Path(filename).parts[-3:])
 
 

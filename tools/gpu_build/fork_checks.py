@@ -25,6 +25,7 @@ from tango_hpc.runner.enter import enter_run
 from tango_hpc.runner.environment import free_port
 from tango_hpc.runner.outcome import read_outcomes
 from tango_hpc.stages import rank
+from tango_hpc.stages.stage import STAGES
 
 CONFIG = Path(__file__).parents[2] / "configs/quickstart_gpu.yaml"
 TORCH = Path(torch.__file__).parent
@@ -46,7 +47,7 @@ def run() -> Results:
 @fork_check("CUDA starts after the fork", used="stages/rank.py: prepare_stage", cuda_build=True)
 def fork_first() -> None:
     """No stage starts CUDA in the task. With the imports in front of the fork two do, and their processes say so."""
-    for stage in rank.STAGES:
+    for stage in STAGES:
         starts, errors = look(stage)
         expect(starts, [], f"lines that start CUDA in the task of {stage}")
         expect([error for error in errors if rank.STARTED_BEFORE_FORK in error], [], f"errors of {stage}'s processes")
@@ -88,7 +89,7 @@ def be_task(run: str, stage: str, file: str, *options: str) -> None:
     torch.cuda._lazy_init = noted
     torch.cuda.device_count = lambda: int(os.getpid() == task)
     if IMPORTS_FIRST in options:
-        rank.load_stage(stage, "cuda")
+        STAGES[stage].load("cuda")
     sys.argv[1:] = [run, stage]
     rank.main()
     Path(file).write_text(json.dumps(starts))

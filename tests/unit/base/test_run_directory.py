@@ -246,7 +246,7 @@ def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path):
 
 
 def test_reading_a_run_loads_neither_torch_nor_vllm():
-    modules = "directory, dumps, metrics, progress, steps, summary"
+    modules = "directory, dumps, metrics, progress, step_names, summary"
     code = f"import sys; from tango_hpc.base.run import {modules}; from tango_hpc.runner import provenance; "
     code += "print({'torch', 'vllm', 'megatron'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)

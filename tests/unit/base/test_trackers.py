@@ -14,7 +14,7 @@ import pytest
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.metrics import MetricsWriter, read_metrics
-from tango_hpc.stages.preflight import check_inputs
+from tango_hpc.stages.stage import SFT
 from tests.helpers.extra_packages import install_beside
 from tests.helpers.runs import small_config
 
@@ -126,4 +126,4 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(tmp_path: Path
 def test_one_that_is_not_installed_is_refused_before_anything_starts(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run", "run.trackers=[tensorboard,wandb]")
     with pytest.raises(UserError, match="run.trackers: wandb is not installed here; pip install wandb"):
-        check_inputs(config, "sft")
+        SFT.check_inputs(config)

@@ -24,6 +24,7 @@ from tango_hpc.base.run.weights_alone import (
 )
 from tango_hpc.runner.attempts import newest_checkpoint
 from tango_hpc.runner.enter import prepare_run
+from tango_hpc.stages.stage import TRAIN
 from tests.slurm.jobs import counting_config
 
 OF_WEIGHTS = {f"{role}/{name}" for role in ("generator", "verifier") for name in (".metadata", "__0_weights.distcp")}
@@ -86,7 +87,7 @@ def test_a_kill_at_any_moment_leaves_it_whole_or_weights_that_can_be_read(tmp_pa
 
 def test_a_run_does_not_go_on_from_weights_alone(tmp_path: Path) -> None:
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     folder = directory.checkpoints / "train"
     assert only_weights(folder) is None
     old, new = (make_checkpoint(folder / f"step_{step:06d}") for step in (10, 20))
@@ -97,9 +98,9 @@ def test_a_run_does_not_go_on_from_weights_alone(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"step_000020 holds weights alone.*bring one back.*tango export RUN .*--step 20"
     ):
-        prepare_run(["train"], config, resume=True)
+        prepare_run([TRAIN], config, resume=True)
     update_summary(directory, "train", "done")  # nothing is to be done
-    prepare_run(["train"], config, resume=True)
+    prepare_run([TRAIN], config, resume=True)
 
 
 def test_a_damaged_manifest_is_not_taken_for_weights_alone(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tango_hpc.commands.profiles import Profile, job_variables, load_profile
 from tango_hpc.commands.submit import script
 from tango_hpc.models.parallel.ranks import sees_one_gpu
 from tango_hpc.runner.starters import SrunStarter
+from tango_hpc.stages.stage import TRAIN
 
 
 def gpu_config(run: str) -> Config:
@@ -61,7 +62,7 @@ def test_ranks_in_a_container_of_pyxis(tmp_path: Path, monkeypatch: pytest.Monke
     for name, value in job_variables(Profile.model_validate({"pyxis": box})).items():
         monkeypatch.setenv(name, value)
     config = gpu_config(str(tmp_path))
-    words = SrunStarter(RunDirectory(tmp_path), "train", config).arguments()
+    words = SrunStarter(RunDirectory(tmp_path), TRAIN, config).arguments()
     start = words.index("--container-image=/i/my image.sqsh")
     assert words[start + 1 : start + 3] == ["--container-mounts=/scratch,/home/me:/home/me", "--container-writable"]
     # The shell that ignores early signals runs inside too, and so does Python.

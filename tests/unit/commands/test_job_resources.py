@@ -14,12 +14,12 @@ from tango_hpc.base.config import Config, load_config
 from tango_hpc.base.errors import UserError
 from tango_hpc.commands import doctor, doctor_ranks
 from tango_hpc.commands.cli import app
-from tango_hpc.commands.job_memory import job_node_bytes
 from tango_hpc.commands.profiles import Profile
 from tango_hpc.commands.resources import asked_of_a_node, cpus_per_rank, node_memory
 from tango_hpc.commands.submit import refused_by_slurm, script
 from tango_hpc.runner.environment import threads_of_rank
 from tango_hpc.runner.starters import rank_environment
+from tango_hpc.stages.stage import SFT, TRAIN
 from tests.slurm.jobs import counting_config
 
 PAPER = Path(__file__).parents[3] / "configs/paper"
@@ -93,17 +93,17 @@ def test_a_job_of_several_stages_asks_for_the_fullest(tmp_path: Path) -> None:
 
 def test_an_array_asks_for_the_cell_that_needs_most() -> None:
     cells = [load("4x8/qwen_grpo_tango.yaml"), load("4x8/llama_grpo_tango.yaml"), load("4x8/qwen_grpo_vanilla.yaml")]
-    needed = [job_node_bytes(cell, ["train"]) for cell in cells]
+    needed = [TRAIN.node_bytes(cell) for cell in cells]
     assert max(needed) == needed[1]
-    assert node_memory(cells, ["train"], Profile()) == node_memory(cells[1:2], ["train"], Profile())
+    assert node_memory(cells, [TRAIN], Profile()) == node_memory(cells[1:2], [TRAIN], Profile())
 
 
 def test_a_cpu_job_asks_for_one_cpu_a_rank_and_leaves_the_memory_to_the_cluster(tmp_path: Path) -> None:
     config = counting_config(tmp_path, "run")
     asked = options(config, Profile())
     assert asked["cpus-per-task"] == "1" and "mem" not in asked
-    assert "this job uses no GPUs" in node_memory([config], ["train"], Profile()).why
-    assert asked_of_a_node(config, Profile(), node_memory([config], ["train"], Profile())).startswith(
+    assert "this job uses no GPUs" in node_memory([config], [TRAIN], Profile()).why
+    assert asked_of_a_node(config, Profile(), node_memory([config], [TRAIN], Profile())).startswith(
         "1 rank of 1 CPU, no "
     )
     assert options(config, Profile(memory="4G"))["mem"] == "4G"
@@ -115,7 +115,7 @@ def test_without_a_models_sizes_the_memory_is_left_to_the_profile_and_that_is_sa
     role = config.generator.model_copy(update={"model": config.generator.model.model_copy(update={"path": model})})
     unknown = config.model_copy(update={"generator": role})
     assert "mem" not in options(unknown, Profile())
-    memory = node_memory([unknown], ["train"], Profile())
+    memory = node_memory([unknown], [TRAIN], Profile())
     asked = asked_of_a_node(unknown, Profile(), memory)
     assert asked.startswith("8 ranks of 8 CPUs, no amount of memory (the cluster's default; set memory in the profile")
     assert f"no config.json in {model}" in asked
@@ -135,7 +135,7 @@ def test_a_refusal_says_what_was_asked_and_what_changes_it() -> None:
     from submitit.core.utils import FailedJobError
 
     config = load("4x8/qwen_grpo_tango.yaml")
-    memory = node_memory([config], ["train"], Profile(memory="0"))
+    memory = node_memory([config], [TRAIN], Profile(memory="0"))
     with pytest.raises(UserError) as caught, refused_by_slurm(asked_of_a_node(config, Profile(), memory)):
         raise FailedJobError("sbatch: error: Requested node configuration is not available")
     assert str(caught.value) == (
@@ -200,9 +200,9 @@ def test_the_doctor_names_an_allocation_that_is_too_small(tmp_path: Path, monkey
 
 def test_the_doctor_knows_which_models_fine_tuning_writes(tmp_path: Path) -> None:
     config = load_config(Path(__file__).parents[3] / "configs/quickstart.yaml", [f"run.dir={tmp_path / 'run'}"])
-    assert [(found.level, found.text) for found in doctor._inputs(config, ["sft", "train"])] == [
+    assert [(found.level, found.text) for found in doctor._inputs(config, [SFT, TRAIN])] == [
         ("ok", "sft: models and data are there"),
         ("warn", "train: its models are not there yet"),
     ]
     alone = config.model_copy(update={"sft": config.sft.model_copy(update={"generator": None, "verifier": None})})
-    assert {found.level for found in doctor._inputs(alone, ["sft", "train"])} == {"fail"}
+    assert {found.level for found in doctor._inputs(alone, [SFT, TRAIN])} == {"fail"}

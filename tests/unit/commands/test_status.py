@@ -25,6 +25,7 @@ from tango_hpc.runner.attempts import AttemptLog, remember_job
 from tango_hpc.runner.enter import prepare_run
 from tango_hpc.runner.heartbeat import Beat, write_beat
 from tango_hpc.runner.lock import RunLock
+from tango_hpc.stages.stage import STAGES, TRAIN
 from tests.helpers.fake_slurm import said
 from tests.slurm.jobs import counting_config
 
@@ -58,7 +59,7 @@ def test_nothing_is_cut_of_what_goes_into_a_pipe_and_all_is_shown_of_one_run(tmp
     directory.config.touch()
     log = AttemptLog(directory)
     reason = "the models are not there: " + "x" * 200
-    log.end(log.start("train"), 2, reason)
+    log.end(log.start(TRAIN), 2, reason)
     piped, narrow = io.StringIO(), io.StringIO()
     show_status(tmp_path, Console(file=piped, width=80), as_json=False)
     assert len(piped.getvalue().splitlines()) == 2 and piped.getvalue().splitlines()[1].endswith(reason)
@@ -73,7 +74,7 @@ def test_after_a_requeue_the_phase_is_that_of_the_present_attempt(tmp_path: Path
     directory.control.mkdir()
     log = AttemptLog(directory)
     with RunLock(directory):
-        first = log.start("train")
+        first = log.start(TRAIN)
         progress = ProgressReporter(directory, "train", 200)
         progress.phase("saving", step=7, role="verifier")
         assert run_state(directory, {}).detail == "verifier saving"
@@ -81,7 +82,7 @@ def test_after_a_requeue_the_phase_is_that_of_the_present_attempt(tmp_path: Path
         assert run_state(directory, {}).state == "stopped"
         past = time.time() - 5
         os.utime(directory.progress, (past, past))
-        log.start("train")
+        log.start(TRAIN)
         state = run_state(directory, {})
         assert (state.state, state.detail, state.step) == ("running", "starting", 7)
         ProgressReporter(directory, "train", 200, first_step=7).phase("loading the generator")
@@ -99,7 +100,7 @@ def test_a_job_that_found_all_done_changes_nothing(tmp_path: Path) -> None:
     remember_job(directory, "sft,train", "slurm", SimpleNamespace(job_id="5", paths=paths), None)
     log = AttemptLog(directory)
     for stage in ("sft", "train"):
-        attempt = log.start(stage)
+        attempt = log.start(STAGES[stage])
         attempt.job = "5"
         log.end(attempt, 0, "")
         update_summary(directory, stage, "done", steps=6)
@@ -121,7 +122,7 @@ def test_watching_ends_when_all_is_over(tmp_path: Path, monkeypatch: pytest.Monk
     directory.control.mkdir(parents=True)
     directory.config.touch()
     log = AttemptLog(directory)
-    attempt = log.start("train")
+    attempt = log.start(TRAIN)
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
@@ -140,12 +141,12 @@ def test_watching_ends_when_all_is_over(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_logs_of_a_run_that_was_moved_have_those_of_its_supervisor(tmp_path: Path) -> None:
-    directory = prepare_run(["train"], counting_config(tmp_path, "run", {"nodes": 1}), resume=False)
+    directory = prepare_run([TRAIN], counting_config(tmp_path, "run", {"nodes": 1}), resume=False)
     log = directory.submitit_logs / "7_0_log.out"
     log.parent.mkdir(parents=True)
     log.write_text("Continue with: tango go on\n")
     remember_job(directory, "train", "slurm", SimpleNamespace(job_id="7", paths=SimpleNamespace(stdout=log)), None)
-    AttemptLog(directory).start("train")
+    AttemptLog(directory).start(TRAIN)
     moved = directory.path.rename(tmp_path / "elsewhere")
     told = said(lambda console: show_logs(moved, console, rank=None, lines=5, follow=False))
     assert f"{moved}/logs/submitit/7_0_log.out" in told and "Continue with: tango go on" in told

@@ -21,6 +21,7 @@ from tango_hpc.commands.sweep_submit import array_size, shared, split, submit_sw
 from tango_hpc.report.sweep import group
 from tango_hpc.runner.attempts import AttemptLog, submitted_jobs
 from tango_hpc.runner.enter import prepare_run
+from tango_hpc.stages.stage import TRAIN
 from tests.slurm.jobs import counting_config
 
 SETTINGS = {"grid": {"algorithm.alpha_start": [0.1, 0.2]}, "seeds": [0, 1], "overrides": ["launch.nodes=1"]}
@@ -37,9 +38,9 @@ def sweep_of(folder: Path, **keys: Any) -> Sweep:
 
 def finish(cell: Cell, accuracy: float, code: int = 0) -> None:
     """The run of the cell, come to its end."""
-    directory = prepare_run(["train"], cell.config, resume=False)
+    directory = prepare_run([TRAIN], cell.config, resume=False)
     log = AttemptLog(directory)
-    log.end(log.start("train"), code, "" if code == 0 else "boom")
+    log.end(log.start(TRAIN), code, "" if code == 0 else "boom")
     update_summary(directory, "train", "done" if code == 0 else "failed", results={METRIC: accuracy})
 
 
@@ -118,7 +119,7 @@ def test_cells_that_an_earlier_release_numbered(tmp_path: Path) -> None:
     for cell, name in zip(sweep.cells, names, strict=False):
         cell.directory.path.rename(tmp_path / "out" / "cells" / name)
     # The same name, but other settings than it says.
-    again = prepare_run(["train"], sweep.cells[0].config, resume=False).path
+    again = prepare_run([TRAIN], sweep.cells[0].config, resume=False).path
     tree = yaml.safe_load((again / "config.yaml").read_text())
     tree["algorithm"]["alpha_start"] = 0.7
     (again / "config.yaml").write_text(yaml.safe_dump(tree))
@@ -136,7 +137,7 @@ def test_a_cell_is_known_by_its_settings_whatever_they_look_like(tmp_path: Path)
     one, other = "algorithm.kl_coef", "train.generator_steps"
     assert len(set(folders({one: 0.5, other: 4}, {one: 0.5, other: 5}, {one: 0.5}, {}))) == 4
     (made,) = folders({one: 0.0, other: 4})
-    prepare_run(["train"], load_sweep(tmp_path / "sweep.yaml").cells[0].config, resume=False)
+    prepare_run([TRAIN], load_sweep(tmp_path / "sweep.yaml").cells[0].config, resume=False)
     assert folders({other: 4.0, one: 0}) == [made]
     model = "generator.model.path"  # alike in what a file name shows of them
     assert len(set(folders({model: str(tmp_path / "model")}, {model: f"{tmp_path}//model"}))) == 2

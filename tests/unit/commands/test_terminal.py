@@ -19,13 +19,15 @@ from tango_hpc.commands.status import show_logs
 from tango_hpc.commands.status_table import show_status
 from tango_hpc.questions.grading import GradeItem, GradingPool
 from tango_hpc.report.live_view import ProgressView
-from tango_hpc.runner import job
 from tango_hpc.runner.attempts import AttemptLog
 from tango_hpc.runner.enter import prepare_run
 from tango_hpc.runner.outcome import Outcome, write_outcome
 from tango_hpc.runner.stop import StopSignal
 from tango_hpc.runner.supervisor import Supervisor
+from tango_hpc.stages import job as stage_job
 from tango_hpc.stages.journal import Journal
+from tango_hpc.stages.stage import TRAIN
+from tests.helpers.runs import unseen
 from tests.slurm.jobs import counting_config
 
 EVIL = "\x1b]0;owned\x07 \x1b[2J \x9b31m \u202eabc"
@@ -36,7 +38,7 @@ COLOUR, PLAIN = "\x1b[1;36m", "\x1b[0m"
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
-    made = prepare_run(["train"], counting_config(tmp_path, "run", {"nodes": 1}), resume=False)
+    made = prepare_run([TRAIN], counting_config(tmp_path, "run", {"nodes": 1}), resume=False)
     for folder in (made.logs, made.outcomes, made.heartbeats):
         folder.mkdir(exist_ok=True)
     return made
@@ -91,10 +93,10 @@ def test_status_of_a_run_that_ended_with_it(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
     log = AttemptLog(directory)
-    log.end(log.start("train"), 1, f"rank 0 failed: ValueError: {EVIL}")
+    log.end(log.start(TRAIN), 1, f"rank 0 failed: ValueError: {EVIL}")
     text = shown_by(lambda console: show_status(directory.path, console, as_json=False), terminal=terminal)
     assert SHOWN in text and not COMMANDS.search(text)
-    long = log.start("train")
+    long = log.start(TRAIN)
     log.end(long, 1, f"{'long ' * 120}{EVIL}")  # which is cut, and told below
     text = shown_by(lambda console: show_status(directory.path, console, as_json=False), terminal=terminal)
     assert "…" in text and not COMMANDS.search(text)
@@ -105,14 +107,14 @@ def test_status_of_a_run_that_ended_with_it(
 
 def test_logs_keep_their_colours_and_nothing_else(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     log, worker = AttemptLog(directory), Worker(0, "generator")
-    log.end(log.start("train"), 1, f"ValueError: {COLOUR}{EVIL}")
+    log.end(log.start(TRAIN), 1, f"ValueError: {COLOUR}{EVIL}")
     write_outcome(directory, Outcome(0, "generator", error=EVIL, traceback=f"in grade\n{EVIL}"))
     file = directory.log_file(worker)
     file.write_text(f"{COLOUR}(engine){PLAIN} said {EVIL}\nleft on {COLOUR}\n", encoding="utf-8")
 
     def grow(_: float) -> None:
         file.write_text(f"{file.read_text(encoding='utf-8')}later {COLOUR}cyan{PLAIN} {EVIL}\n", encoding="utf-8")
-        monkeypatch.setattr(time, "sleep", lambda _: log.end(log.start("train"), 0, EVIL))
+        monkeypatch.setattr(time, "sleep", lambda _: log.end(log.start(TRAIN), 0, EVIL))
 
     text = shown_by(lambda console: show_logs(directory.path, console, rank=None, lines=3, follow=False))
     assert f"{COLOUR}(engine){PLAIN} said {SHOWN}\n" in text
@@ -120,7 +122,7 @@ def test_logs_keep_their_colours_and_nothing_else(directory: RunDirectory, monke
     assert f"ValueError: {COLOUR}{SHOWN}{PLAIN}\n" in text
     assert text.count(SHOWN) >= 3 and not COMMANDS.search(re.sub(r"\x1b\[[0-9;]*m", "", text))
     monkeypatch.setattr(time, "sleep", grow)
-    log.start("train")
+    log.start(TRAIN)
     monkeypatch.setattr("tango_hpc.commands.status.is_held", lambda _: True)
     text = shown_by(lambda console: show_logs(directory.path, console, rank=None, lines=0, follow=True))
     assert f"later {COLOUR}cyan{PLAIN} {SHOWN}\n" in text
@@ -147,7 +149,7 @@ class Dead:
 
 def test_the_supervisor_of_a_run_that_failed_with_it(tmp_path: Path, directory: RunDirectory) -> None:
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    text = shown_by(lambda console: Supervisor(directory, config, ["generator"], Dead(), console).run())
+    text = shown_by(lambda console: Supervisor(directory, config, ["generator"], Dead(), console, unseen).run())
     assert text.count(SHOWN) == 2 and not COMMANDS.search(text)
 
 
@@ -158,7 +160,7 @@ def test_the_error_that_ends_a_command(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(cli, "app", fail)
     with pytest.raises(SystemExit):
         cli.main()
-    monkeypatch.setattr(job.RunDirectory, "open", fail)
+    monkeypatch.setattr(RunDirectory, "open", fail)
     monkeypatch.setattr("sys.argv", ["job", "run", "train"])
-    assert job.main() == CheckFailed.exit_code
+    assert stage_job.main() == CheckFailed.exit_code
     assert capsys.readouterr().err == f"tango: no such answer: {SHOWN}\n" * 2

@@ -10,6 +10,7 @@ import pytest
 from tango_hpc.base.config import Config, load_config
 from tango_hpc.commands.plan_report import make_plan
 from tango_hpc.stages.role_schedule import role_schedule
+from tango_hpc.stages.stage import EVAL, TEACHER
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "configs/paper"
@@ -277,13 +278,13 @@ def test_the_docs_have_the_figures_of_the_plan():
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("eval_*.yaml")), ids=lambda path: path.stem)
 def test_evaluations_fit_80_gb_as_evaluations(path):
-    plan = make_plan(load_config(path), gpu_gb=80.0, node_gb=None, stage="eval")
+    plan = make_plan(load_config(path), gpu_gb=80.0, node_gb=None, stage=EVAL)
     assert plan["problems"] == [] and plan["memory"]["gpu"]["peak_bytes"] == int(0.88 * 80 * 2**30)
 
 
 def test_the_teacher_fits_80_gb_as_a_teacher_and_would_not_as_a_trainer():
     config = load("teacher.yaml")
-    assert make_plan(config, gpu_gb=80.0, node_gb=None, stage="teacher")["problems"] == []
+    assert make_plan(config, gpu_gb=80.0, node_gb=None, stage=TEACHER)["problems"] == []
     assert make_plan(config, gpu_gb=80.0, node_gb=None)["problems"] != []
 
 

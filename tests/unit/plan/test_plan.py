@@ -18,7 +18,6 @@ from tango_hpc.base.config import load_config
 from tango_hpc.base.config.models import role_shape
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.model_shape import ModelShape
-from tango_hpc.commands.job_memory import job_node_bytes
 from tango_hpc.commands.plan_report import make_plan, show_plan
 from tango_hpc.models.engine.capacity import (
     GIB,
@@ -31,7 +30,6 @@ from tango_hpc.models.engine.capacity import (
     role_engine,
 )
 from tango_hpc.plan.batch import role_batch
-from tango_hpc.plan.disk import checkpoint_bytes
 from tango_hpc.plan.host import memory_of_this_job, memory_of_this_machine
 from tango_hpc.plan.memory import COPIES, saves_in_background
 from tango_hpc.plan.sizes import (
@@ -43,6 +41,7 @@ from tango_hpc.plan.sizes import (
     Trainer,
 )
 from tango_hpc.questions.data.packing import pack
+from tango_hpc.stages.stage import EVAL, SFT, TEACHER, TRAIN
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -360,7 +359,7 @@ def test_copies_to_save_from_are_what_a_checkpoint_holds(tmp_path):
     fullest = max(phase["total_bytes"] for phase in for_later["memory"]["node"]["phases"])
     from_bytes = for_later["checkpoint"]["background_from_bytes"]
     assert from_bytes == int((fullest + copies) / 0.8)
-    assert job_node_bytes(background, ["train"]) == fullest + copies  # which is what a job asks Slurm for
+    assert TRAIN.node_bytes(background) == fullest + copies  # which is what a job asks Slurm for
 
 
 def test_checkpoints_are_written_in_the_background_where_there_is_room(tmp_path, monkeypatch):
@@ -380,7 +379,7 @@ def test_checkpoints_are_written_in_the_background_where_there_is_room(tmp_path,
 def test_an_evaluation_and_a_teacher_have_engines_that_sleep_at_level_1(tmp_path):
     config = make_config(tmp_path, teacher={"questions": "q.parquet", "output": "out"})
     generator, verifier = (role_engine(config, name).backup_bytes(512) for name in ("generator", "verifier"))
-    plan = make_plan(config, gpu_gb=80, node_gb=None, stage="eval")
+    plan = make_plan(config, gpu_gb=80, node_gb=None, stage=EVAL)
     weights = trainer(shape=role_shape(config, "generator"), tensor=4, element_bytes=2).sizes.weights
     assert plan["memory"]["node"]["phases"] == [
         {
@@ -393,7 +392,7 @@ def test_an_evaluation_and_a_teacher_have_engines_that_sleep_at_level_1(tmp_path
         }
     ]  # fmt: skip
     assert [phase["phase"] for phase in plan["memory"]["gpu"]["phases"]] == ["rollout", "reshard", "verify", "reshard"]
-    teacher = make_plan(config, gpu_gb=80, node_gb=None, stage="teacher")["memory"]
+    teacher = make_plan(config, gpu_gb=80, node_gb=None, stage=TEACHER)["memory"]
     assert teacher["node"]["peak_bytes"] == 8 * (GPU_PROCESS_BYTES + generator)
     assert [phase["phase"] for phase in teacher["gpu"]["phases"]] == ["rollout"]
 
@@ -402,13 +401,13 @@ def test_a_job_needs_what_its_fullest_stage_needs(tmp_path):
     tuned = {"data": "a.parquet", "output": "tuned", "init": {"path": "models/Qwen2.5-Math-7B"}}
     config = make_config(tmp_path, sft={"generator": tuned})
     train = make_plan(config, gpu_gb=80, node_gb=None)["memory"]["node"]["peak_bytes"]
-    assert job_node_bytes(config, ["train"]) == job_node_bytes(config, ["sft", "train"]) == train
-    assert job_node_bytes(config, ["sft"]) == 8 * (GPU_PROCESS_BYTES + SAVE_BYTES)
+    assert TRAIN.node_bytes(config) == max(stage.node_bytes(config) for stage in (SFT, TRAIN)) == train
+    assert SFT.node_bytes(config) == 8 * (GPU_PROCESS_BYTES + SAVE_BYTES)
     background = make_config(tmp_path, sft={"generator": tuned}, checkpoint={"background": True})
-    copies = checkpoint_bytes(make_config(tmp_path, sft={"generator": tuned}, algorithm__kl_coef=0.0), "sft")
-    assert job_node_bytes(background, ["sft"]) == 8 * (GPU_PROCESS_BYTES + SAVE_BYTES) + copies  # one node has them all
-    evaluation = make_plan(config, gpu_gb=80, node_gb=None, stage="eval")["memory"]["node"]["peak_bytes"]
-    assert job_node_bytes(config, ["eval"]) == evaluation
+    copies = SFT.saved_bytes(make_config(tmp_path, sft={"generator": tuned}, algorithm__kl_coef=0.0))[0]
+    assert SFT.node_bytes(background) == 8 * (GPU_PROCESS_BYTES + SAVE_BYTES) + copies  # one node has them all
+    evaluation = make_plan(config, gpu_gb=80, node_gb=None, stage=EVAL)["memory"]["node"]["peak_bytes"]
+    assert EVAL.node_bytes(config) == evaluation
 
 
 def test_on_a_cpu_what_processes_share_counts_once_for_a_machine(tmp_path):

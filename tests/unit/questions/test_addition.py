@@ -12,7 +12,7 @@ from tango_hpc.questions.protocol.solution import parse_solution
 from tango_hpc.questions.protocol.verification import read_verification
 from tango_hpc.questions.tasks import get_task
 from tango_hpc.questions.tasks.addition import Addition
-from tango_hpc.stages.preflight import check_inputs
+from tango_hpc.stages.stage import SFT
 from tests.helpers.runs import small_config
 
 QUESTION = {"question": "487+256", "answer": "743"}
@@ -69,7 +69,7 @@ def test_slips_are_as_often_as_asked_and_the_first_judgements_are_careful():
 def test_it_is_shipped_by_its_name_and_graded_in_workers(tmp_path):
     config = small_config(tmp_path / "run", "task={name: addition, settings: {digits: [1, 2], rows: 64}}",
                           "generator.model.build.characters=0123456789+=")  # fmt: skip
-    check_inputs(config, "sft")
+    SFT.check_inputs(config)
     with GradingPool(num_workers=1) as pool:
         task = get_task(TaskConfig(name="addition"))
         task.pool = pool

@@ -21,7 +21,7 @@ from tango_hpc.questions.data.prepare.readers import DATA_SETS
 from tango_hpc.questions.data.prepare.rows import SCHEMA, loosely_normalized, normalized
 from tango_hpc.questions.data.prepare.sources import find_files
 from tango_hpc.questions.data.tables import check_ids, write_rows
-from tango_hpc.stages.preflight import check_inputs
+from tango_hpc.stages.stage import TRAIN
 from tests.helpers.real_data import REAL, needs_real_data
 
 # One record of each set in its own fields, with what becomes of it: question, answer, chosen metadata.
@@ -226,7 +226,7 @@ def test_a_training_set_prepared_without_the_evaluation_set_is_refused_where_the
         "train": {"verifier_warmup_steps": 0, "verifier_steps_per_cycle": 0},
     }  # fmt: skip
     with pytest.raises(UserError, match="1 of the 2 questions"):  # and so says the start of a run
-        check_inputs(validate_tree(tree, "config"), "train")
+        TRAIN.check_inputs(validate_tree(tree, "config"))
     prepare("gsm8k", source=source, split="train", out=out, keep_overlap=True)
     check_held_out(out, second)
     write_rows(out, [{"question": "What is 2 + 2?", "source": "mine"}])  # a user's own file

@@ -16,7 +16,7 @@ from tango_hpc.questions.protocol.solution import parse_solution
 from tango_hpc.questions.tasks import get_task
 from tango_hpc.questions.tasks.made_files import check_made_files, make_missing_files
 from tango_hpc.questions.tasks.own import OwnTask, check_own_task
-from tango_hpc.stages.preflight import check_inputs
+from tango_hpc.stages.stage import SFT
 from tests.helpers.own_task import PAGE, write_what_the_page_shows
 from tests.helpers.runs import small_config
 
@@ -219,20 +219,20 @@ def test_a_mistake_is_told_with_its_place_before_anything_starts(tmp_path: Path,
     code, message = MISTAKES[name]
     config = own(tmp_path, code)
     with pytest.raises(UserError) as raised:
-        check_inputs(config, "sft")
+        SFT.check_inputs(config)
     assert str(tmp_path / "double.py") in str(raised.value) and message in str(raised.value)
     assert not config.data.train.exists()
 
 
 def test_settings_and_the_file_are_checked(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="task.settings: .*unexpected keyword argument 'row'"):
-        check_inputs(own(tmp_path, DOUBLE, "task.settings={row: 5}"), "sft")
+        SFT.check_inputs(own(tmp_path, DOUBLE, "task.settings={row: 5}"))
     with pytest.raises(UserError, match="task.settings: given, but task.name is math"):
         small_config(tmp_path / "run", "task={name: math, settings: {rows: 1}}")
     with pytest.raises(UserError, match="must be addition, last_letter, math or the path of a Python file"):
         small_config(tmp_path / "run", "task={name: chess}")
     with pytest.raises(UserError, match="no file at .*missing.py"):
-        check_inputs(small_config(tmp_path / "run", f"task={{name: {tmp_path}/missing.py}}"), "sft")
+        SFT.check_inputs(small_config(tmp_path / "run", f"task={{name: {tmp_path}/missing.py}}"))
 
 
 def test_the_page_shows_a_task_that_passes_and_the_message_of_a_mistake_in_it(
@@ -242,7 +242,7 @@ def test_the_page_shows_a_task_that_passes_and_the_message_of_a_mistake_in_it(
     assert len((code + settings).splitlines()) < 100
     monkeypatch.chdir(tmp_path)
     config = load_config(Path("odd_digits.yaml"))
-    check_inputs(config, "sft")
+    SFT.check_inputs(config)
     row, steps = {"question": "385", "answer": "2"}, ["385:1", "85:1", "5:2"]
     odd_digits = own_task(str(tmp_path / "odd_digits.py"), config.task.settings)
     assert odd_digits.label_steps(row, steps) == [1, 1, 1]
@@ -253,5 +253,5 @@ def test_the_page_shows_a_task_that_passes_and_the_message_of_a_mistake_in_it(
         code.replace('strip() == question["answer"]', 'strip() == question["anwser"]')
     )
     with pytest.raises(UserError) as raised:
-        check_inputs(config, "sft")
+        SFT.check_inputs(config)
     assert quoted[1] in str(raised.value)

@@ -20,6 +20,7 @@ from tango_hpc.runner import affinity
 from tango_hpc.runner.affinity import gpu_bus_id, parse_cpus, stay_near_gpu
 from tango_hpc.runner.enter import enter_run
 from tango_hpc.runner.starters import SrunStarter
+from tango_hpc.stages.stage import TRAIN
 from tests.slurm.jobs import counting_config
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -35,7 +36,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from tango_hpc import rank
+from tango_hpc.stages import rank
 from tango_hpc.base.config import load_config
 from tango_hpc.base.errors import NodeFailed
 from tango_hpc.runner import affinity
@@ -197,4 +198,4 @@ def test_a_machine_without_a_driver_changes_nothing() -> None:
 
 def test_srun_puts_neighbors_in_rank_on_one_socket(tmp_path: Path) -> None:
     config = counting_config(tmp_path, "run")
-    assert "--distribution=block:block" in SrunStarter(RunDirectory(tmp_path), "train", config).arguments()
+    assert "--distribution=block:block" in SrunStarter(RunDirectory(tmp_path), TRAIN, config).arguments()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from tango_hpc.runner import slurm
 from tango_hpc.runner.attempts import AttemptLog, chain_before, next_job, submitted_jobs
 from tango_hpc.runner.chain import VARIABLE, Chain
 from tango_hpc.runner.stop import StopRequest, request_stop
+from tango_hpc.stages.stage import TRAIN
 from tests.helpers.fake_slurm import GONE, FakeSlurm, described, submitted_run
 from tests.slurm.jobs import counting_config
 
@@ -212,7 +214,7 @@ def test_what_status_says_of_a_chain(
     following.chain.submit()
     log = AttemptLog(following.directory)
     if code is not None:
-        log.end(log.read()[0], code, "")
+        log.end(replace(log.read()[0], program=TRAIN), code, "")
     found = run_state(following.directory, queue)
     assert (found.state, found.job, found.stage) == (state, job, "train"), found
 

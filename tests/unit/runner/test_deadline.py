@@ -23,6 +23,8 @@ from tango_hpc.runner.heartbeat import Beat, write_beat
 from tango_hpc.runner.outcome import Outcome, write_outcome
 from tango_hpc.runner.slurm import NoAnswer
 from tango_hpc.runner.supervisor import Supervisor
+from tango_hpc.stages.stage import TRAIN
+from tests.helpers.runs import unseen
 from tests.slurm.jobs import counting_config
 
 
@@ -140,7 +142,7 @@ def test_what_a_suspended_job_sleeps_through_is_no_hang(
 ) -> None:
     """An hour of suspension, beside an hour in which the supervisor looks and nothing moves."""
     config = counting_config(tmp_path, "run", {"nodes": 1, "hang_timeout_seconds": 60, "grace_seconds": 10})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     worker, now, ranks = Worker(0, "generator"), 5000.0, Ranks()
 
     def sleep(seconds: float) -> None:
@@ -157,7 +159,7 @@ def test_what_a_suspended_job_sleeps_through_is_no_hang(
     clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep, time=lambda: now)
     for module in (supervisor, deadline, watchdog):
         monkeypatch.setattr(module, "time", clock, raising=False)
-    watching = Supervisor(directory, config, ["generator"], ranks, Console(file=io.StringIO(), width=200))
+    watching = Supervisor(directory, config, ["generator"], ranks, Console(file=io.StringIO(), width=200), unseen)
     begin = ranks.start
     monkeypatch.setattr(
         ranks,

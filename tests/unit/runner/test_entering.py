@@ -23,7 +23,7 @@ from tango_hpc.base.run.summary import read_provenance, read_summary, update_sum
 from tango_hpc.commands.status import run_state
 from tango_hpc.questions.data.tables import write_rows
 from tango_hpc.report.run_page import write_report
-from tango_hpc.runner import enter, provenance
+from tango_hpc.runner import provenance
 from tango_hpc.runner.attempts import AttemptLog
 from tango_hpc.runner.continuity import compare_with_last, fingerprint
 from tango_hpc.runner.enter import check_run, prepare_run, prepared_run
@@ -32,6 +32,7 @@ from tango_hpc.runner.local import run_foreground
 from tango_hpc.runner.lock import RunLock
 from tango_hpc.runner.masks import mask_secrets, masked_command
 from tango_hpc.runner.provenance import record_attempt
+from tango_hpc.stages.stage import STAGES, TRAIN, Train
 from tests.slurm.jobs import counting_config
 
 
@@ -39,23 +40,23 @@ def test_a_refused_command_changes_nothing(tmp_path: Path) -> None:
     """Not even where settings may be changed: another process has the run."""
     config = counting_config(tmp_path, "run", {"nodes": 1})
     with pytest.raises(UserError, match="there is no run to resume in"):
-        prepare_run(["train"], config, resume=True)
+        prepare_run([TRAIN], config, resume=True)
     assert not config.run.dir.exists()
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     update_summary(directory, "train", "done")
     longer = config.model_copy(update={"train": config.train.model_copy(update={"generator_steps": 50})})
 
     with RunLock(directory):
         before = contents(directory.path)
         with pytest.raises(UserError, match=f"process {os.getpid()} on .* is running in"):
-            prepare_run(["train"], longer, resume=True)
+            prepare_run([TRAIN], longer, resume=True)
         assert contents(directory.path) == before
-    with prepared_run(["train"], longer, resume=True) as (_, lock):
+    with prepared_run([TRAIN], longer, resume=True) as entry:
         assert "generator_steps: 50" in directory.config.read_text()
         assert read_summary(directory)["status"] == "stopped"
         with pytest.raises(UserError, match="is running in"):  # the lock is held from then on
-            prepare_run(["train"], config, resume=True)
-        lock.touch()
+            prepare_run([TRAIN], config, resume=True)
+        entry.lock.touch()
     assert not directory.lock_file.exists()
 
 
@@ -67,8 +68,8 @@ def contents(folder: Path) -> dict[str, str]:
 
 def enter_and_run(config: Config) -> int:
     """What `tango train --resume` does."""
-    with prepared_run(["train"], config, resume=True) as (directory, lock):
-        return run_attempt(directory, "train", config, Console(file=io.StringIO()), lock)
+    with prepared_run([TRAIN], config, resume=True) as entry:
+        return run_attempt(entry.directory, TRAIN, config, Console(file=io.StringIO()), entry)
 
 
 @pytest.mark.parametrize("status", ["done", "stopped"])
@@ -76,9 +77,9 @@ def test_a_resume_with_other_data_changes_no_byte_of_the_run(
     tmp_path: Path, status: Literal["done", "stopped"]
 ) -> None:
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     log = AttemptLog(directory)
-    attempt = log.start("train")
+    attempt = log.start(TRAIN)
     assert attempt_with(directory, config) == ([], [])
     (directory.checkpoints / "train" / "step_000003").mkdir(parents=True)
     log.end(attempt, 0 if status == "done" else 85, "")
@@ -91,17 +92,17 @@ def test_a_resume_with_other_data_changes_no_byte_of_the_run(
         enter_and_run(longer)
     assert caught.value.exit_code == 2
     with pytest.raises(UserError, match=refused):
-        check_run(["train"], longer, resume=True)
+        check_run([TRAIN], longer, resume=True)
     assert contents(directory.path) == before
     with pytest.raises(UserError, match=refused):  # a job, which was submitted before the data were changed
         update_summary(directory, "train", "stopped")
-        run_attempt(directory, "train", config, Console(file=io.StringIO()))
+        run_attempt(directory, TRAIN, config, Console(file=io.StringIO()))
     assert read_summary(directory)["status"] == "stopped" and run_state(directory, {}).state == "failed"
 
 
 def test_a_finished_run_with_other_data_is_done_already(tmp_path: Path) -> None:
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     assert attempt_with(directory, config) == ([], [])
     (directory.checkpoints / "train" / "step_000003").mkdir(parents=True)
     update_summary(directory, "train", "done", steps=200)
@@ -112,21 +113,21 @@ def test_a_finished_run_with_other_data_is_done_already(tmp_path: Path) -> None:
 def test_a_task_that_makes_no_rows_leaves_the_run_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = counting_config(tmp_path, "run", {"nodes": 1})
 
-    def make(_: Config) -> None:
+    def make(_: object, config: Config) -> None:
         raise UserError("questions gave no rows")
 
-    monkeypatch.setattr(enter, "make_missing_files", make)
+    monkeypatch.setattr(Train, "make_inputs", make)
     with pytest.raises(UserError, match="gave no rows"):
-        prepare_run(["train"], config, resume=False)
+        prepare_run([TRAIN], config, resume=False)
     assert not config.run.dir.exists()
     monkeypatch.undo()
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     update_summary(directory, "train", "done", steps=200)
     longer = config.model_copy(update={"train": config.train.model_copy(update={"generator_steps": 50})})
     before = contents(directory.path)
-    monkeypatch.setattr(enter, "make_missing_files", make)
+    monkeypatch.setattr(Train, "make_inputs", make)
     with pytest.raises(UserError, match="gave no rows"):
-        prepare_run(["train"], longer, resume=True)
+        prepare_run([TRAIN], longer, resume=True)
     assert contents(directory.path) == before
 
 
@@ -134,32 +135,32 @@ def test_more_nodes_than_there_are_change_nothing(tmp_path: Path, monkeypatch: p
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     before = contents(directory.path)
     with pytest.raises(UserError, match="launch.nodes is 2, but this is one machine"):
-        run_foreground("train", directory.config, ["launch.nodes=2"], resume=True)
+        run_foreground(TRAIN, directory.config, ["launch.nodes=2"], resume=True)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr("tango_hpc.runner.local._become_job", lambda *_: pytest.fail("the run was entered"))
     monkeypatch.setattr("tango_hpc.runner.environment.shutil.which", lambda *_, **__: "srun")
     with pytest.raises(UserError, match="launch.nodes is 2, but job 7 has 1"):
-        run_foreground("train", directory.config, ["launch.nodes=2"], resume=True)
+        run_foreground(TRAIN, directory.config, ["launch.nodes=2"], resume=True)
     assert contents(directory.path) == before
 
 
 def test_a_setting_that_came_later_has_its_default_in_a_run_from_before(tmp_path: Path) -> None:
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     update_summary(directory, "train", "stopped", steps=2)
     text = directory.config.read_text()
     earlier = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("  updates_per_batch:"))
     assert earlier != text
     directory.config.write_text(earlier)
-    prepare_run(["train"], config, resume=True)
+    prepare_run([TRAIN], config, resume=True)
     assert directory.config.read_text() == text
     directory.config.write_text(earlier)
     other = config.model_copy(update={"train": config.train.model_copy(update={"updates_per_batch": 2})})
     with pytest.raises(UserError, match="train.updates_per_batch: 1 -> 2"):
-        prepare_run(["train"], other, resume=True)
+        prepare_run([TRAIN], other, resume=True)
     assert directory.config.read_text() == earlier
 
 
@@ -167,16 +168,16 @@ def test_a_setting_that_came_later_has_its_default_in_a_run_from_before(tmp_path
 @pytest.mark.parametrize("content", ["", '{"status": "ru'])
 def test_a_damaged_file_that_only_shows_things_ends_nothing(tmp_path: Path, name: str, content: str) -> None:
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     log = AttemptLog(directory)
-    log.end(log.start("train"), 85, "Ctrl-C")
+    log.end(log.start(TRAIN), 85, "Ctrl-C")
     record_attempt(directory, stage="train")
     update_summary(directory, "train", "stopped", steps=2)
     (directory.path / name).write_text(content)
     with pytest.raises(UserError, match="already holds a run"):
-        prepare_run(["train"], config, resume=False)
+        prepare_run([TRAIN], config, resume=False)
     longer = config.model_copy(update={"train": config.train.model_copy(update={"generator_steps": 50})})
-    prepare_run(["train"], longer, resume=True)
+    prepare_run([TRAIN], longer, resume=True)
     record_attempt(directory, stage="train")
     update_summary(directory, "train", "running", begins=True)
     assert read_provenance(directory)["attempts"][-1]["config_changes"] == ["train.generator_steps: 200 -> 50"]
@@ -191,37 +192,37 @@ def test_a_damaged_file_that_only_shows_things_ends_nothing(tmp_path: Path, name
 def test_a_run_that_is_there_is_named_before_its_inputs(tmp_path: Path, resume: bool) -> None:
     """What is wrong with its data under other settings is no reason to remove them."""
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
-    AttemptLog(directory).start("train")
+    directory = prepare_run([TRAIN], config, resume=False)
+    AttemptLog(directory).start(TRAIN)
     (tmp_path / "model" / "config.json").unlink()
     other = config.model_copy(update={"seed": 7})
     what = "cannot be resumed with these settings changed" if resume else "already holds a run"
     for check in (prepare_run, check_run):
         with pytest.raises(UserError, match=what) as caught:
-            check(["train"], other, resume=resume)
+            check([TRAIN], other, resume=resume)
         assert "seed" in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"run: {dir: [", b"[1, 2]"])
 def test_damaged_settings_end_it_and_are_named(tmp_path: Path, content: bytes) -> None:
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     directory.config.write_bytes(content)
     with pytest.raises(UserError, match=r"config.yaml is damaged: it holds no settings"):
-        prepare_run(["train"], config, resume=True)
+        prepare_run([TRAIN], config, resume=True)
     assert directory.config.read_bytes() == content
 
 
 def attempt_with(directory: RunDirectory, config: Config, stage: str = "train") -> tuple[list[str], list[str]]:
     """What is refused, and what is noted, of an attempt with `config`."""
-    entry, refused = compare_with_last(directory, stage, config)
+    entry, refused = compare_with_last(directory, STAGES[stage], config)
     record_attempt(directory, stage=stage, computes_with=entry)
     return refused, read_provenance(directory)["attempts"][-1]["changes"]
 
 
 def test_what_changed_between_attempts_is_refused_or_told(tmp_path: Path) -> None:
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     questions, weights = config.data.train, config.generator.model.path / "model.safetensors"
     assert attempt_with(directory, config) == ([], [])
     original = questions.read_bytes()
@@ -240,7 +241,7 @@ def test_what_changed_between_attempts_is_refused_or_told(tmp_path: Path) -> Non
         refused, _ = attempt_with(directory, config)
         assert [line.partition(" ")[0] for line in refused] == ["data.train", "data.eval", "generator.model.path"]
     with pytest.raises(UserError, match=r"(?s)would compute something else:\n  data.train .* -> .*run\.dir=PATH"):
-        run_attempt(directory, "train", config, Console(file=io.StringIO()))
+        run_attempt(directory, TRAIN, config, Console(file=io.StringIO()))
     questions.write_bytes(original + b" ")
     weights.write_bytes(b"")
     edited = config.model_copy(
@@ -275,7 +276,7 @@ def test_another_prompt_in_the_same_file_is_refused_like_the_setting(tmp_path: P
             "sft": config.sft.model_copy(update={"generator": tuned}),
         }
     )
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     assert attempt_with(directory, config, stage) == ([], [])
     file.write_text("Solve this: {question}")  # before the first checkpoint anything may change
     refused, changes = attempt_with(directory, config, stage)
@@ -285,7 +286,7 @@ def test_another_prompt_in_the_same_file_is_refused_like_the_setting(tmp_path: P
     refused, changes = attempt_with(directory, config, stage)
     assert refused == changes and [line.partition(" ")[0] for line in refused] == [f"generator.{key}"]
     with pytest.raises(UserError, match=rf"would compute something else:\n  generator\.{key} .* -> "):
-        check_run([stage], config, resume=True)
+        check_run([STAGES[stage]], config, resume=True)
 
 
 def test_what_an_evaluation_and_a_teacher_read_stands_in_provenance(tmp_path: Path) -> None:
@@ -300,7 +301,7 @@ def test_what_an_evaluation_and_a_teacher_read_stands_in_provenance(tmp_path: Pa
         }
     )
     shutil.copy(questions, tmp_path / "gsm8k.parquet")
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     asked = {"generator.model.path": str(model), "generator.prompt": str(prompt)}
     read = {"eval": {"data.eval": str(questions), "eval.data.gsm8k": f"{tmp_path}/gsm8k.parquet", **asked}}
     read["teacher"] = {"teacher.questions": str(questions), **asked}
@@ -328,7 +329,7 @@ def test_another_version_of_ones_own_task_is_another_run(tmp_path: Path) -> None
     )
     config = counting_config(tmp_path, "run", {"nodes": 1})
     config = config.model_copy(update={"task": TaskConfig(name=str(task))})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     (directory.checkpoints / "train" / "step_000003").mkdir(parents=True)
     assert attempt_with(directory, config) == ([], [])
     task.write_text(task.read_text().replace("==", "!="))
@@ -336,7 +337,7 @@ def test_another_version_of_ones_own_task_is_another_run(tmp_path: Path) -> None
 
 
 def test_a_run_that_was_moved_is_the_same_run(tmp_path: Path) -> None:
-    directory = prepare_run(["train"], counting_config(tmp_path, "run", {"nodes": 1}), resume=False)
+    directory = prepare_run([TRAIN], counting_config(tmp_path, "run", {"nodes": 1}), resume=False)
     (directory.checkpoints / "train" / "step_000003").mkdir(parents=True)
     inside = directory.path / "questions.parquet"
     shutil.copy(load_config(directory.config).data.train, inside)
@@ -393,7 +394,7 @@ def test_secrets_are_in_no_file_that_others_read(tmp_path: Path, monkeypatch: py
     state = {"commit": "a" * 40, "changed": [" M a.py"], "diff": masked}
     monkeypatch.setattr(provenance, "code_state", lambda _: dict(state))
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     assert directory.path.stat().st_mode & 0o777 == 0o750
     record_attempt(directory, stage="train", record_diff=False)
     assert not list(directory.path.glob("*.diff"))
@@ -410,7 +411,7 @@ def test_an_attempt_at_what_cannot_be_read_has_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     model, plain = config.generator.model.path, getattr(Path, call)
 
     def forbidden(path: Path, *args: Any, **options: Any) -> Any:  # the system does not forbid root
@@ -420,7 +421,7 @@ def test_an_attempt_at_what_cannot_be_read_has_an_end(
 
     monkeypatch.setattr(Path, call, forbidden)
     with pytest.raises(UserError, match=f"{model}.* cannot be read: Permission denied; make it readable for you"):
-        run_attempt(directory, "train", config, Console(file=io.StringIO()))
+        run_attempt(directory, TRAIN, config, Console(file=io.StringIO()))
     [attempt] = AttemptLog(directory).read()
     assert attempt.code == 2 and "cannot be read: Permission denied" in attempt.reason
 
@@ -431,19 +432,19 @@ def test_an_attempt_at_what_cannot_be_read_has_an_end(
 def test_what_ends_an_entry_leaves_the_run_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    def fails(_: object) -> None:
+    def fails(*_: object) -> None:
         raise error
 
     config = counting_config(tmp_path, "run", {"nodes": 1})
     with monkeypatch.context() as patch:
-        patch.setattr("tango_hpc.runner.enter.make_missing_files", fails)
+        patch.setattr(Train, "make_inputs", fails)
         with pytest.raises(type(error)):
-            prepare_run(["train"], config, resume=False)
+            prepare_run([TRAIN], config, resume=False)
     assert not Path(config.run.dir).exists()
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     before = {file: file.read_bytes() for file in directory.path.rglob("*") if file.is_file()}
     longer = counting_config(tmp_path, "run", {"nodes": 1, "tasks_per_node": 2})
-    monkeypatch.setattr("tango_hpc.runner.enter.make_missing_files", fails)
+    monkeypatch.setattr(Train, "make_inputs", fails)
     with pytest.raises(type(error)):
-        prepare_run(["train"], longer, resume=True)
+        prepare_run([TRAIN], longer, resume=True)
     assert {file: file.read_bytes() for file in directory.path.rglob("*") if file.is_file()} == before

@@ -15,7 +15,7 @@ from tango_hpc.base.run.worker import Worker
 from tango_hpc.runner.enter import enter_run
 from tango_hpc.runner.environment import free_port
 from tango_hpc.runner.outcome import read_outcome
-from tango_hpc.stages.rank import STAGES
+from tango_hpc.stages.stage import STAGES
 from tests.helpers import gpu_node
 from tests.helpers.runs import small_config
 

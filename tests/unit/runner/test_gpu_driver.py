@@ -21,6 +21,7 @@ from tango_hpc.runner import gpu_driver
 from tango_hpc.runner.enter import enter_run
 from tango_hpc.runner.gpu_driver import GpuSoftware, gpu_software, why_no_gpu, why_not_shared
 from tango_hpc.stages.rank import run_stage
+from tango_hpc.stages.stage import SFT, TRAIN
 from tests.slurm.jobs import counting_config
 
 # First lines of /proc/driver/nvidia/version, of the proprietary and of the open kernel module.
@@ -219,7 +220,7 @@ def test_doctors_ranks_on_a_cpu_fail_where_gpus_were_meant(
     config = None if device is None else counting_config(tmp_path, "run", launch | {"device": device})
     failed = [
         finding.text
-        for finding in doctor_ranks.compare_ranks(config, tmp_path, {}, ["sft", "train"])
+        for finding in doctor_ranks.compare_ranks(config, tmp_path, {}, [SFT, TRAIN])
         if finding.level == "fail"
     ]
     assert failed == ([f"the ranks are to use GPUs, but came up on Gloo on {socket.gethostname()}"] if fails else [])

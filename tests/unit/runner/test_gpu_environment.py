@@ -20,7 +20,7 @@ NVLS, NEW, OLD = "NCCL_NVLS_ENABLE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_C
 # Starts as a task of a rank does, up to where its processes are started.
 PREPARE = """
 import json, os, sys
-from tango_hpc import rank
+from tango_hpc.stages import rank
 from tango_hpc.base.run.directory import RunDirectory
 
 prepare = rank.prepare_gpu_environment

@@ -41,6 +41,7 @@ from tango_hpc.runner.snapshot import take_snapshot
 from tango_hpc.runner.staging import stage_weights, staged_overrides
 from tango_hpc.runner.stop import StopRequest
 from tango_hpc.runner.supervisor import ENDED_WHILE_LOADING, Supervisor
+from tango_hpc.stages.stage import SFT, STAGES, TRAIN
 from tests.helpers.fake_slurm import FakeSlurm, described
 from tests.slurm.jobs import counting_config
 
@@ -237,7 +238,7 @@ def test_a_run_in_the_background_keeps_the_gpus_that_it_was_given(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    made = executor(config, Profile(), node_memory([config], ["train"], Profile()), tmp_path, "n", "local", tmp_path)
+    made = executor(config, Profile(), node_memory([config], [TRAIN], Profile()), tmp_path, "n", "local", tmp_path)
     words = shlex.split(made._executor.python)
     assert words[:-2] == (["env", "CUDA_VISIBLE_DEVICES=2,3", "setsid"] if visible else ["setsid"])
     assert made._executor.parameters["timeout_min"] > 1e6, "nothing ends it but itself"
@@ -310,14 +311,14 @@ def test_attempts_without_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     directory = RunDirectory(tmp_path)
     directory.control.mkdir()
     log = AttemptLog(directory)
-    log.end(log.start("train"), 85, "time")
-    assert log.without_progress("train", ["7"]) == 1
-    log.start("train")  # its node was lost
-    assert log.without_progress("train", ["7"]) == log.without_progress("train", ["8", "7"]) == 2
-    assert log.without_progress("train", ["8"]) == log.without_progress("sft", ["7"]) == 0
+    log.end(log.start(TRAIN), 85, "time")
+    assert log.without_progress(TRAIN, ["7"]) == 1
+    log.start(TRAIN)  # its node was lost
+    assert log.without_progress(TRAIN, ["7"]) == log.without_progress(TRAIN, ["8", "7"]) == 2
+    assert log.without_progress(TRAIN, ["8"]) == log.without_progress(SFT, ["7"]) == 0
     (directory.checkpoints / "train" / "step_000003+rollout").mkdir(parents=True)
-    assert log.without_progress("train", ["7"]) == 0
-    attempt = log.start("train")
+    assert log.without_progress(TRAIN, ["7"]) == 0
+    attempt = log.start(TRAIN)
     assert attempt.saved_before == "step_000003+rollout"
     log.end(attempt, 1, "boom")
     assert not attempt.made_progress
@@ -338,20 +339,20 @@ def test_results_that_an_attempt_left_are_progress(stage: str, tmp_path: Path, m
     log = AttemptLog(directory)
     whole = directory.config.read_text()
     directory.config.write_text("teacher: 3\n")
-    log.end(log.start(stage), 2, "a config that is refused")
+    log.end(log.start(STAGES[stage]), 2, "a config that is refused")
     directory.config.write_text(whole)
     for number in range(3):
-        attempt = log.start(stage)
+        attempt = log.start(STAGES[stage])
         parts.mkdir(parents=True, exist_ok=True)
         (parts / f"{number}.parquet").write_text("x")
         log.end(attempt, 85, "the time limit is near")
-        assert attempt.made_progress and log.without_progress(stage, ["7"]) == 0
+        assert attempt.made_progress and log.without_progress(STAGES[stage], ["7"]) == 0
     assert log.read()[-1].saved_after == "3 files of results, 3 bytes"
     for number in range(1, 3):
-        attempt = log.start(stage)
+        attempt = log.start(STAGES[stage])
         (other / f"{number}.parquet").write_text("x")
         log.end(attempt, 1, "boom")
-        assert not attempt.made_progress and log.without_progress(stage, ["7"]) == number
+        assert not attempt.made_progress and log.without_progress(STAGES[stage], ["7"]) == number
 
 
 def test_a_damaged_checkpoint_that_was_set_aside_is_no_progress(
@@ -363,13 +364,13 @@ def test_a_damaged_checkpoint_that_was_set_aside_is_no_progress(
     folder, log = directory.checkpoints / "train", AttemptLog(directory)
     for step in (10, 20):
         (folder / f"step_{step:06d}").mkdir(parents=True)
-    attempt = log.start("train")
+    attempt = log.start(TRAIN)
     (folder / "step_000020").rename(folder / "step_000020.damaged")
     log.end(attempt, 1, "killed before any save")
     assert not attempt.made_progress and not log.read()[-1].made_progress
-    assert log.without_progress("train", ["7"]) == 1  # it went on from what is the newest now
+    assert log.without_progress(TRAIN, ["7"]) == 1  # it went on from what is the newest now
     for name, is_progress in {"step_000010+rollout": True, "step_000011": True}.items():
-        attempt = log.start("train")
+        attempt = log.start(TRAIN)
         (folder / name).mkdir()
         log.end(attempt, 1, "boom")
         assert attempt.made_progress is is_progress
@@ -382,7 +383,7 @@ def test_an_attempt_went_on_from_the_checkpoint_that_its_ranks_took(
 ) -> None:
     """The newest was damaged: what they save may be older than it, and is progress."""
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     folder = directory.checkpoints / "train"
     for step in (10, 20):
         (folder / f"step_{step:06d}").mkdir(parents=True)
@@ -400,7 +401,7 @@ def test_an_attempt_went_on_from_the_checkpoint_that_its_ranks_took(
         return 85
 
     monkeypatch.setattr(Supervisor, "run", run)
-    assert run_attempt(directory, "train", config, Console(file=io.StringIO())) == 85
+    assert run_attempt(directory, TRAIN, config, Console(file=io.StringIO())) == 85
     (attempt,) = AttemptLog(directory).read()
     if provenance == "whole":
         assert read_provenance(directory)["attempts"][-1]["resumed_from"] == "step_000010"
@@ -429,9 +430,9 @@ def test_only_the_attempt_that_runs_is_said_to_go_on_from_an_older_checkpoint(tm
 
 def test_a_torn_line_of_one_run_does_not_end_the_commands_of_a_folder(tmp_path: Path) -> None:
     for name in ("torn", "whole"):
-        directory = prepare_run(["train"], counting_config(tmp_path, name, {"nodes": 1}), resume=False)
+        directory = prepare_run([TRAIN], counting_config(tmp_path, name, {"nodes": 1}), resume=False)
         log = AttemptLog(directory)
-        log.end(log.start("train"), 85, "Ctrl-C")
+        log.end(log.start(TRAIN), 85, "Ctrl-C")
     torn = RunDirectory(tmp_path / "torn")
     lines = torn.attempts_file.read_bytes().splitlines(keepends=True)
     torn.attempts_file.write_bytes(lines[0] + lines[1] + b"\0\0\xff\n" + lines[0].replace(b": 1", b": 2", 1)[:40])
@@ -444,7 +445,7 @@ def test_a_torn_line_of_one_run_does_not_end_the_commands_of_a_folder(tmp_path: 
     assert len(named) == 1 and str(torn.attempts_file) in named[0]  # once, not with every command
     log = AttemptLog(torn)
     assert [attempt.code for attempt in log.read()] == [85]
-    again = log.start("train")  # which writes behind half a line
+    again = log.start(TRAIN)  # which writes behind half a line
     log.end(again, 0, "")
     assert [(attempt.number, attempt.code) for attempt in log.read()] == [(1, 85), (2, 0)]
     assert run_state(torn, {}).state == "done"
@@ -455,7 +456,7 @@ def test_states_without_slurm(tmp_path: Path) -> None:
     directory.control.mkdir()
     assert run_state(directory, {}).state == "new"
     log = AttemptLog(directory)
-    attempt = log.start("train")
+    attempt = log.start(TRAIN)
     assert run_state(directory, {}).state == "lost"
     with RunLock(directory):
         assert run_state(directory, {}).state == "running"
@@ -466,10 +467,10 @@ def test_states_without_slurm(tmp_path: Path) -> None:
 
 def test_what_is_missing_on_the_compute_node_is_the_reason_that_status_gives(tmp_path: Path) -> None:
     config = counting_config(tmp_path, "run [1]", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     (tmp_path / "model" / "tokenizer.json").unlink()
     with pytest.raises(UserError, match="lacks tokenizer.json"):
-        run_attempt(directory, "train", config, Console(file=io.StringIO()))
+        run_attempt(directory, TRAIN, config, Console(file=io.StringIO()))
     state = run_state(directory, {})
     assert (state.state, state.attempts) == ("failed", 1) and "lacks tokenizer.json" in state.detail
     shown = io.StringIO()
@@ -534,7 +535,7 @@ def test_a_snapshot_holds_the_package_where_it_came_from_and_nothing_else(tmp_pa
     (tmp_path / "snapshot" / "old").touch()
     folder = take_snapshot(tmp_path / "snapshot")
     assert sorted(path.name for path in folder.iterdir()) == ["code_state.json", "tango_hpc"]
-    assert (folder / "tango_hpc" / "launch" / "snapshot.py").is_file()
+    assert (folder / "tango_hpc" / "runner" / "snapshot.py").is_file()
     assert not list(folder.rglob("__pycache__")) and not list(folder.rglob("*.safetensors"))
     assert [path.name for path in tmp_path.iterdir()] == ["snapshot"]
 

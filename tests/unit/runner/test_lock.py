@@ -39,6 +39,7 @@ from tango_hpc.runner.attempts import (
 )
 from tango_hpc.runner.lock import Holder, Process, RunLock, check_lock, is_held
 from tango_hpc.runner.requeue import resume_command
+from tango_hpc.stages.stage import TRAIN
 
 STARTERS = 25
 
@@ -124,7 +125,7 @@ def test_a_process_id_alone_proves_nothing(directory: RunDirectory) -> None:
         ):
             leave_lock(directory, other)
             os.utime(directory.lock_file, (1e9, 1e9))
-            AttemptLog(directory).start("train")
+            AttemptLog(directory).start(TRAIN)
             assert not is_held(directory)
             assert run_state(directory, {}).state == "lost"
             console = Console(file=io.StringIO())
@@ -235,12 +236,12 @@ def test_half_a_line_of_the_attempts_costs_that_line(
     directory: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = AttemptLog(directory)
-    log.end(log.start("train"), 85, "time")
-    lost = log.start("train")
+    log.end(log.start(TRAIN), 85, "time")
+    lost = log.start(TRAIN)
     content = directory.attempts_file.read_text()
     directory.attempts_file.write_text(content[:-30])  # the crash came in the middle of a line
     log.end(lost, 1, "boom")
-    attempt = log.start("train")
+    attempt = log.start(TRAIN)
     assert [attempt.number for attempt in log.read()] == [1, 2]
     assert attempt.number == 2, "only the end of the one that was lost is left"
     assert "attempts.jsonl: line 3 is damaged" in capsys.readouterr().err
@@ -250,14 +251,14 @@ def test_half_a_line_of_the_attempts_costs_that_line(
 @pytest.mark.parametrize("reason", ["these tensors differ:\n" + "a.b.c\n" * 337, "x" * 30_000])
 def test_status_says_the_cause_in_five_lines(directory: RunDirectory, reason: str) -> None:
     log = AttemptLog(directory)
-    log.end(log.start("train"), 78, reason)
+    log.end(log.start(TRAIN), 78, reason)
     shown = status_of(directory, width=80, terminal=True).splitlines()
     cause = shown[2:]
     assert len(cause) == 5 and all(len(line) <= 80 for line in [*shown[:2], *cause[:4]]) and cause[0][:3] in reason
     assert cause[-1] == f"… the rest: tango logs {directory.path}"
     (_, line) = status_of(directory, width=80, terminal=False).splitlines()  # a pipe: one line a run
     assert len(line) < 700 and line.endswith("… (`tango logs` shows all of it)")
-    log.end(log.start("train"), 78, "the model folder lacks tokenizer.json")
+    log.end(log.start(TRAIN), 78, "the model folder lacks tokenizer.json")
     assert "the model folder lacks tokenizer.json" in status_of(directory, width=80, terminal=False)
 
 
@@ -266,7 +267,7 @@ def test_a_holder_out_of_sight_lives_as_long_as_it_touches_its_lock(directory: R
     """On a workstation without Slurm, say, whose disk is seen from here; or in a container of this machine."""
     other = replace(Process.this(), host=host, namespace="pid:[1]")
     leave_lock(directory, other)
-    AttemptLog(directory).start("train")
+    AttemptLog(directory).start(TRAIN)
     assert is_held(directory) and run_state(directory, {}).state == "running"
     shown = io.StringIO()
     cancel(directory.path, Console(file=shown, width=200))

@@ -18,10 +18,11 @@ from tango_hpc.commands.status import states
 from tango_hpc.runner import job, lock, slurm
 from tango_hpc.runner.attempts import AttemptLog
 from tango_hpc.runner.enter import prepare_run
-from tango_hpc.runner.job import run_attempt, run_stages
+from tango_hpc.runner.job import run_attempt, run_programs
 from tango_hpc.runner.requeue import requeue
 from tango_hpc.runner.stop import StopRequest, read_stop_request, request_stop
 from tango_hpc.runner.supervisor import ENDED_WHILE_LOADING
+from tango_hpc.stages.stage import TRAIN
 from tests.helpers.fake_slurm import GONE, FakeSlurm, described, said, submitted_run
 from tests.slurm.jobs import counting_config
 
@@ -84,16 +85,16 @@ def test_a_job_that_never_got_past_loading_says_what_to_raise(
     fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = counting_config(tmp_path, "run", {"nodes": 1, "max_attempts_without_progress": 2})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     batch = {"SLURM_JOB_ID": "7", slurm.BATCH_MARK: f"7:{os.getpid()}", "SLURM_RESTART_COUNT": "2"}
     for name, value in batch.items():
         monkeypatch.setenv(name, value)
     log = AttemptLog(directory)
     for _ in range(2):
-        attempt = log.start("train")
+        attempt = log.start(TRAIN)
         attempt.started -= 500
         log.end(attempt, 85, "the time limit is near: ended while loading, there was nothing to save")
-    told = said(lambda console: print(run_attempt(directory, "train", config, console)))
+    told = said(lambda console: print(run_attempt(directory, TRAIN, config, console)))
     given_up = "given up: 2 attempts of job 7 in a row never got past loading, the longest in "
     assert told.startswith(given_up) and "ask for more time (time in the profile, --time of sbatch)" in told
     assert log.read()[-1].code == 1 and states([directory])[0].state == "unknown"
@@ -107,10 +108,10 @@ def test_a_stop_that_comes_before_the_first_attempt_counts(fake: FakeSlurm, tmp_
     directory = RunDirectory(config.run.dir)
     directory.control.mkdir(parents=True)
     request_stop(directory, StopRequest("user", "of another time"))
-    prepare_run(["train"], config, resume=False)
+    prepare_run([TRAIN], config, resume=False)
     assert read_stop_request(directory) is None, "whoever starts a run wants it to run"
     request_stop(directory, StopRequest("user", "tango stop by me"))
-    told = said(lambda console: print(run_stages(directory, "train,train", console)))
+    told = said(lambda console: print(run_programs(directory, [TRAIN, TRAIN], console)))
     assert told.count("tango stop by me: not started. Continue with: ") == 1
     state = states([directory])[0]
     assert (state.state, state.detail) == ("stopped", "tango stop by me")
@@ -120,7 +121,7 @@ def test_a_stop_that_comes_while_a_failure_is_cleared_away_counts(
     fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv(slurm.BATCH_MARK, f"7:{os.getpid()}")
 
@@ -131,7 +132,7 @@ def test_a_stop_that_comes_while_a_failure_is_cleared_away_counts(
     failed = SimpleNamespace(run=fail, reason="", request=None, stopped_by_user=False, was_suspended=True)
     monkeypatch.setattr(job, "Supervisor", lambda *_, **__: failed)
     monkeypatch.setattr(job, "requeue", lambda *_, **__: pytest.fail("it was requeued"))
-    assert run_attempt(directory, "train", config, Console(file=io.StringIO())) == 1
+    assert run_attempt(directory, TRAIN, config, Console(file=io.StringIO())) == 1
     assert read_stop_request(directory) == StopRequest("user", "tango stop by me")
 
 
@@ -157,8 +158,8 @@ def test_what_was_saved_after_all_is_not_denied(
 
     monkeypatch.setattr(job, "Supervisor", TakenForLoading)
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
-    said(lambda console: print(run_attempt(directory, "train", config, console)))
+    directory = prepare_run([TRAIN], config, resume=False)
+    said(lambda console: print(run_attempt(directory, TRAIN, config, console)))
     (attempt,) = AttemptLog(directory).read()
     assert attempt.saved_after == ("step_000000+rollout" if saved else None)
     assert attempt.reason == ("the time limit is near" if saved else TakenForLoading.reason)
@@ -171,7 +172,7 @@ def test_what_fails_after_a_suspension_is_tried_again(
     fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suspended: bool, ours: bool, tried_again: bool
 ) -> None:
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv(slurm.BATCH_MARK, f"7:{os.getpid() if ours else 1}")
     failed = SimpleNamespace(
@@ -181,7 +182,7 @@ def test_what_fails_after_a_suspension_is_tried_again(
     requeued: list[str] = []
     monkeypatch.setattr(job, "requeue", lambda number, *_, **__: requeued.append(number))
     console = Console(record=True, width=400, file=io.StringIO())
-    assert run_attempt(directory, "train", config, console) == 1
+    assert run_attempt(directory, TRAIN, config, console) == 1
     assert requeued == (["7"] if tried_again else [])
     told = {True: "Not requeued: job 7 is not this run's own", False: "Not tried again: this attempt made no progress."}
     assert tried_again or told[not ours] in console.export_text()
@@ -194,7 +195,7 @@ def test_a_node_that_fails_ends_no_run_that_started_elsewhere_before(
     fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, restarts: int, attempts: list[int]
 ) -> None:
     config = counting_config(tmp_path, "run", {"nodes": 1, "max_attempts_without_progress": 2})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
     monkeypatch.setenv(slurm.BATCH_MARK, f"7:{os.getpid()}")
@@ -205,7 +206,7 @@ def test_a_node_that_fails_ends_no_run_that_started_elsewhere_before(
     requeued: list[str] = []
     monkeypatch.setattr(job, "requeue", lambda number, *_, **__: requeued.append(number))
     for again in attempts:  # two without progress are all that is borne with
-        ended = run_attempt(directory, "train", config, Console(file=io.StringIO()))
+        ended = run_attempt(directory, TRAIN, config, Console(file=io.StringIO()))
         assert (len(requeued), ended) == (again, code if again or len(attempts) == 1 else 1)
         requeued.clear()
 
@@ -214,14 +215,14 @@ def test_a_batch_job_waits_for_slurm_where_it_cannot_know_who_runs(
     fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = counting_config(tmp_path, "run", {"nodes": 1})
-    directory = prepare_run(["train"], config, resume=False)
+    directory = prepare_run([TRAIN], config, resume=False)
     directory.lock_file.write_text(json.dumps({"host": "n9", "pid": 1, "job": "6"}))
     with pytest.raises(slurm.NoAnswer):
-        run_attempt(directory, "train", config, Console(file=io.StringIO()))
+        run_attempt(directory, TRAIN, config, Console(file=io.StringIO()))
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv(slurm.BATCH_MARK, f"7:{os.getpid()}")
     done = SimpleNamespace(run=lambda: 0, reason="", request=None, stopped_by_user=False)
     monkeypatch.setattr(job, "Supervisor", lambda *_, **__: done)
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: fake.fails("scontrol", GONE))
     monkeypatch.setattr(lock, "time", clock)
-    assert run_attempt(directory, "train", config, Console(file=io.StringIO())) == 0
+    assert run_attempt(directory, TRAIN, config, Console(file=io.StringIO())) == 0

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,6 +35,7 @@ from tango_hpc.runner.attempts import Attempt, AttemptLog, remember_job
 from tango_hpc.runner.enter import prepare_run
 from tango_hpc.runner.starters import SrunStarter
 from tango_hpc.runner.stop import StopRequest, read_stop_request
+from tango_hpc.stages.stage import TRAIN
 from tests.helpers.fake_slurm import DOWN, GONE, FakeSlurm, described, said, submitted_run
 from tests.slurm.jobs import counting_config, wait_until
 
@@ -108,7 +110,7 @@ def test_while_slurm_is_silent_nothing_is_taken_for_gone(fake: FakeSlurm, tmp_pa
 def test_what_a_finished_run_says_needs_no_slurm(fake: FakeSlurm, tmp_path: Path) -> None:
     directory = submitted_run(tmp_path)
     log = AttemptLog(directory)
-    log.end(log.read()[0], 0, "")
+    log.end(replace(log.read()[0], program=TRAIN), 0, "")
     assert states([directory])[0].state == "done"
 
 
@@ -120,7 +122,7 @@ def test_an_outage_resubmits_no_cells(fake: FakeSlurm, tmp_path: Path) -> None:
     )
     sweep = load_sweep(file)
     for index, cell in enumerate(sweep.cells):
-        prepare_run(["train"], cell.config, resume=False)
+        prepare_run([TRAIN], cell.config, resume=False)
         job = SimpleNamespace(job_id=f"7_{index}", paths=SimpleNamespace(stdout=tmp_path / "none.log"))
         remember_job(cell.directory, "train", "slurm", job, None)
     with pytest.raises(UserError, match="whether 2 of 2 cells wait or run is not known, so nothing was submitted"):
@@ -148,7 +150,7 @@ def test_a_colleagues_run_is_asked_for_under_their_name(
 def test_a_node_behind_the_login_node_has_started_what_was_submitted(tmp_path: Path) -> None:
     directory = submitted_run(tmp_path)
     log = AttemptLog(directory)
-    log.end(log.read()[0], 0, "")
+    log.end(replace(log.read()[0], program=TRAIN), 0, "")
     jobs = json.loads(directory.jobs_file.read_text())
     jobs[0]["submitted"] += 5  # the login node's clock is five seconds ahead
     directory.jobs_file.write_text(json.dumps(jobs))
@@ -166,10 +168,10 @@ def test_a_second_job_that_never_started_does_not_hide_the_first(tmp_path: Path)
 def test_a_run_inside_a_notebooks_job_is_not_that_job(
     fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = prepare_run(["train"], counting_config(tmp_path, "run", {"nodes": 1}), resume=False)
+    directory = prepare_run([TRAIN], counting_config(tmp_path, "run", {"nodes": 1}), resume=False)
     monkeypatch.setenv("SLURM_JOB_ID", "9")
     log = AttemptLog(directory)
-    attempt = log.start("train")
+    attempt = log.start(TRAIN)
     assert run_state(directory, {"9": ("RUNNING", "None")}).state == "running"
     fake.says("scontrol", described("9"))
     assert "which is not its own: `tango stop` ends the run alone" in said(
@@ -204,13 +206,13 @@ def test_a_job_that_was_cancelled_while_it_waited(fake: FakeSlurm, tmp_path: Pat
     changed = counting_config(tmp_path, "run", {"nodes": 1}).model_copy(update={"seed": 5})
     fake.says("scontrol", described("7", "PENDING"))
     with pytest.raises(UserError, match="job 7 of .* is PENDING"):
-        prepare_run(["train"], changed, resume=False)
+        prepare_run([TRAIN], changed, resume=False)
     fake.fails("scontrol", GONE)
-    prepare_run(["train"], changed, resume=False)
+    prepare_run([TRAIN], changed, resume=False)
     assert "seed: 5" in directory.config.read_text()
-    AttemptLog(directory).start("train")
+    AttemptLog(directory).start(TRAIN)
     with pytest.raises(UserError, match="seed: 5 -> 0"):
-        prepare_run(["train"], counting_config(tmp_path, "run", {"nodes": 1}), resume=False)
+        prepare_run([TRAIN], counting_config(tmp_path, "run", {"nodes": 1}), resume=False)
 
 
 def test_whoever_follows_a_run_asks_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +226,7 @@ def test_whoever_follows_a_run_asks_seldom(tmp_path: Path, monkeypatch: pytest.M
             asked.append(now)
         now += 1
         if now == 1200:
-            AttemptLog(directory).end(AttemptLog(directory).read()[0], 85, "time")
+            AttemptLog(directory).end(replace(AttemptLog(directory).read()[0], program=TRAIN), 85, "time")
     assert asked[0] == 1000 and len(asked) < 25
     assert 1200 in asked and max(later - sooner for sooner, later in itertools.pairwise(asked)) <= 20
 
@@ -261,7 +263,7 @@ def test_ranks_are_ended_though_slurm_hangs(fake: FakeSlurm, tmp_path: Path, mon
     fake.runs("squeue", "sleep 60")
     fake.runs("srun", "sleep 60")
     directory = submitted_run(tmp_path)
-    starter = SrunStarter(directory, "train", counting_config(tmp_path, "run", {"nodes": 1}))
+    starter = SrunStarter(directory, TRAIN, counting_config(tmp_path, "run", {"nodes": 1}))
     starter.start()
     started = time.monotonic()
     starter.kill()
@@ -279,7 +281,7 @@ def test_a_step_that_slurm_could_not_launch_is_started_again(
     said: list[str] = []
     directory = submitted_run(tmp_path)
     directory.heartbeats.mkdir(exist_ok=True)
-    starter = SrunStarter(directory, "train", counting_config(tmp_path, "run", {"nodes": 1}), said.append)
+    starter = SrunStarter(directory, TRAIN, counting_config(tmp_path, "run", {"nodes": 1}), said.append)
     starter.start()
     while starter.running():
         assert starter.deaths() == []
@@ -298,7 +300,7 @@ def test_a_step_whose_task_was_there_is_not_started_again(fake: FakeSlurm, tmp_p
         f"rm {beat}; echo 'srun: error: n1: task 1: Exited with exit code 1' >&2; exit 1",
     ):
         fake.runs("srun", how)
-        starter = SrunStarter(directory, "train", counting_config(tmp_path, "run", {"nodes": 1}))
+        starter = SrunStarter(directory, TRAIN, counting_config(tmp_path, "run", {"nodes": 1}))
         starter.start()
         wait_until(lambda starter=starter: bool(starter.deaths()))  # type: ignore[misc]
         assert not starter.running()
@@ -333,7 +335,7 @@ def test_attempts_of_older_runs_have_own_jobs() -> None:
 def test_what_cannot_be_ended_does_not_keep_the_others_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Below a folder of a group lie runs of colleagues."""
     for name in ("hers", "mine"):
-        prepare_run(["train"], counting_config(tmp_path, name, {"nodes": 1}), resume=False)
+        prepare_run([TRAIN], counting_config(tmp_path, name, {"nodes": 1}), resume=False)
 
     def end(directory: RunDirectory, number: int) -> int:
         if directory.path.name == "hers":

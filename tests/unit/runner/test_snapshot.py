@@ -24,9 +24,10 @@ from tango_hpc.runner import provenance
 from tango_hpc.runner import snapshot as snapshots
 from tango_hpc.runner.attempts import AttemptLog
 from tango_hpc.runner.enter import prepare_run
-from tango_hpc.runner.job import run_stages
+from tango_hpc.runner.job import run_programs
 from tango_hpc.runner.provenance import PACKAGE, PACKAGE_DATA, code_checksum, package_files, record_attempt
 from tango_hpc.runner.snapshot import check_runs_code_of_attempt, describe_snapshot, take_snapshot
+from tango_hpc.stages.stage import TRAIN
 from tests.slurm.jobs import counting_config
 
 ROOT = Path(__file__).parents[3]
@@ -136,10 +137,10 @@ def test_the_copy_runs_by_itself_and_says_so(tmp_path: Path) -> None:
 
 
 def test_a_job_in_other_code_than_its_snapshot_fails_and_says_why(tmp_path: Path) -> None:
-    directory = prepare_run(["train"], counting_config(tmp_path, "run", {"nodes": 1}), resume=False)
+    directory = prepare_run([TRAIN], counting_config(tmp_path, "run", {"nodes": 1}), resume=False)
     take_snapshot(directory.snapshot)
     with pytest.raises(CheckFailed, match=f"the code that runs is that of {PACKAGE.parent}, not the copy in "):
-        run_stages(directory, "train", Console(file=io.StringIO()), directory.snapshot)
+        run_programs(directory, [TRAIN], Console(file=io.StringIO()), directory.snapshot)
     assert [attempt.code for attempt in AttemptLog(directory).read()] == [78]
     assert "not the copy in" in run_state(directory, {}).detail
 

@@ -20,6 +20,7 @@ from tango_hpc.questions.data.tables import write_rows
 from tango_hpc.runner.enter import prepare_run
 from tango_hpc.runner.environment import python_path
 from tango_hpc.runner.job import resume_command
+from tango_hpc.stages.stage import SFT, STAGES, TRAIN
 from tests.slurm.jobs import counting_config
 
 NOTHING_YET = {"attempts": [], "changes": []}
@@ -46,7 +47,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def started(project: Path) -> RunDirectory:
     """The run in runs/x, told to stop after a while."""
-    directory = prepare_run(["train"], load_config(project / "base.yaml", RELATIVE), resume=False)
+    directory = prepare_run([TRAIN], load_config(project / "base.yaml", RELATIVE), resume=False)
     update_summary(directory, "train", "stopped", steps=3)
     return directory
 
@@ -72,7 +73,7 @@ def test_the_printed_command_continues_the_run_from_any_folder(
         "model": project / "model", "template": project / "template.jinja", "output": project / "runs/x/tuned",
         "benchmarks": project / "data/eval",
     }  # fmt: skip
-    assert prepare_run(["train"], config, resume="--resume" in words).path == directory.path
+    assert prepare_run([TRAIN], config, resume="--resume" in words).path == directory.path
     assert find_runs(tmp_path)[0].path == directory.path and len(find_runs(tmp_path)) == 1
     assert yaml.safe_load(directory.config.read_text())["run"]["dir"] == str(project / "runs/x")
 
@@ -87,7 +88,7 @@ def test_a_run_that_was_written_with_relative_paths(
     monkeypatch.chdir(tmp_path)
     config = load_config(directory.config)
     assert paths(config) == paths(same)
-    prepare_run(["train"], same, resume=True)  # no setting has changed
+    prepare_run([TRAIN], same, resume=True)  # no setting has changed
     assert load_config(directory.config) == same and read_provenance(directory) == NOTHING_YET
 
 
@@ -102,11 +103,11 @@ def test_a_run_that_was_moved_takes_its_files_along(project: Path, tmp_path: Pat
         "eval": project / "questions.parquet", "model": project / "model", "template": project / "template.jinja",
         "benchmarks": None,
     }  # fmt: skip
-    assert prepare_run(["train"], config, resume=True).path == directory.path
+    assert prepare_run([TRAIN], config, resume=True).path == directory.path
     assert str(project / "runs") not in directory.config.read_text() and read_provenance(directory) == NOTHING_YET
     # As the command of the first start would have it now, with settings of its own.
     moved = [f"run.dir={directory.path}", *RELATIVE[1:], "train.generator_steps=300"]
-    prepare_run(["train"], load_config(project / "base.yaml", moved), resume=True)
+    prepare_run([TRAIN], load_config(project / "base.yaml", moved), resume=True)
     assert read_provenance(directory)["changes"] == ["train.generator_steps: 200 -> 300"]
 
 
@@ -116,7 +117,7 @@ def test_a_whole_project_that_was_moved(project: Path, tmp_path: Path, monkeypat
     monkeypatch.chdir(new)
     config = load_config(new / "runs/x/config.yaml")
     assert config == load_config(new / "base.yaml", RELATIVE)  # eval.data too, which is in neither place
-    assert prepare_run(["train"], config, resume=True).path == new / "runs/x"
+    assert prepare_run([TRAIN], config, resume=True).path == new / "runs/x"
 
 
 def test_another_name_of_a_file_is_no_change_of_settings(project: Path, tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_another_name_of_a_file_is_no_change_of_settings(project: Path, tmp_path
     names = [
         word.replace("=runs", f"={tmp_path}/link/runs").replace("=model", "=../project/model") for word in RELATIVE
     ]
-    directory = prepare_run(["train"], load_config(project / "base.yaml", names), resume=True)
+    directory = prepare_run([TRAIN], load_config(project / "base.yaml", names), resume=True)
     assert read_provenance(directory) == NOTHING_YET
 
 
@@ -146,10 +147,10 @@ def test_resume_without_a_run_names_those_that_lie_near(project: Path) -> None:
 def test_a_run_that_stopped_in_its_first_stage_is_resumed_by_both(project: Path) -> None:
     """As `tools/quickstart.sh --resume` does it: a run is its directory, whatever stages have begun in it."""
     config = load_config(project / "base.yaml", RELATIVE)
-    directory = prepare_run(["sft"], config, resume=False)
+    directory = prepare_run([SFT], config, resume=False)
     update_summary(directory, "sft", "stopped", steps=1)
     for stage in ("sft", "train"):
-        assert prepare_run([stage], config, resume=True).path == directory.path
+        assert prepare_run([STAGES[stage]], config, resume=True).path == directory.path
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_names_that_a_job_cannot_have(project: Path, name: str, told: str) -> No
     config = load_config(project / "base.yaml", RELATIVE)
     config = config.model_copy(update={"run": config.run.model_copy(update={"dir": project / name})})
     with pytest.raises(UserError, match="choose another name") as caught:
-        prepare_run(["train"], config, resume=False)
+        prepare_run([TRAIN], config, resume=False)
     assert told in str(caught.value) and str(caught.value).count("\n") == 0
     assert not (project / name).exists()
 

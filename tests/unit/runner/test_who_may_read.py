@@ -18,7 +18,7 @@ import torch
 from tango_hpc.base.errors import UserError
 from tango_hpc.commands import cli
 from tango_hpc.models.trainer.hf_io import ShardWriter
-from tango_hpc.stages.preflight import check_model_folder
+from tango_hpc.stages.model_folder import check_model_folder
 
 NOBODY = 65534
 

@@ -21,6 +21,7 @@ from tango_hpc.models.engine.capacity import (
 )
 from tango_hpc.stages import teacher as teacher_module
 from tango_hpc.stages.evaluate import _for_evaluation
+from tango_hpc.stages.stage import EVAL, TEACHER
 from tango_hpc.stages.teacher import Teacher
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -105,7 +106,7 @@ def test_the_plan_says_how_many_waves_a_rollout_takes() -> None:
 
 
 def test_where_nothing_is_trained_the_plan_does_not_know_the_waves() -> None:
-    plan = make_plan(load("paper/teacher.yaml"), gpu_gb=80, node_gb=None, stage="teacher")
+    plan = make_plan(load("paper/teacher.yaml"), gpu_gb=80, node_gb=None, stage=TEACHER)
     numbers = plan["batch"]["generator"]
     assert 400 < numbers["max_num_seqs"] <= LARGEST_GRAPH
     assert numbers["waves"] is numbers["evaluation_waves"] is numbers["longest_waves"] is None
@@ -125,7 +126,7 @@ def test_an_evaluation_starts_its_engines_as_the_plan_says(name: str) -> None:
     """Without ProcessBench no verifier is asked, and no process of it keeps anything on the GPU."""
     for overrides, roles in (([], 2), (["eval.benchmarks=[math500]"], 1)):
         config = load(name, *overrides)
-        planned = make_plan(config, gpu_gb=80, node_gb=None, stage="eval")["batch"]
+        planned = make_plan(config, gpu_gb=80, node_gb=None, stage=EVAL)["batch"]
         started = {role: engine_memory(_for_evaluation(config), role, GPU) for role in planned}
         assert len(planned) == roles
         for role, memory in started.items():
@@ -140,7 +141,7 @@ def test_a_teacher_starts_its_engine_as_the_plan_says(tmp_path: Path, monkeypatc
     monkeypatch.setattr(teacher_module, "Generator", lambda _name, config, *_: started.append(config))
     unused: Any = None
     Teacher(config, unused, unused, unused)
-    planned = make_plan(config, gpu_gb=80, node_gb=None, stage="teacher")["batch"]["generator"]
+    planned = make_plan(config, gpu_gb=80, node_gb=None, stage=TEACHER)["batch"]["generator"]
     memory = engine_memory(started[0], "generator", GPU)
     tokens = memory.cache // role_engine(config, "generator").cache_bytes_per_token
     assert (memory.num_seqs, tokens) == (planned["max_num_seqs"], planned["kv_cache_tokens"])

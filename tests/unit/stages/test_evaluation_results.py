@@ -28,7 +28,7 @@ from tango_hpc.stages.eval_inputs import (
     evaluated_roles,
     unanswered,
 )
-from tango_hpc.stages.preflight import check_inputs
+from tango_hpc.stages.stage import EVAL, TEACHER
 from tests.unit.stages.test_hand_over import SHORT, Run, work_of
 
 QUICKSTART = Path(__file__).parents[3] / "configs/quickstart.yaml"
@@ -167,17 +167,17 @@ def test_what_was_trained_since_an_evaluation_is_asked_too(tmp_path: Path, monke
     assert is_done(run.directory, "eval") and unanswered(run.config, evaluated_models(run.config)) == []
     entered: list[str] = []
     monkeypatch.setattr(job, "take_lock", lambda *_: entered.append("lock") or sys.exit())
-    assert job.run_attempt(run.directory, "eval", run.config, Console()) == 0 and not entered
+    assert job.run_attempt(run.directory, EVAL, run.config, Console()) == 0 and not entered
     (run.directory.path / "checkpoints/train/step_000002").rename(run.directory.path / "checkpoints/train/step_000009")
     with pytest.raises(SystemExit):
-        job.run_attempt(run.directory, "eval", run.config, Console())
+        job.run_attempt(run.directory, EVAL, run.config, Console())
     assert entered and unanswered(run.config, evaluated_models(run.config)) == [("step_000009", "task")]
     assert run.rehearse("eval")[1] == []
     results = json.loads((run.directory.path / "eval/results.json").read_text())
     assert list(results) == ["step_000002", "step_000009"]
     shutil.rmtree(run.directory.path / "checkpoints")  # done it stays: the models as they were are not asked instead
     entered.clear()
-    assert job.run_attempt(run.directory, "eval", run.config, Console()) == 0 and not entered
+    assert job.run_attempt(run.directory, EVAL, run.config, Console()) == 0 and not entered
 
 
 def test_models_are_loaded_for_what_is_asked_only(tmp_path: Path) -> None:
@@ -190,15 +190,15 @@ def test_models_are_loaded_for_what_is_asked_only(tmp_path: Path) -> None:
 
 def test_all_that_is_missing_is_named_before_a_process_starts(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        check_inputs(config(tmp_path, f"eval.data={tmp_path}", "eval.benchmarks=[gsm8k, aime24]"), "eval")
+        EVAL.check_inputs(config(tmp_path, f"eval.data={tmp_path}", "eval.benchmarks=[gsm8k, aime24]"))
     message = str(caught.value)
     assert f"no data set at {tmp_path}/gsm8k.parquet" in message and f"{tmp_path}/aime24.parquet" in message
     assert "no model folder at" in message
     with pytest.raises(UserError) as caught:  # the task's own questions are made where they are missing
-        check_inputs(config(tmp_path, "eval.benchmarks=[task]"), "eval")
+        EVAL.check_inputs(config(tmp_path, "eval.benchmarks=[task]"))
     assert "no data set at" not in str(caught.value)
     with pytest.raises(UserError, match="the config has no teacher section"):
-        check_inputs(config(tmp_path), "teacher")
+        TEACHER.check_inputs(config(tmp_path))
 
 
 @pytest.mark.parametrize(

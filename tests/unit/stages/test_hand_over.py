@@ -28,9 +28,9 @@ from tango_hpc.questions.tasks.tiny import build_tokenizer
 from tango_hpc.runner.enter import enter_run
 from tango_hpc.stages import evaluate as benchmark
 from tango_hpc.stages import sft, tango
-from tango_hpc.stages.processes import process_roles
 from tango_hpc.stages.role import Role, request_seeds
 from tango_hpc.stages.role_worker import RoleWorker
+from tango_hpc.stages.stage import STAGES
 from tests.helpers.rehearsal import ENGINE, FOR_A_SYNC, RANKS, TRAINER, Event, Rehearsal, make_stand_ins, replay
 from tests.helpers.runs import small_config
 
@@ -187,7 +187,7 @@ class Run:
         rehearsal = Rehearsal(stop, gap)
         make_stand_ins(rehearsal, self._monkeypatch)
         bodies: dict[str, Any] = {"sft": sft.fine_tune, "train": tango.train, "eval": benchmark.evaluate}
-        errors = rehearsal.play(self.config, self.directory, bodies[stage], process_roles(self.config, stage))
+        errors = rehearsal.play(self.config, self.directory, bodies[stage], STAGES[stage].roles(self.config))
         return rehearsal.events, errors
 
 

@@ -18,7 +18,8 @@ from tango_hpc.questions.data.tables import (
     write_rows,
 )
 from tango_hpc.questions.tasks.made_files import make_missing_files
-from tango_hpc.stages.preflight import check_inputs, check_model_folder
+from tango_hpc.stages.model_folder import check_model_folder
+from tango_hpc.stages.stage import SFT, TRAIN
 from tests.helpers.runs import small_config
 
 ROW = {"id": "1", "question": "ab cd", "answer": "bd", "source": "test"}
@@ -86,7 +87,7 @@ def test_a_model_folder_without_its_parts_is_refused(tmp_path: Path) -> None:
 def test_all_problems_of_a_stage_come_in_one_message(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run", "task.last_letter=null", f"data.train={tmp_path}/t.parquet")
     with pytest.raises(UserError) as caught:
-        check_inputs(config, "train")
+        TRAIN.check_inputs(config)
     lines = str(caught.value).splitlines()
     assert len(lines) == 4
     assert "t.parquet" in lines[0] and "eval.parquet" in lines[1]
@@ -96,9 +97,9 @@ def test_all_problems_of_a_stage_come_in_one_message(tmp_path: Path) -> None:
 def test_what_an_earlier_stage_writes_need_not_be_there_yet_and_all_else_must(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run", "task.last_letter=null")
     with pytest.raises(UserError) as caught:
-        check_inputs(config, "train", after=["sft"])
+        TRAIN.check_inputs(config, after=[SFT])
     assert [line.partition(" at ")[0] for line in str(caught.value).splitlines()] == ["no data set"] * 2
-    check_inputs(small_config(tmp_path / "run"), "train", after=["sft"])
+    TRAIN.check_inputs(small_config(tmp_path / "run"), after=[SFT])
 
 
 def test_synthesised_files_depend_on_the_seed_alone_and_existing_ones_are_kept(tmp_path: Path) -> None:
@@ -113,23 +114,23 @@ def test_synthesised_files_depend_on_the_seed_alone_and_existing_ones_are_kept(t
     write_rows(first.data.train, [ROW])
     make_missing_files(first)
     assert read_rows(first.data.train, QUESTION_COLUMNS) == [ROW]
-    check_inputs(first, "sft")
+    SFT.check_inputs(first)
 
 
 def test_files_made_with_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run")
     make_missing_files(config)
-    check_inputs(config, "sft")
+    SFT.check_inputs(config)
     other = small_config(tmp_path / "run", "task.last_letter.train_words=[2,3]", "task.last_letter.verifier_slip=0.1")
     with pytest.raises(UserError) as caught:
-        check_inputs(other, "sft")
+        SFT.check_inputs(other)
     lines = str(caught.value).splitlines()
     assert len(lines) == 2
     assert "train.parquet was made with other settings: words [1, 4] (the config: [2, 3])" in lines[0]
     assert "sft_verifier.parquet was made with other settings: slip 0.28 (the config: 0.1)" in lines[1]
     assert all("remove the file so that it is made anew" in line for line in lines)
     with pytest.raises(UserError, match="seed 0 .the config: 4"):
-        check_inputs(small_config(tmp_path / "run", "seed=1"), "train", after=["sft"])
+        TRAIN.check_inputs(small_config(tmp_path / "run", "seed=1"), after=[SFT])
 
 
 def test_no_two_files_of_a_run_share_a_question(tmp_path: Path) -> None:

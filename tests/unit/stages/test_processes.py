@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tango_hpc.base.config import load_config
-from tango_hpc.stages.processes import process_roles
+from tango_hpc.base.errors import UserError
+from tango_hpc.stages.stage import STAGES, stages_named
 
 QUICKSTART = Path(__file__).parents[3] / "configs/quickstart.yaml"
 WITHOUT_VERIFIER = [
@@ -37,9 +38,11 @@ PROCESSBENCH = "eval.benchmarks=[processbench]"
 def test_a_rank_has_one_process_for_each_role_of_its_stage(
     stage: str, overrides: list[str], expected: list[str], tmp_path: Path
 ) -> None:
-    assert process_roles(load_config(QUICKSTART, [f"run.dir={tmp_path}", *overrides]), stage) == expected
+    assert STAGES[stage].roles(load_config(QUICKSTART, [f"run.dir={tmp_path}", *overrides])) == expected
 
 
-def test_a_stage_without_ranks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no stage 'score' has ranks"):
-        process_roles(load_config(QUICKSTART, [f"run.dir={tmp_path}"]), "score")
+def test_a_name_that_no_stage_has_is_refused() -> None:
+    with pytest.raises(
+        UserError, match="there is no stage 'score'; stages are sft, train, eval, teacher, several as sft,train"
+    ):
+        stages_named("sft,score")

@@ -7,10 +7,11 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from tango_hpc.base.errors import UserError
-from tango_hpc.commands.cli import app
+from tools.bench.__main__ import bench
 from tools.bench.catalogue import COMPARISONS
 from tools.bench.growth import exponent
 from tools.bench.measure import SCHEMA, Measurement, alternate, machine, report, speeds, table
@@ -50,8 +51,15 @@ def test_every_comparison_has_its_function() -> None:
         assert callable(getattr(import_module(f"tools.bench.{module}"), function)), name
 
 
+def command() -> typer.Typer:
+    """Return the command of `python -m tools.bench`."""
+    app = typer.Typer()
+    app.command()(bench)
+    return app
+
+
 def test_list_names_all() -> None:
-    result = CliRunner().invoke(app, ["bench", "--list"])
+    result = CliRunner().invoke(command(), ["--list"])
     assert result.exit_code == 0
     assert [line.split()[0] for line in result.stdout.splitlines()] == list(COMPARISONS)
 
@@ -66,5 +74,5 @@ def test_list_names_all() -> None:
     ],
 )
 def test_mistakes_are_told_before_anything_is_measured(words: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, ["bench", *words])
+    result = CliRunner().invoke(command(), words)
     assert isinstance(result.exception, UserError) and message in str(result.exception)

@@ -24,6 +24,7 @@ from tango_hpc.questions.grading import GradeItem, Verdict
 from tango_hpc.questions.grading.rules import RULES
 from tango_hpc.runner.enter import prepare_run
 from tango_hpc.runner.stop import read_stop_request
+from tango_hpc.stages.stage import TRAIN
 from tests.fuzz import targets
 from tests.fuzz.choices import Choices
 from tests.fuzz.targets import COUNTS, QUICK_RULES, ROOT, TARGETS
@@ -192,7 +193,7 @@ def test_a_file_of_a_run_that_is_ten_thousand_brackets_is_damaged(tmp_path: Path
         with pytest.raises(
             UserError, match="config.yaml is not valid YAML|config.yaml is damaged: it holds no settings"
         ):
-            prepare_run(["train"], config, resume=True)
+            prepare_run([TRAIN], config, resume=True)
     elif name == "stop":
         request = read_stop_request(directory)
         assert request is not None and request.by == "user"
