@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tango_hpc.base.errors import UserError
@@ -15,7 +16,7 @@ from tango_hpc.base.files import write_atomically
 from tango_hpc.base.formats import clock
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.dumps import dumped_steps, read_rollouts
-from tango_hpc.base.run.metrics import STEPPED_STAGES, MetricsRow, read_evaluations, read_events, read_metrics
+from tango_hpc.base.run.metrics import MetricsRow, read_evaluations, read_events, read_metrics
 from tango_hpc.base.run.progress import read_progress
 from tango_hpc.base.run.summary import BEFORE_AFTER, code_that_ran, read_provenance, read_summary
 from tango_hpc.report.html import render
@@ -24,7 +25,24 @@ from tango_hpc.report.reading import choose_examples, facts, step_views
 from tango_hpc.runner.outcome import read_failures
 
 EXAMPLES_PER_ROLE = 6
-STAGE_TITLES = {"train": "Reinforcement learning", "sft": "Supervised fine-tuning"}
+
+
+@dataclass(frozen=True)
+class ShownStage:
+    """A stage as the page shows it."""
+
+    title: str
+    unit: str = ""  # of its results; "" for a stage of optimizer steps
+    is_per_role: bool = False  # each role has data of its own
+
+
+TRAINING = "train"  # its curves come first
+SHOWN = {
+    TRAINING: ShownStage("Reinforcement learning"),
+    "sft": ShownStage("Supervised fine-tuning", is_per_role=True),
+    "eval": ShownStage("Evaluation", unit="sets of questions"),
+    "teacher": ShownStage("Teacher", unit="chunks of questions"),
+}
 
 
 def write_report(directory: RunDirectory) -> None:
@@ -32,7 +50,7 @@ def write_report(directory: RunDirectory) -> None:
     rows, evaluations = read_metrics(directory), read_evaluations(directory)
     summary = read_summary(directory)
     stages = list(dict.fromkeys(row["stage"] for row in [*rows, *evaluations]))
-    stages.sort(key=lambda stage: stage != "train")  # what the run is about comes first, the rest in order
+    stages.sort(key=lambda stage: stage != TRAINING)
     measured = {
         stage: ([row for row in rows if row["stage"] == stage], [row for row in evaluations if row["stage"] == stage])
         for stage in stages
@@ -51,9 +69,9 @@ def write_report(directory: RunDirectory) -> None:
         left_out=[(stage, last) for stage, last in _left_out(rows) if last["data/too_long"]],
         events=read_events(directory),
         nonfinite=[row for row in rows if row.get("nonfinite")],
-        stages=[(STAGE_TITLES.get(stage, stage), drawings(*measured[stage])) for stage in stages],
+        stages=[(_shown(stage).title, drawings(*measured[stage])) for stage in stages],
         benchmarks=results.read_text(encoding="utf-8") if results.is_file() else None,
-        has_steps=bool(rows) or summary.get("stages", {}).keys() <= set(STEPPED_STAGES),
+        has_steps=bool(rows) or all(not _shown(name).unit for name in summary.get("stages", {})),
         rollouts=rollouts,
         unreadable=unreadable,
         evaluations=evaluations,
@@ -68,12 +86,16 @@ def write_report(directory: RunDirectory) -> None:
         save_curves(directory.report_curves, *measured[stages[0]])
 
 
+def _shown(stage: str) -> ShownStage:
+    return SHOWN.get(stage, ShownStage(stage))
+
+
 def _state(directory: RunDirectory, summary: dict[str, Any], num_steps: int) -> Iterator[str]:
-    parts = {name: stage for name, stage in summary.get("stages", {}).items() if name not in STEPPED_STAGES}
+    parts = {name: stage for name, stage in summary.get("stages", {}).items() if _shown(name).unit}
     if num_steps or not parts:
         yield f"{num_steps} optimizer steps"
     for name, stage in parts.items():
-        yield f"{name}: {'sets' if name == 'eval' else 'chunks'} of questions done: {stage.get('steps', 0)}"
+        yield f"{name}: {_shown(name).unit} done: {stage.get('steps', 0)}"
     if summary.get("wall_seconds"):
         yield f"{clock(summary['wall_seconds'])} of work"
     progress = read_progress(directory)
@@ -88,9 +110,8 @@ def _left_out(rows: Sequence[MetricsRow]) -> list[tuple[str, MetricsRow]]:
     last: dict[str, MetricsRow] = {}
     for row in rows:
         if row.get("data/too_long") is not None and row.get("data/rows") is not None:
-            title = str(STAGE_TITLES.get(row["stage"], row["stage"]))
-            # In reinforcement learning both roles draw from the same questions.
-            last[f"{title} of the {row['role']}" if row["stage"] == "sft" else title] = row
+            shown = _shown(row["stage"])
+            last[f"{shown.title} of the {row['role']}" if shown.is_per_role else shown.title] = row
     return list(last.items())
 
 
@@ -98,7 +119,7 @@ def _tiles(
     summary: dict[str, Any], rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]
 ) -> Iterator[tuple[str, str, str]]:
     """The numbers on top: name, value, what it is to be compared with."""
-    is_done = summary.get("stages", {}).get("train", {}).get("status") == "done"
+    is_done = summary.get("stages", {}).get(TRAINING, {}).get("status") == "done"
     for name, title in BEFORE_AFTER:
         section, _, key = name.partition(".")
         before = summary.get(section, {}).get(f"{key}_before")
@@ -113,7 +134,7 @@ def _tiles(
         yield title, f"{100 * after:.1f}%", when + gain
     if summary.get("tokens_per_second"):
         yield "throughput", f"{summary['tokens_per_second']:,.0f}", "tokens per second"
-    trained = [row for row in rows if row["stage"] == "train"]
+    trained = [row for row in rows if row["stage"] == TRAINING]
     if shares := [row["speed/mfu"] for row in trained if row.get("speed/mfu") is not None]:
         a_rank = [rate for row in trained if (rate := row.get("speed/tokens_per_second_per_rank")) is not None]
         rate = f"; a rank generates {statistics.median(a_rank):,.0f} tokens a second" if a_rank else ""

@@ -99,7 +99,7 @@ def resume_command(directory: RunDirectory, stages: str, env: Mapping[str, str] 
             return shlex.join(["tango", "submit", entry["stages"], config, "--resume", *profile])
     options = [f"--{option}={env[name]}" for option, name in SBATCH_OPTIONS.items() if env.get(name)]
     words = shlex.join(["sbatch", *options, _batch_script(job), config, "--resume"])
-    stage = "" if stages == "train" else f"STAGE={stages} "
+    stage = f"STAGE={env['STAGE']} " if env.get("STAGE") else ""  # of slurm/train.sbatch
     return f"{stage}{words}  # and what else you had given to sbatch, such as --time"
 
 

@@ -499,7 +499,7 @@ def test_the_command_that_continues_a_run(tmp_path: Path, monkeypatch: pytest.Mo
     script.touch()
     fake = FakeSlurm(tmp_path, monkeypatch)
     fake.says("scontrol", described("7", Command=f"{script} {directory.config} seed=1", WorkDir="/home/me"))
-    command = resume_command(directory, "sft", env=inside)
+    command = resume_command(directory, "sft", env=inside | {"STAGE": "sft"})
     told = "  # and what else you had given to sbatch, such as --time"
     assert command == f"STAGE=sft sbatch {options} '{script}' {config} --resume{told}"
     monkeypatch.chdir(tmp_path)

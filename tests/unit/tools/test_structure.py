@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 from pathlib import Path
+
+from tango_hpc.stages.stage import STAGES
 
 ROOT = Path(__file__).parents[3]
 MODULES = runpy.run_path(str(ROOT / "docs/figures/modules.py"))
@@ -59,3 +62,22 @@ def test_the_page_names_every_package() -> None:
     named = set(re.findall(r"`(\w+)`", (ROOT / "docs/architecture.md").read_text()))
     packages = {folder.name for folder in (ROOT / "tango_hpc").iterdir() if (folder / "__init__.py").is_file()}
     assert {"stages", "models", "runner"} < packages <= named
+
+
+def compared_names(text: str) -> list[str]:
+    """Return the comparisons of `text` in which a stage's name stands as a string."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Compare):
+            sides = [side for operand in [node.left, *node.comparators] for side in ast.walk(operand)]
+            if any(isinstance(side, ast.Constant) and side.value in STAGES for side in sides) and re.search(
+                r"stage|name", ast.unparse(node)
+            ):
+                found.append(ast.unparse(node))
+    return found
+
+
+def test_a_stage_is_told_from_another_by_its_object() -> None:
+    assert compared_names('if stage == "train" or entry["stage"] in ("sft", x): ...') != []
+    outside = {file: text for file, text in sources().items() if file.parent != ROOT / "tango_hpc/stages"}
+    assert {str(file): found for file, text in outside.items() if (found := compared_names(text))} == {}
