@@ -1,7 +1,7 @@
-"""The attempts of a run: how they ended, and whether they got anywhere.
+"""The attempts of a run: how each ended, and whether it made progress.
 
-RUN/control/: `jobs.json` says what was submitted; `attempts.jsonl` has one line when an attempt starts and one when it
-ends.
+In RUN/control/, `jobs.json` lists the jobs that were submitted, and `attempts.jsonl` gets a line when an attempt starts
+and another when it ends.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import json
 import socket
 import time
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 from tango_hpc.base.files import (
     append_line,
-    is_number,
     read_json_lines,
     read_replaced,
     set_aside,
@@ -27,13 +28,13 @@ from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.step_names import StepName, is_newer, steps_in
 from tango_hpc.base.run.weights_alone import is_whole
 from tango_hpc.runner import slurm
-from tango_hpc.runner.lock import NAME, Process
+from tango_hpc.runner.lock import Process
 from tango_hpc.runner.program import Program
 
 
 @dataclass
 class Attempt:
-    """One start of one stage. Ends are missing while it runs, and for ever where its node was lost."""
+    """One start of one stage. The end is missing while the attempt runs, and for ever if its node was lost."""
 
     number: int
     stage: str
@@ -61,7 +62,7 @@ class Attempt:
         return saved != self.saved_before
 
     def went_on_from(self, taken: str | None) -> None:
-        """Note that its ranks took an older checkpoint than the newest, which was damaged."""
+        """Record that the ranks took an older checkpoint than the newest, which was damaged."""
         if taken is not None and is_newer(self.saved_before, taken):
             self.saved_before = taken
 
@@ -74,40 +75,65 @@ def newest_checkpoint(directory: RunDirectory, stage: str) -> str | None:
     return None
 
 
-_WRITTEN = [field.name for field in fields(Attempt) if field.name != "program"]
-_NUMBERS = ("number", "started", "ended", "code")
-_MOST = 1e11  # seconds since 1970: the year 5138
-_OPTIONAL = ("job", "saved_before", "saved_after", "log", "ended", "code")
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=-1e11, lt=1e11)]  # seconds until the year 5138
+Name = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9_.+-]{1,64}$")]
+Text = Annotated[str, Field(strict=True)]
+Printable = Annotated[str, Field(strict=True, pattern=r"^[^\x00]*$")]
 
 
-def _fits(name: str, value: Any) -> bool:
-    """Whether a value of attempts.jsonl is of its kind."""
-    if name == "own_job":
-        return isinstance(value, bool)
-    if value is None:
-        return name in _OPTIONAL
-    if name in _NUMBERS:
-        return _fits_number(value)
-    return isinstance(value, str) and (name != "job" or NAME.fullmatch(value) is not None)
+class AttemptLine(BaseModel):
+    """A line of attempts.jsonl, with the fields that it has."""
+
+    number: Number = 0
+    stage: Text = ""
+    host: Text = ""
+    job: Name | None = None
+    started: Number = 0
+    saved_before: Text | None = None
+    log: Text | None = None
+    ended: Number | None = None
+    code: Number | None = None
+    reason: Text = ""
+    saved_after: Text | None = None
+    own_job: Annotated[bool, Field(strict=True)] = True
+
+    @classmethod
+    def fields_of(cls, line: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a line that have values of their kind; damaged ones are left out."""
+        known = {name: value for name, value in line.items() if name in cls.model_fields}
+        try:
+            cls.model_validate(known)
+        except ValidationError as error:
+            damaged = {item["loc"][0] for item in error.errors()}
+            return {name: value for name, value in known.items() if name not in damaged}
+        return known
 
 
-def _fits_number(value: Any) -> bool:
-    """Whether it can be a count, an exit code or a time."""
-    return is_number(value) and abs(value) < _MOST
+class JobEntry(BaseModel):
+    """A job in jobs.json, as far as it is checked; `submitted_jobs` names the other keys."""
+
+    job: Name
+    stages: Printable
+    cluster: Printable
+    log: Printable
+    submitted: Number
+    profile: Text | None = None
+    after: Text | None = None
+    unwanted: Text | None = None
 
 
 class AttemptLog:
-    """Reads and writes control/attempts.jsonl."""
+    """The file control/attempts.jsonl."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
         self._file = directory.attempts_file
 
     def read(self) -> list[Attempt]:
-        """All attempts of which a whole line is left, the oldest first."""
+        """Return all attempts of which a whole line is left, the oldest first."""
         attempts: dict[int, Attempt] = {}
         for line in read_json_lines(self._file):
-            data = {name: value for name, value in line.items() if name in _WRITTEN and _fits(name, value)}
+            data = AttemptLine.fields_of(line)
             if data.get("number") in attempts:
                 for name, value in data.items():
                     setattr(attempts[data["number"]], name, value)
@@ -128,7 +154,7 @@ class AttemptLog:
             own_job=slurm.is_batch_process(),
             program=program,
         )
-        self._append({name: getattr(attempt, name) for name in _WRITTEN})
+        self._append({name: getattr(attempt, name) for name in AttemptLine.model_fields})
         return attempt
 
     def end(self, attempt: Attempt, code: int, reason: str) -> None:
@@ -155,7 +181,7 @@ class AttemptLog:
 
 
 def remember_job(directory: RunDirectory, stages: str, cluster: str, job: Any, profile: str | None) -> None:
-    """Add submitit's `job`, submitted with the profile of that name or file, to RUN/control/jobs.json."""
+    """Add submitit's `job`, and the name or file of the profile that it was submitted with, to jobs.json."""
     process = Process.of(int(job.job_id)) if cluster == "local" else None
     if profile is not None and Path(profile).is_file():
         profile = str(Path(profile).absolute())
@@ -178,30 +204,30 @@ def remember_next_job(directory: RunDirectory, job: str, before: dict[str, Any],
 
 
 def forget_job(directory: RunDirectory, job: str) -> None:
-    """Take out a job that was cancelled before its start, and is of no interest to anybody."""
+    """Remove a job that was cancelled before its start."""
     _write_jobs(directory, [entry for entry in submitted_jobs(directory) if entry["job"] != job])
 
 
 def mark_unwanted(directory: RunDirectory, job: str, why: str) -> None:
-    """Note that `job` is to do nothing, should it start."""
+    """Record that `job` is to do nothing if it starts."""
     marked = [entry | ({"unwanted": why} if entry["job"] == job else {}) for entry in submitted_jobs(directory)]
     _write_jobs(directory, marked)
 
 
 def _write_jobs(directory: RunDirectory, entries: list[dict[str, Any]]) -> None:
-    """Write jobs.json; a damaged one is set aside: the jobs that are passed over in it may still wait."""
+    """Write jobs.json. A damaged file is set aside, because the jobs that cannot be read from it may still wait."""
     if _read_jobs(directory)[1] and directory.jobs_file.is_file():
         set_aside(directory.jobs_file)
     write_atomically(directory.jobs_file, json.dumps(entries, indent=2) + "\n")
 
 
 def next_job(directory: RunDirectory, job: str) -> str | None:
-    """The job that follows `job` in a chain (`requeue: chain`)."""
+    """Return the job that follows `job` in a chain (`requeue: chain`)."""
     return next((entry["job"] for entry in submitted_jobs(directory) if entry.get("after") == job), None)
 
 
 def chain_before(directory: RunDirectory, job: str) -> list[str]:
-    """The jobs that came before `job` in a chain, the last one first; none for any other job."""
+    """Return the jobs before `job` in its chain, the last one first; an empty list for a job of no chain."""
     after = {entry["job"]: entry.get("after") for entry in submitted_jobs(directory)}
     found: list[str] = []
     while (before := after.get(found[-1] if found else job)) is not None and before not in found:
@@ -210,10 +236,10 @@ def chain_before(directory: RunDirectory, job: str) -> list[str]:
 
 
 def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
-    """The jobs that were submitted for this run, the oldest first.
+    """Return the jobs that were submitted for this run, the oldest first.
 
-    Keys: job, stages, cluster, profile, submitted, log; process (`lock.Process`) where it is one of this machine;
-    after, the job whose end it waits for, in a chain.
+    Keys: job, stages, cluster, profile, submitted, log; process (`lock.Process`) for a job on this machine; after, the
+    job that it waits for in a chain.
     """
     jobs, damage = _read_jobs(directory)
     if damage:
@@ -222,7 +248,7 @@ def submitted_jobs(directory: RunDirectory) -> list[dict[str, Any]]:
 
 
 def _read_jobs(directory: RunDirectory) -> tuple[list[dict[str, Any]], str]:
-    """The jobs in jobs.json, and what is damaged in it: nothing, if that is empty."""
+    """Return the jobs in jobs.json, and a description of what is damaged in the file, or ""."""
     try:
         entries = json.loads(read_replaced(directory.jobs_file))
     except (FileNotFoundError, NotADirectoryError):
@@ -237,30 +263,26 @@ def _read_jobs(directory: RunDirectory) -> tuple[list[dict[str, Any]], str]:
 
 
 def _is_job(entry: Any) -> bool:
-    return (
-        isinstance(entry, dict)
-        and all(
-            isinstance(entry.get(key), str) and "\0" not in entry[key] for key in ("job", "stages", "cluster", "log")
-        )
-        and NAME.fullmatch(entry["job"]) is not None
-        and all(isinstance(entry.get(key), str | None) for key in ("profile", "after", "unwanted"))
-        and _fits_number(entry.get("submitted"))
-    )
+    try:
+        JobEntry.model_validate(entry)
+    except ValidationError:
+        return False
+    return True
 
 
 def submitted_process(entry: dict[str, Any]) -> Process:
-    """What was started in the background of this machine; of what was submitted elsewhere a process that never was."""
+    """Return the process of a job in the background of this machine; for other jobs a process that never existed."""
     return Process.noted(entry.get("process"))
 
 
 def known_jobs(directory: RunDirectory) -> list[str]:
-    """Slurm's ids of this run's own jobs, submitted or noted by an attempt, the oldest first."""
+    """Return Slurm's ids of this run's own jobs, submitted or recorded by an attempt, the oldest first."""
     submitted = [entry["job"] for entry in submitted_jobs(directory) if entry["cluster"] == "slurm"]
     started = [attempt.job for attempt in AttemptLog(directory).read() if attempt.job is not None and attempt.own_job]
     return list(dict.fromkeys([*submitted, *started]))
 
 
 def _own_log() -> str | None:
-    """The file that this process prints to, if it is one; plain sbatch puts it where the user said."""
+    """Return the file that this process prints to, if it prints to a file; plain sbatch lets the user choose it."""
     output = Path("/proc/self/fd/1")
     return str(output.resolve()) if output.is_file() else None
