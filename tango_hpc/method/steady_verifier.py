@@ -1,10 +1,9 @@
-"""Keeping the verifier of use: when its judgements count, which solutions it learns from, where it looks again.
+"""Keeping the verifier useful: when its judgements count, and which solutions it learns from.
 
 Ours, not the paper's. Where nearly all solutions are of one kind, verifications of a group agree, so there is no
 gradient but towards the kind that is common, and a verifier can end at one verdict for everything; its judgements then
 push the generator the wrong way. Each function serves one setting, and each setting is off by default:
-`algorithm.min_verifier_j`, `train.verifier_draws`, `train.verification_draws`. (`train.warmup_min_share`, which lets
-the warm-up wait, is in `stages.schedule`.)
+`algorithm.min_verifier_j`, `train.verifier_draws`.
 """
 
 from __future__ import annotations
@@ -38,17 +37,3 @@ def balanced(correct_N: Sequence[bool], count: int) -> list[int]:
     places = {kind: [i for i, correct in enumerate(correct_N) if bool(correct) is kind] for kind in (True, False)}
     num_right, num_wrong = kept_of_each(len(places[True]), len(places[False]), count)
     return sorted(places[True][:num_right] + places[False][:num_wrong])
-
-
-def agreed_and_wrong(correct_K: Sequence[bool], verdicts_K_M: Sequence[Sequence[int]]) -> list[int]:
-    """Which of K judged solutions have verdicts that all agree and are all wrong: they teach nothing as they are.
-
-    Where all verdicts are missing there is nothing to agree on. More verifications of these are drawn from the same
-    policy at the same temperature and join their group, so all log-probabilities are exact and no sample is dropped. Of
-    solutions on which all verdicts agree and are right there is nothing to learn.
-    """
-    return [
-        k
-        for k, (correct, verdicts_M) in enumerate(zip(correct_K, verdicts_K_M, strict=True))
-        if verdicts_M and set(verdicts_M) == {int(not correct)}
-    ]

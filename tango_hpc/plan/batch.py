@@ -30,8 +30,7 @@ def role_batch(config: Config, name: str) -> RoleBatch:
     role, train = config.roles[name], config.train
     sampled = train.questions_per_step * train.rollouts_per_question
     kept = config.algorithm.prof_rollouts if name == "generator" else None
-    most = sampled * (train.verification_draws if name == "verifier" else 1)
-    responses = train.questions_per_step * kept if kept is not None else most
+    responses = train.questions_per_step * kept if kept is not None else sampled
     longest = role.max_prompt_tokens + role.max_response_tokens
     tokens = responses * longest
     pipeline = role.parallel.pipeline

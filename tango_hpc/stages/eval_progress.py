@@ -21,7 +21,6 @@ from tango_hpc.base.errors import UserError
 from tango_hpc.base.types import Generation
 from tango_hpc.models.parallel.exchange import Exchange
 from tango_hpc.questions.data.tables import read_made_with, write_rows
-from tango_hpc.stages.role import Through
 
 _SCHEMA = pa.schema([("token_ids", pa.list_(pa.int32())), ("finish_reason", pa.string())])
 
@@ -45,25 +44,21 @@ class Turns:
         self._folder, self._exchange, self._begin, self._tell = folder, exchange, begin, tell
         self._made_with = json.loads(json.dumps(made_with))  # as it is read again
 
-    def through(self, turn: str, about: Sequence[str] = ()) -> Through:
-        """Has a role give the responses that an interrupted attempt wrote down, or generate and write them. Collective.
+    def once(self, turn: str, generate: Callable[[], list[Generation]], about: Sequence[str] = ()) -> list[Generation]:
+        """Return the responses of a turn that an interrupted attempt wrote down, or generate and write them. Collective.
 
         `about`: texts that are asked about, beside the questions; responses about others are asked for again.
         """
         made_with = self._made_with | {"about": hashlib.sha256(json.dumps(about).encode()).hexdigest()}
-
-        def responses(generate: Callable[[], list[Generation]]) -> list[Generation]:
-            file = self._folder / f"{turn.replace(',', '').replace(' ', '_')}.parquet"
-            kept = self._exchange.all_gather(self._read(file, made_with) if self._exchange.is_first else None)[0]
-            if kept is not None:
-                return [Generation(token_ids, [], reason) for token_ids, reason in kept]
-            self._begin(turn)
-            generations = generate()
-            if self._exchange.is_first:
-                self._write(file, generations, made_with)
-            return generations
-
-        return responses
+        file = self._folder / f"{turn.replace(',', '').replace(' ', '_')}.parquet"
+        kept = self._exchange.all_gather(self._read(file, made_with) if self._exchange.is_first else None)[0]
+        if kept is not None:
+            return [Generation(token_ids, [], reason) for token_ids, reason in kept]
+        self._begin(turn)
+        generations = generate()
+        if self._exchange.is_first:
+            self._write(file, generations, made_with)
+        return generations
 
     def drop(self) -> None:
         """Forget them; one process calls it."""

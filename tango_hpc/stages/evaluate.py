@@ -11,6 +11,7 @@ A set whose file is there is not asked again: a stopped evaluation goes on with 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
@@ -166,14 +167,14 @@ class BenchmarkRun:
         )
         generator = self.roles["generator"]
         assert isinstance(generator, Generator)
-        failures = FailureWatch(task)
+        failures, prompts = FailureWatch(task), generator.prompts(task, rows)
         solved: dict[str, list[ReadSolution]] = {}
         answers: list[Answer] = []
         for sample in (GREEDY, *range(self.settings.samples)):
             turn = "greedy" if sample == GREEDY else f"sample {sample + 1} of {self.settings.samples}"
             seeds = request_seeds(self.config.seed, max(sample, 0), f"{name} sample", len(rows))
-            asked = generator.solve(task, rows, seeds, greedy=sample == GREEDY, through=turns.through(turn))
-            solved[turn] = settled(asked)
+            write = partial(generator.write, prompts, seeds, greedy=sample == GREEDY)
+            solved[turn] = settled(generator.read(task, rows, prompts, turns.once(turn, write)))
             answers += [_answer(solution, sample) for solution in solved[turn]]
         solutions = [solution for of_turn in solved.values() for solution in of_turn]
         _cluster(
@@ -214,8 +215,10 @@ class BenchmarkRun:
         read: list[ReadVerification] = []
         for turn, solutions in solved.items():
             name = f"judging {turn}" + (f", time {number + 1} of {rounds}" if rounds > 1 else "")
-            judging = turns.through(name, about=[solution.response.text for solution in solutions])
-            read += verifier.judge(solutions, list(islice(seeds, len(solutions))), greedy=rounds == 1, through=judging)
+            prompts, of_turn = verifier.prompts(solutions), list(islice(seeds, len(solutions)))
+            write = partial(verifier.write, prompts, of_turn, greedy=rounds == 1)
+            texts = turns.once(name, write, about=[solution.response.text for solution in solutions])
+            read += verifier.read(solutions, prompts, texts)
         return read
 
     def _ask_verifier(self, rows: Sequence[dict[str, Any]], turns: Turns) -> list[Answer]:

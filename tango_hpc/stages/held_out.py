@@ -10,7 +10,7 @@ from tango_hpc.base.errors import CheckFailed
 from tango_hpc.base.types import Generation
 from tango_hpc.questions.tasks import Task
 from tango_hpc.stages.responses import ReadSolution, settled
-from tango_hpc.stages.role import Generator, Role, Through, Verifier
+from tango_hpc.stages.role import Generator, Role, Verifier
 from tango_hpc.stages.step_metrics import judging_metrics
 
 
@@ -28,10 +28,10 @@ class HeldOut:
         questions: Sequence[dict[str, Any]],
         generator: Generator,
         verifier: Verifier | None,
-        through_of: Callable[[Role], Through],
+        make_ready: Callable[[Role], None],
     ) -> None:
-        """Each role generates through `through_of(role)`."""
-        self._task, self._generator, self._verifier, self._through_of = task, generator, verifier, through_of
+        """`make_ready` is called with a role before it generates."""
+        self._task, self._generator, self._verifier, self._make_ready = task, generator, verifier, make_ready
         self._questions_K = [row for row in questions if generator.fits(generator.prompt(task.statement(row)))]
         self.num_questions, self.num_too_long = len(questions), len(questions) - len(self._questions_K)
         if not self._questions_K:
@@ -39,6 +39,7 @@ class HeldOut:
                 f"none of the {len(questions)} evaluation questions fits generator.max_prompt_tokens, "
                 f"{generator.settings.max_prompt_tokens}"
             )
+        self._prompts_K = generator.prompts(task, self._questions_K)
         self._to_judge_K: list[ReadSolution] = []
         self.answered_K: list[ReadSolution] = []  # of the last evaluation
 
@@ -49,7 +50,9 @@ class HeldOut:
         The verifier samples, as it does when it judges in training, with the same seeds every time (the scores:
         `JudgementCounts`). Questions that do not fit the generator's context count as wrong. Collective.
         """
-        self.answered_K = solutions_K = self._ask(self._through_of(self._generator))
+        self.answered_K = solutions_K = self._read(
+            self._write(self._generator, self._prompts_K, [0] * len(self._questions_K), greedy=True)
+        )
         values: dict[str, float | None] = {
             "generator/accuracy": sum(answered.correct for answered in solutions_K) / self.num_questions,
             "generator/response_tokens": statistics.fmean(answered.response.num_tokens for answered in solutions_K),
@@ -67,9 +70,15 @@ class HeldOut:
         return values | {"data/not_asked": self.num_too_long}
 
     def _judged(self, verifier: Verifier, solutions_K: list[ReadSolution]) -> dict[str, float | None]:
-        seeds_K = range(len(solutions_K))
-        read_K = verifier.judge(solutions_K, seeds_K, through=self._through_of(verifier))
-        return judging_metrics(self._task, read_K)
+        prompts_K = verifier.prompts(solutions_K)
+        generations = self._write(verifier, prompts_K, range(len(solutions_K)))
+        return judging_metrics(self._task, verifier.read(solutions_K, prompts_K, generations))
+
+    def _write(
+        self, role: Role, prompts_K: list[list[int]], seeds_K: Sequence[int], *, greedy: bool = False
+    ) -> list[Generation]:
+        self._make_ready(role)
+        return role.write(prompts_K, seeds_K, greedy=greedy)
 
     def state_dict(self) -> list[list[Any]]:
         """Token ids and finish reason of the solutions to judge; JSON."""
@@ -80,12 +89,10 @@ class HeldOut:
         """Judge these from now on. Collective: they are graded once more."""
         if state:
             saved_K = [Generation(token_ids, [], reason) for token_ids, reason in state]
-            self._to_judge_K = self._ask(lambda _generate: saved_K)
+            self._to_judge_K = self._read(saved_K)
 
-    def _ask(self, through: Through) -> list[ReadSolution]:
-        seeds_K = [0] * len(self._questions_K)
-        asked = self._generator.solve(self._task, self._questions_K, seeds_K, greedy=True, through=through)
-        return settled(asked)
+    def _read(self, generations: list[Generation]) -> list[ReadSolution]:
+        return settled(self._generator.read(self._task, self._questions_K, self._prompts_K, generations))
 
 
 def _tokens(read: ReadSolution) -> list[int]:

@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tango_hpc.base.config import Config
 from tango_hpc.base.errors import CheckFailed
 from tango_hpc.models.parallel.exchange import Exchange
+from tango_hpc.questions.data.sampler import QuestionSampler
 from tango_hpc.questions.data.tables import read_questions
 from tango_hpc.questions.tasks import Task
 from tango_hpc.stages.held_out import HeldOut
 from tango_hpc.stages.role import Generator
 from tango_hpc.stages.sharing import in_shares
+
+
+class TrainingQuestions:
+    """The questions of a run that fit the generator's context, drawn in an order that depends on the seed alone."""
+
+    def __init__(self, config: Config, task: Task, generator: Generator, exchange: Exchange) -> None:
+        self._rows, self.num_too_long = questions_that_fit(config.data.train, task, generator, exchange)
+        self._sampler = QuestionSampler(len(self._rows), config.seed)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of questions in the file."""
+        return len(self._rows) + self.num_too_long
+
+    def draw(self, count: int) -> list[int]:
+        """Return the places of the next `count` questions."""
+        return self._sampler.draw(count)
+
+    def at(self, places: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the questions at these places."""
+        return [self._rows[place] for place in places]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold; JSON."""
+        return self._sampler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self._sampler.load_state_dict(state)
 
 
 def questions_that_fit(

@@ -1,8 +1,8 @@
-"""The roles, as every process of a run sees them: what is asked of them, and where the answers come from."""
+"""The roles as every process of a run sees them: generator and verifier, which write responses and are trained."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +32,14 @@ from tango_hpc.stages.role_worker import RoleWorker
 from tango_hpc.stages.sharing import in_shares
 from tango_hpc.stages.throughput import Spent
 
-# Takes the generating and gives its result, or what it gave before an interruption.
-Through = Callable[[Callable[[], list[Generation]]], list[Generation]]
-
-
-def straight(generate: Callable[[], list[Generation]]) -> list[Generation]:
-    """Just generate."""
-    return generate()
-
 
 class Role:
     """A model that is asked, and trained where its settings say so; the same object in every process.
 
     What it does is done in the processes of the role (`RoleWorker`) and handed to the others: every method but `fits`
     is collective over all processes. `stale`: its engine lacks the trainer's present weights, and gets them before it
-    generates; so it is at first, after an update, and on a GPU whenever it has slept.
+    generates; so it is at first, after an update, and on a GPU whenever it has slept. `sync_counts`: the next weight sync
+    is one that an uninterrupted run makes too.
     """
 
     def __init__(self, name: str, config: Config, exchange: Exchange, stop: StopSignal, total_steps: int = 0) -> None:
@@ -57,7 +50,7 @@ class Role:
             name, self.settings.prompt, self.settings.chat_template_arguments, self.tokenizer
         )
         self._worker: RoleWorker | None = None
-        self.stale = self.settings.trainable
+        self.stale = self.sync_counts = self.settings.trainable
         self._forgets = self.settings.trainable and config.launch.device in engine.FORGETFUL_DEVICES
 
         def load() -> None:
@@ -78,15 +71,12 @@ class Role:
         return len(prompt) <= self.settings.max_prompt_tokens
 
     def write(
-        self, prompts_N: Sequence[list[int]], seeds_N: Sequence[int], *, greedy: bool, through: Through
-    ) -> list[Written]:
-        """What the role writes to each prompt that fits its context."""
-        fitting = [(prompt, seed) for prompt, seed in zip(prompts_N, seeds_N, strict=True) if self.fits(prompt)]
-        generations = iter(through(lambda: self._generate(fitting, greedy)))
-        return [(prompt, next(generations)) if self.fits(prompt) else ([], NOT_ASKED) for prompt in prompts_N]
+        self, prompts_N: Sequence[list[int]], seeds_N: Sequence[int], *, greedy: bool = False
+    ) -> list[Generation]:
+        """Return a response to each prompt that fits the role's context, at the role's sampling settings or greedily.
 
-    def _generate(self, prompts: Sequence[tuple[list[int], int]], greedy: bool) -> list[Generation]:
-        """One response to each (prompt, seed), at the role's sampling settings or greedily."""
+        Brings the trainer's weights into the engine first if they are not there.
+        """
         sampling = SamplingSettings(
             temperature=0.0 if greedy else self.settings.temperature,
             top_p=1.0 if greedy else self.settings.top_p,
@@ -96,10 +86,17 @@ class Role:
         )
         if self.stale:
             self.sync_weights()
-        requests = [GenerationRequest(*prompt) for prompt in prompts]
+        fitting = [(prompt, seed) for prompt, seed in zip(prompts_N, seeds_N, strict=True) if self.fits(prompt)]
+        requests = [GenerationRequest(*prompt) for prompt in fitting]
         generations = self.exchange.run(self.name, lambda: self._here.generate(requests, sampling, self._count))
         self.stale = self._forgets
+        self.sync_counts |= self._forgets
         return generations
+
+    def written(self, prompts_N: Sequence[list[int]], generations: Iterable[Generation]) -> list[Written]:
+        """Return each prompt with its response; a prompt that does not fit the role's context was not asked."""
+        of_fitting = iter(generations)
+        return [(prompt, next(of_fitting)) if self.fits(prompt) else ([], NOT_ASKED) for prompt in prompts_N]
 
     def _count(self, done: int, total: int) -> None:
         """Tell whoever looks at the run how far this process has come."""
@@ -107,10 +104,13 @@ class Role:
         self._stop.advance(f"{done} of {total} responses{share}" if done < total else "")
 
     def sync_weights(self) -> SyncStats:
-        """Bring the trainer's weights into the engine, which must generate next."""
+        """Bring the trainer's weights into the engine, which must generate next.
+
+        Returns what counts in the metrics: nothing for a sync that an uninterrupted run would not have needed.
+        """
         stats = self.exchange.run(self.name, lambda: self._here.sync())
-        self.stale = False
-        return stats
+        counts, self.stale, self.sync_counts = self.sync_counts, False, False
+        return stats if counts else SyncStats()
 
     def take_weights(self, saved: Path) -> None:
         """Bring the weights of a training checkpoint's folder of this role, of any layout, into the engine."""
@@ -123,7 +123,7 @@ class Role:
     def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> list[UpdateStats]:
         """`num_updates` optimizer steps on one batch. Raises `CheckFailed` where trainer and engine disagree."""
         updates = self.exchange.run(self.name, lambda: self._here.update(sequences, loss, num_updates))
-        self.stale = True
+        self.stale = self.sync_counts = True
         return updates
 
     def take_spent(self) -> Spent:
@@ -155,20 +155,25 @@ class Generator(Role):
         """The token ids that ask for a solution."""
         return generator_prompt_ids(statement, self.tokenizer, self.prompt_text)
 
-    def solve(
+    def prompts(self, task: Task, questions_N: Sequence[dict[str, Any]]) -> list[list[int]]:
+        """Return the token ids that ask for a solution of each question."""
+        statements_N = [task.statement(question) for question in questions_N]
+        prompts = {statement: self.prompt(statement) for statement in set(statements_N)}  # M rollouts of each
+        return [prompts[statement] for statement in statements_N]
+
+    def read(
         self,
         task: Task,
         questions_N: Sequence[dict[str, Any]],
-        seeds_N: Sequence[int],
-        *,
-        greedy: bool = False,
-        through: Through = straight,
+        prompts_N: Sequence[list[int]],
+        generations: Iterable[Generation],
     ) -> tuple[list[ReadSolution], Grading]:
-        """A solution of each question, read, and the grading that has begun: to settle before verdicts are asked for."""
+        """Return the solutions, read from what `write` gave, and their grading, which has begun. Collective.
+
+        The grading must be settled before a verdict is asked for.
+        """
         statements_N = [task.statement(question) for question in questions_N]
-        prompts = {statement: self.prompt(statement) for statement in set(statements_N)}  # M rollouts of each
-        prompts_N = [prompts[statement] for statement in statements_N]
-        written_N = self.write(prompts_N, seeds_N, greedy=greedy, through=through)
+        written_N = self.written(prompts_N, generations)
         solutions_N = read_solutions(task, questions_N, statements_N, written_N, self.tokenizer, self.exchange)
         return solutions_N, Grading(task, solutions_N, self.exchange)
 
@@ -176,18 +181,15 @@ class Generator(Role):
 class Verifier(Role):
     """The role that judges."""
 
-    def judge(
-        self,
-        solutions_N: Sequence[ReadSolution],
-        seeds_N: Sequence[int],
-        *,
-        greedy: bool = False,
-        through: Through = straight,
+    def prompts(self, solutions_N: Sequence[ReadSolution]) -> list[list[int]]:
+        """Return the token ids that ask to judge each solution. Collective: the processes share the work."""
+        return in_shares(self.exchange, self._prompts, solutions_N)
+
+    def read(
+        self, solutions_N: Sequence[ReadSolution], prompts_N: Sequence[list[int]], generations: Iterable[Generation]
     ) -> list[ReadVerification]:
-        """A verification of each solution, read."""
-        prompts_N = in_shares(self.exchange, self._prompts, solutions_N)
-        written_N = self.write(prompts_N, seeds_N, greedy=greedy, through=through)
-        rule = self.config.algorithm.verifier_format
+        """Return a verification of each solution, read from what `write` gave. Collective."""
+        written_N, rule = self.written(prompts_N, generations), self.config.algorithm.verifier_format
         return read_verifications(solutions_N, written_N, rule, self.tokenizer, self.exchange)
 
     def _prompts(self, solutions: Sequence[ReadSolution]) -> list[list[int]]:

@@ -193,9 +193,7 @@ class GeneratorBatch:
 class VerifierBatch:
     """The verifications of a verifier step; `asked` indexes the N of them that were asked for.
 
-    `drawn` are all solutions that were made for the step, of which those that a verification judges were chosen. How
-    well the verifier judges is measured on the `num_first` verifications that each of these got at first: further ones
-    (`train.verification_draws`) are drawn where all were wrong, and would make it look worse than it is.
+    `drawn` are all solutions that were made for the step, of which those that a verification judges were chosen.
     """
 
     step: int
@@ -203,7 +201,6 @@ class VerifierBatch:
     weights: ClassWeights
     drawn: list[ReadSolution]
     verifications: list[ReadVerification]
-    num_first: int
     group_ids: list[str]
     asked: list[int]
     scored: VerifierAdvantages
@@ -216,7 +213,6 @@ class VerifierBatch:
         averages: ClassWeightEma,
         *,
         drawn: list[ReadSolution],
-        num_first: int,
         step: int,
         algorithm: Algorithm,
         gamma: float,
@@ -248,7 +244,7 @@ class VerifierBatch:
             gamma=gamma,
             algorithm=algorithm,
         )
-        return cls(step, algorithm, weights, drawn, verifications, num_first, group_ids, asked, scored)
+        return cls(step, algorithm, weights, drawn, verifications, group_ids, asked, scored)
 
     def sequences(self) -> list[TrainSequence]:
         """What the verifier is trained on."""
@@ -256,9 +252,8 @@ class VerifierBatch:
 
     def metrics(self, task: Task) -> Metrics:
         """What the drawn solutions and the verifications of those that are judged are like."""
-        metrics = solution_metrics(self.drawn) | verification_metrics(task, self.verifications[: self.num_first])
-        first = [place for place, i in enumerate(self.asked) if i < self.num_first]
-        metrics["verifier/reward"] = float(self.scored.rewards_N[first].mean())
+        metrics = solution_metrics(self.drawn) | verification_metrics(task, self.verifications)
+        metrics["verifier/reward"] = float(self.scored.rewards_N.mean())
         metrics["verifier/class_weight_right"], metrics["verifier/class_weight_wrong"] = self.weights
         group_ids_N = [self.group_ids[i] for i in self.asked]
         metrics["groups_with_signal"] = signal_share(group_ids_N, self.scored.advantages_N_T)
@@ -279,7 +274,7 @@ class VerifierBatch:
 
     def verdict_counts(self) -> JudgementCounts:
         """How the verdicts on the solutions fit the truth."""
-        return verdict_counts(self.verifications[: self.num_first])
+        return verdict_counts(self.verifications)
 
     def dump_rows(self) -> list[RolloutRow]:
         """One row for each verification that was asked for."""

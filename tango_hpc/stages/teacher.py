@@ -109,7 +109,9 @@ class Teacher:
         for attempt in range(self.settings.samples):
             seeds = request_seeds(self.seed, chunk, f"shard {self.settings.shard} attempt {attempt}", len(questions))
             asked = [questions[i] for i in left]
-            solutions = settled(self.generator.solve(self.task, asked, [seeds[i] for i in left], greedy=self._greedy))
+            prompts = self.generator.prompts(self.task, asked)
+            texts = self.generator.write(prompts, [seeds[i] for i in left], greedy=self._greedy)
+            solutions = settled(self.generator.read(self.task, asked, prompts, texts))
             self._failures.observe(solutions, f"in chunk {chunk + 1}", self._tell)
             for i, solution in zip(left, solutions, strict=True):
                 rows[i]["outcome"] = _outcome(solution)

@@ -32,7 +32,7 @@ def on_rank(folder: Path) -> list[tuple[list[str], list[list[int]], list[str]]]:
         given: list[list[int]] = []
         for turn, of in (("greedy", []), ("judging greedy, time 1 of 2", about)):
             made = Generation([number, 7], [0.0, 0.0], "stop")
-            given += [one.token_ids for one in turns.through(turn, about=of)(lambda made=made: [made])]
+            given += [one.token_ids for one in turns.once(turn, lambda made=made: [made], about=of)]
         found.append((begun, given, told))
         dist.barrier()
     return found

@@ -50,7 +50,6 @@ SETTINGS = (
     "train.max_draws=2",
     "train.verifications_per_solution=2",
     "train.verifier_draws=2",
-    "train.verification_draws=2",
     "algorithm.min_verifier_j=0.1",
     "algorithm.entropy_coef=0.5",  # so that every step changes the weights all the same
 )

@@ -88,16 +88,10 @@ def _training_conflicts(config: Config) -> Iterator[str]:
     cycles = (train.generator_steps - 1) // train.generator_steps_per_cycle  # after which the verifier takes its steps
     if not config.generator.trainable and not (train.verifier_warmup_steps or cycles * train.verifier_steps_per_cycle):
         yield "generator.trainable: false, and the verifier takes no steps either: nothing would be trained"
-    for key in ("verifier_draws", "verification_draws"):
-        if getattr(train, key) > 1 and (config.verifier is None or not config.verifier.trainable):
-            yield f"train.{key}: {getattr(train, key)} needs a verifier that is trained; set it to 1"
+    if train.verifier_draws > 1 and (config.verifier is None or not config.verifier.trainable):
+        yield f"train.verifier_draws: {train.verifier_draws} needs a verifier that is trained; set it to 1"
     if train.max_draws > 1 and not config.generator.trainable:
         yield f"train.max_draws: {train.max_draws} is for the generator's steps, and generator.trainable is false; set it to 1"
-    if train.warmup_min_share is not None and not (config.generator.trainable and train.verifier_warmup_steps):
-        yield (
-            "train.warmup_min_share: needs a warm-up that can wait for the generator to learn; set it to null, or "
-            "train.verifier_warmup_steps above 0 and generator.trainable true"
-        )
     if config.verifier is None and algorithm.min_verifier_j is not None:
         yield f"algorithm.min_verifier_j: {algorithm.min_verifier_j} needs a verifier; set it to null"
     elif algorithm.min_verifier_j is not None and algorithm.alpha_start == 0:

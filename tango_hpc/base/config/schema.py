@@ -130,16 +130,6 @@ class TrainConfig(Section):
         description="Draws of questions of a verifier step, until right and wrong solutions can be judged in equal "
         "numbers; of what was drawn the most balanced choice is judged. 1: the solutions as they come.",
     )
-    verification_draws: Positive = Field(
-        1,
-        description="Of solutions on which all verdicts agree and are wrong, draw as many verifications again, in at "
-        "most so many draws; all of them are trained on. 1: no more.",
-    )
-    warmup_min_share: Annotated[float, Field(gt=0.0, le=0.5)] | None = Field(
-        None,
-        description="The verifier's warm-up waits, and the generator trains meanwhile, until at least this share of its "
-        "solutions is right and as much wrong. Null: the warm-up comes first.",
-    )
     on_trouble: TroubleConfig = TroubleConfig()
     max_rollbacks: Count = Field(3, description="How often on_trouble may go back in a run before it stops.")
     updates_per_batch: Positive = Field(

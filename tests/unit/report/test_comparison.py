@@ -104,12 +104,12 @@ def test_seeds_are_compared_where_all_of_them_are(folder: Path) -> None:
 
 
 def test_seeds_whose_warm_ups_came_at_other_times_are_compared_by_steps_of_the_generator(folder: Path) -> None:
-    """With `train.warmup_min_share` a warm-up waits, and may never come."""
-    arm = "Tango, GRPO, warmup_min_share=0.5"
+    """Older runs could have their warm-up later, or never."""
+    arm = "Tango, GRPO, max_draws=3"
     runs = ((0, "ggvvvgg", {0: 0.1, 2: 0.3, 5: 0.4, 7: 0.8}), (1, "gvgvgvg", {0: 0.1, 3: 0.3, 7: 0.7}))
     for seed, roles, accuracies in (*runs, (2, "gggg", {0: 0.1, 2: 0.2, 4: 0.6})):
         config = tree(seed)
-        config["train"]["warmup_min_share"] = 0.5
+        config["train"]["max_draws"] = 3
         write_run(folder / f"cells/waits_{seed}", config, roles, accuracies, 0.8)
     assert next(row for row in table(collect(folder)) if row.arm == arm).final["accuracy"][0] == pytest.approx(0.7)
     frozen = tree(0)
