@@ -58,12 +58,12 @@ _REMEDIES = {
 
 
 def is_of_disk(error: BaseException | None) -> bool:
-    """Whether an error says that the disk takes nothing more: no room, also of the user's quota, or read-only."""
+    """Return whether an error says that the disk takes nothing more: no room, also of the user's quota, or read-only."""
     return isinstance(error, OSError) and error.errno in _REMEDIES
 
 
 def explain_disk(error: OSError) -> str:
-    """What to do about an error that `is_of_disk`."""
+    """Return what to do about an error for which `is_of_disk` is true."""
     path = Path(error.filename) if error.filename else None
     where = next((folder for folder in (path.parents if path else ()) if folder.is_dir()), None)
     free = ""
@@ -74,7 +74,7 @@ def explain_disk(error: OSError) -> str:
 
 
 def remedy_in(text: str) -> str:
-    """What to do about an error that a text tells, of the disk or another."""
+    """Return what to do about an error, of the disk or another, whose text is given."""
     return next((remedy for code, remedy in _REMEDIES.items() if os.strerror(code) in text), "put that right")
 
 
@@ -86,7 +86,7 @@ _AWAY = (
 
 
 def is_away(error: BaseException | None) -> bool:
-    """Whether an error says that a file system does not answer, which often passes within minutes."""
+    """Return whether an error says that a file system does not answer, which often passes within minutes."""
     return isinstance(error, OSError) and error.errno in _AWAY
 
 
@@ -166,7 +166,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def read_replaced(path: Path) -> bytes:
-    """What is in a file that others replace by a rename.
+    """Return the contents of a file that others replace by a rename.
 
     On NFS the file that was opened may be gone by the time it is read ("stale file handle"): the new one is read then.
     """
@@ -180,7 +180,7 @@ def read_replaced(path: Path) -> bytes:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file, none where there is no file. Damaged lines are passed over with a warning.
+    """Return the objects of a JSON-lines file, none where there is no file. Damaged lines are passed over with a warning.
 
     A last line without its end is being written, or was never finished: it is left out.
     """
@@ -190,7 +190,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_json_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
-    """The objects of the complete lines in `content`, which is of `path`."""
+    """Return the objects of the complete lines in `content`, which is of `path`."""
     found = []
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         value = json_object(line)
@@ -202,7 +202,7 @@ def parse_json_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file that only shows things; empty where there is none, and with a warning where it is damaged."""
+    """Return the object in a file that only shows things; empty where there is none, and with a warning where it is damaged."""
     try:
         value = json_object(read_replaced(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -229,12 +229,12 @@ def fitting(data: Mapping[str, Any], example: Mapping[str, Any]) -> dict[str, An
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of a file is a number that a float can hold; NaN, true and false are none."""
+    """Return whether a value of a file is a number that a float can hold; NaN, true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def is_damaged(path: Path) -> bool:
-    """Whether `path` should hold a JSON object and does not."""
+    """Return whether `path` should hold a JSON object and does not."""
     return path.is_file() and json_object(path.read_bytes()) is None
 
 
@@ -249,7 +249,7 @@ def set_aside(path: Path) -> Path:
 
 
 def json_object(content: bytes) -> dict[str, Any] | None:
-    """The JSON object that `content` is; None where it is none."""
+    """Return the JSON object that `content` is; None where it is none."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):  # UnicodeDecodeError too

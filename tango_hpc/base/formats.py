@@ -21,7 +21,7 @@ _NO_COLOUR = "\x1b[0m"
 
 
 def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss; "?" for what a damaged file has in their place."""
+    """Return seconds as h:mm:ss; "?" for what a damaged file has in their place."""
     if not math.isfinite(seconds):
         return "?"
     minutes, rest = divmod(round(seconds), 60)
@@ -51,12 +51,12 @@ def _picture(code: int) -> str:
 
 
 def number(value: Any) -> str:
-    """Four digits of a number; nothing for None, and text as it is."""
+    """Return four digits of a number; nothing for None, and text as it is."""
     return f"{value:.4g}" if isinstance(value, int | float) else "" if value is None else str(value)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last values as a row of block characters, averaged so that all of them fit `width`."""
+    """Return the last values as a row of block characters, averaged so that all of them fit `width`."""
     if len(values) < 2:
         return ""
     per_cell = max(1, -(-len(values) // width))
@@ -67,7 +67,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def label_of(settings: Mapping[str, Any]) -> str:
-    """Settings in one line; the last word of a key where that tells it from the others."""
+    """Return settings in one line; the last word of a key where that tells it from the others."""
     last_words = [key.rpartition(".")[2] for key in settings]
     names = [word if last_words.count(word) == 1 else key for key, word in zip(settings, last_words, strict=True)]
     return ", ".join(f"{name}={value}" for name, value in zip(names, settings.values(), strict=True)) or "base"

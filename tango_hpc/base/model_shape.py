@@ -92,7 +92,7 @@ class ModelShape:
 
 
 def hf_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of the Hugging Face checkpoint (a tied output layer is no tensor)."""
+    """Return name and shape of every tensor of the Hugging Face checkpoint (a tied output layer is no tensor)."""
     hidden, q_size, kv_size = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab_size, hidden)}
     for layer in range(shape.num_layers):
@@ -117,13 +117,13 @@ def hf_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 
 
 def padded_vocab_size(vocab_size: int, tensor_size: int) -> int:
-    """Rows of the embedding with padding: the next multiple of 64 that `tensor_size` ranks can share."""
+    """Return rows of the embedding with padding: the next multiple of 64 that `tensor_size` ranks can share."""
     multiple = math.lcm(VOCAB_MULTIPLE, tensor_size)
     return -(-vocab_size // multiple) * multiple
 
 
 def pipeline_stages(num_layers: int, pipeline_size: int) -> list[range]:
-    """Layers of each pipeline stage.
+    """Return layers of each pipeline stage.
 
     Equal shares where they exist. Otherwise the first and the last stage, which also hold the embedding and the
     output layer, take what is left over by equal shares of the stages between them (126 layers on 16 stages are
@@ -178,7 +178,7 @@ def check_parallel(shape: ModelShape, tensor_size: int, pipeline_size: int) -> N
 
 
 def indexed_files(index: Path) -> list[str]:
-    """Names of the files that a Hugging Face `*.index.json` gives the tensors to. Raises `UserError` where it is none."""
+    """Return names of the files that a Hugging Face `*.index.json` gives the tensors to. Raises `UserError` where it is none."""
     names = (json_object(index.read_bytes()) or {}).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise UserError(f"{index} is damaged, or was not downloaded whole; get the model again")

@@ -41,14 +41,14 @@ _NAME = re.compile(r"(?<![\w\\}^])\{([a-z_]+)\}")
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a role is asked: the user's message with fields in braces, and the system's, if there is one."""
+    """The prompt of a role: the user's message with fields in braces, and the system's, if there is one."""
 
     user: str
     system: str | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def token_ids(self, tokenizer: Any, **values: object) -> list[int]:
-        """The prompt with the fields' values, in the tokenizer's chat template or as plain text."""
+        """Return the prompt with the fields' values, in the tokenizer's chat template or as plain text."""
         user = _FIELD.sub(lambda match: str(values[match[1]]), self.user)
         if tokenizer.chat_template:
             messages = [{"role": "user", "content": user}]
@@ -73,7 +73,7 @@ def read_prompt(
     template_arguments: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
 ) -> Prompt:
-    """The prompt of a role from a file; the shipped one without a path.
+    """Return the prompt of a role from a file; the shipped one without a path.
 
     What stands above the line `=== user` is the system's message, what stands below it the user's; in a file without
     that line all is the user's, and without a chat template such a file is the whole prompt as it stands. Fields are
@@ -105,12 +105,12 @@ def read_prompt(
 
 @cache
 def shipped_prompt(role: str) -> Prompt:
-    """The prompt of a role that comes with the package."""
+    """Return the prompt of a role that comes with the package."""
     return read_prompt(role)
 
 
 def generator_prompt_ids(question: str, tokenizer: Any, prompt: Prompt | None = None) -> list[int]:
-    """The prompt that asks for a solution of `question`; by the shipped text without a `prompt`."""
+    """Return the prompt that asks for a solution of `question`; by the shipped text without a `prompt`."""
     if speaks_tags_only(tokenizer):
         return _encode(f"{QUESTION}{question}{SOLVE}", tokenizer)
     return (prompt or shipped_prompt("generator")).token_ids(tokenizer, question=question)
@@ -119,7 +119,7 @@ def generator_prompt_ids(question: str, tokenizer: Any, prompt: Prompt | None = 
 def verifier_prompt_ids(
     question: str, solution_text: str, num_steps: int, tokenizer: Any, prompt: Prompt | None = None
 ) -> list[int]:
-    """The prompt that asks for a verification of `solution_text`, in which `num_steps` steps were found."""
+    """Return the prompt that asks for a verification of `solution_text`, in which `num_steps` steps were found."""
     if speaks_tags_only(tokenizer):
         return _encode(f"{QUESTION}{question}{SOLUTION}{solution_text}{VERIFY}", tokenizer)
     chosen = prompt or shipped_prompt("verifier")
@@ -132,14 +132,14 @@ def response_ids(text: str, tokenizer: Any) -> list[int]:
 
 
 def stop_token_ids(tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that end a response: the end of sequence, and the ends of a turn that Qwen and Llama 3 write."""
+    """Return the tokens that end a response: the end of sequence, and the ends of a turn that Qwen and Llama 3 write."""
     known = (_token_id(token, tokenizer) for token in ("<|im_end|>", "<|endoftext|>", "<|eot_id|>"))
     ends_of_turn = [token_id for token_id in known if token_id is not None]
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *ends_of_turn]))
 
 
 def speaks_tags_only(tokenizer: Any) -> bool:
-    """Whether this is the tokenizer of a tiny model, which has tokens for tags and letters only."""
+    """Return whether this is the tokenizer of a tiny model, which has tokens for tags and letters only."""
     return _token_id(SOLVE, tokenizer) is not None
 
 

@@ -60,5 +60,5 @@ PUBLISHED["llama-3.1-8b-sft"] = PUBLISHED["Llama-3.1-8B-Instruct"]
 
 
 def published_dimensions(folder_name: str) -> dict[str, Any] | None:
-    """The published Hugging Face config of a model whose folder has this name, where it is known."""
+    """Return the published Hugging Face config of a model whose folder has this name, where it is known."""
     return PUBLISHED.get(folder_name)

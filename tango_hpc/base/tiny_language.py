@@ -12,5 +12,5 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def vocabulary(characters: str = LETTERS) -> tuple[str, ...]:
-    """The tokens of a model that knows these characters, in the order of their ids."""
+    """Return the tokens of a model that knows these characters, in the order of their ids."""
     return (PAD, END, UNKNOWN, *TAGS, *characters)

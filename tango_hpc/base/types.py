@@ -25,7 +25,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How to decode; `temperature` 0 is greedy. `max_tokens` counts response tokens.
+    """The settings of decoding; `temperature` 0 is greedy. `max_tokens` counts response tokens.
 
     A response ends with the first of `stop_token_ids`, or with the token that completes the first of `stop_strings`,
     special tokens included, in what it says; that token belongs to it in either case.

@@ -1,4 +1,4 @@
-"""How often Slurm is asked about runs that somebody waits for: a controller serves everybody."""
+"""The pace of questions to Slurm about runs that somebody waits for: its controller serves everybody."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Asking:
         self._due = 0.0
 
     def is_due(self) -> bool:
-        """Whether it is time; whoever is told so asks."""
+        """Return whether it is time; whoever is told so asks."""
         now = time.monotonic()
         seen = [_mark(file) for file in self._files]
         if seen != self._seen:

@@ -223,7 +223,7 @@ manage_commands.add_commands(app)
 
 
 def was_given(context: typer.Context, option: str) -> bool:
-    """Whether the user wrote this option, rather than that it has its default."""
+    """Return whether the user wrote this option, rather than that it has its default."""
     source = context.get_parameter_source(option)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -248,7 +248,7 @@ def explain_mistake(error: OSError) -> str | None:
 
 
 def owner_of(path: Path) -> str:
-    """The name of the user whose file it is, or the number where it has none."""
+    """Return the name of the user whose file it is, or the number where it has none."""
     uid = path.lstat().st_uid
     try:
         return pwd.getpwuid(uid).pw_name

@@ -218,7 +218,7 @@ def _inputs(config: Config, stages: Sequence[Stage]) -> Iterator[Finding]:
 
 
 def _profile(profile: Profile, config: Config | None, stages: Sequence[Stage]) -> Iterator[Finding]:
-    """What the profile names, as far as this machine sees it, and whether Slurm would take the job."""
+    """Yield findings on what the profile names, as this machine sees it, and on Slurm's answer to the job."""
     named = {"venv": profile.venv and profile.venv / "bin/activate"}
     if profile.apptainer is not None:
         named["apptainer.image"] = profile.apptainer.image
@@ -255,5 +255,5 @@ def _profile(profile: Profile, config: Config | None, stages: Sequence[Stage]) -
 
 
 def _variables(profile: Profile) -> dict[str, str]:
-    """The variables that a job of the profile gets, with those of this machine filled in."""
+    """Return the variables that a job of the profile gets, with those of this machine filled in."""
     return {name: os.path.expandvars(value) for name, value in (job_variables(profile) | profile.env).items()}

@@ -60,7 +60,7 @@ def compare_ranks(
 
 
 def _too_small(config: Config | None, *, started: bool, env: Mapping[str, str] = os.environ) -> Finding | None:
-    """Where the allocation has fewer nodes than the config, or so few tasks that the ranks were not started: that."""
+    """Return a finding where the allocation has fewer nodes than the config, or too few tasks to start the ranks."""
     if config is None or place(env, config.world_size) != "allocation":
         return None
     launch, nodes = config.launch, int(env.get("SLURM_JOB_NUM_NODES", "1"))

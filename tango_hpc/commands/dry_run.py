@@ -1,4 +1,4 @@
-"""What a submission would be told, without one: the script, our own checks, and Slurm's (`sbatch --test-only`)."""
+"""A submission that is only tried: the script, our own checks, and Slurm's (`sbatch --test-only`)."""
 
 from __future__ import annotations
 

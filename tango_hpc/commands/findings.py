@@ -1,4 +1,4 @@
-"""What `tango doctor` finds: one line for each thing it looks at, and the way out below."""
+"""The findings of `tango doctor`: one line for each check, and the way out below."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class RunJob(SlurmJob[dict]):
         super().__init__(folder, job_id)
 
     def run_state(self) -> RunState:
-        """What `tango status` shows, at most some seconds old."""
+        """Return the state that `tango status` shows, at most some seconds old."""
         if self._asking.is_due() or self._run_state is None:
             self._run_state = states([self.directory])[0]
         return self._run_state
@@ -69,7 +69,7 @@ class RunJob(SlurmJob[dict]):
         return {"State": state.state.upper(), "Detail": state.detail}
 
     def done(self, force_check: bool = False) -> bool:
-        """Whether nothing more will happen by itself; a job that requeued itself is not done."""
+        """Return whether nothing more will happen by itself; a job that requeued itself is not done."""
         if force_check:
             self._run_state = None
         return self.run_state().is_over

@@ -43,7 +43,7 @@ from tango_hpc.stages.stage import STAGES, TRAIN, Stage
 
 
 def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Stage = TRAIN) -> dict[str, Any]:
-    """The plan as JSON-ready values. Raises UserError for a model without sizes or one that cannot be cut this way."""
+    """Return the plan as JSON-ready values. Raises UserError for a model without sizes or one that cannot be cut this way."""
     whole, config = config, stage.taking_part(config)
     shapes = {name: role_shape(config, name) for name in config.roles}
     for name, role in config.roles.items():
@@ -99,7 +99,7 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: St
 
 
 def _batch(config: Config, role_name: str, gpu_bytes: int | None, stage: Stage) -> dict[str, Any]:
-    """A role's batch of a step, and what its engine takes at once. `gpu_bytes` is null on a CPU."""
+    """Return a role's batch of a step, and what its engine takes at once. `gpu_bytes` is null on a CPU."""
     engine, sizes = engine_memory(config, role_name, gpu_bytes or 0), role_batch(config, role_name)
     tokens = max(engine.cache, 0) // role_engine(config, role_name).cache_bytes_per_token
     used = engine.total + resident_gpu_bytes(config)

@@ -1,4 +1,4 @@
-"""What `tango doctor` runs on every rank of an allocation: `python -m tango_hpc.commands.probe FOLDER PROCESSES`.
+"""The program that `tango doctor` runs on every rank of an allocation: `python -m tango_hpc.commands.probe FOLDER PROCESSES`.
 
 Each rank writes FOLDER/probe_RANK.json. torch is imported inside, so that a broken one is a finding and not a crash. A
 rank that NCCL ends, or that hangs, has written before which all-reduce it began.
@@ -133,7 +133,7 @@ def _all_reduce(device: torch.device, group: ProcessGroup | None) -> tuple[float
 
 
 def _own_address() -> str | None:
-    """What this host's name resolves to, which is where Gloo listens unless told otherwise."""
+    """Return the address of this host's name, at which Gloo listens unless told otherwise."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:

@@ -140,14 +140,14 @@ def time_limit_minutes(text: str) -> int:
 
 
 def profile_folders(env: Mapping[str, str] = os.environ) -> list[Path]:
-    """Where profiles are looked for: the user's own before the examples."""
+    """Return where profiles are looked for: the user's own before the examples."""
     config_home = Path(env.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     shipped = Path(__file__).resolve().parents[2] / "slurm" / "profiles"
     return [config_home / "tango_hpc" / "profiles", shipped, Path("slurm/profiles").absolute()]
 
 
 def load_profile(name: str | None) -> Profile:
-    """The profile of that name, or in that file; without one, Slurm's defaults. Raises UserError with all mistakes."""
+    """Return the profile of that name, or in that file; without one, Slurm's defaults. Raises UserError with all mistakes."""
     if name is None:
         return Profile()
     file = _find(name)
@@ -181,7 +181,7 @@ def _find(name: str) -> Path:
 
 
 def setup_lines(profile: Profile, private_variables: Path) -> list[str]:
-    """The shell lines that make a job's environment; one that fails ends the job, named.
+    """Return the shell lines that make a job's environment; one that fails ends the job, named.
 
     The variables of `env`, which may be secrets, are read from a file that only the user may read.
     """
@@ -200,12 +200,12 @@ def setup_lines(profile: Profile, private_variables: Path) -> list[str]:
 
 
 def export_lines(variables: Mapping[str, str]) -> list[str]:
-    """The shell lines that set `variables`, whose values may hold variables of the job."""
+    """Return the shell lines that set `variables`, whose values may hold variables of the job."""
     return [f"export {name}={_with_variables(value)}" for name, value in variables.items()]
 
 
 def job_variables(profile: Profile) -> dict[str, str]:
-    """Environment variables that the profile's other keys ask for, by name; those of `env` come after them."""
+    """Return environment variables that the profile's other keys ask for, by name; those of `env` come after them."""
     variables: dict[str, str] = {"HF_HUB_OFFLINE": "1"}
     if profile.cache_dir is not None:
         names = {
@@ -232,7 +232,7 @@ def job_variables(profile: Profile) -> dict[str, str]:
 
 
 def variables_here(profile: Profile) -> dict[str, str]:
-    """Those of `job_variables` and `env` for a job on this machine, with its variables in them filled in.
+    """Return those of `job_variables` and `env` for a job on this machine, with its variables in them filled in.
 
     Raises UserError where one of these is not set.
     """

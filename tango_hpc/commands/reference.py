@@ -33,7 +33,7 @@ PROFILES = """# Profiles
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [HEADER]
     seen: set[type[BaseModel]] = set()
     _section("(top level)", Config, parts, seen)

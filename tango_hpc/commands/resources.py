@@ -1,4 +1,4 @@
-"""What a job asks Slurm for on each node beside GPUs: CPUs for each rank, and memory by the plan."""
+"""The resources that a job asks Slurm for on each node beside GPUs: CPUs for each rank, and memory by the plan."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Memory:
 
 
 def cpus_per_rank(config: Config, profile: Profile) -> int:
-    """CPUs for each rank: the profile's, else the threads that the configuration asks for, else what the device needs."""
+    """Return CPUs for each rank: the profile's, else the threads that the configuration asks for, else what the device needs."""
     default = CPUS_OF_GPU_RANK if config.launch.device == "cuda" else 1
     return profile.cpus_per_rank or config.launch.threads_per_rank or default
 
 
 def node_memory(configs: Sequence[Config], stages: Sequence[Stage], profile: Profile) -> Memory:
-    """Memory of each node for a job, or an array of jobs, that runs `stages` of one of `configs`.
+    """Return memory of each node for a job, or an array of jobs, that runs `stages` of one of `configs`.
 
     What the profile says (an exclusive node's is all of it), else what the fullest stage needs by the plan and
     `MEMORY_MARGIN` more. A CPU job, whose cluster gives memory by the CPU, and one whose models have no known sizes ask

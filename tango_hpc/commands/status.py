@@ -36,7 +36,7 @@ MAX_LOG_BYTES = 4 * 2**20  # of each log are looked at for its last lines
 
 @dataclass(frozen=True)
 class RunState:
-    """What is known of one run.
+    """The state of one run.
 
     `state` is new, waiting, running, unknown (Slurm does not tell), stopped (saved, resumable), failed, lost (ended
     without a word) or done.
@@ -54,12 +54,12 @@ class RunState:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will happen by itself."""
+        """Return whether nothing more will happen by itself."""
         return self.state not in ("waiting", "running", "unknown")
 
 
 def find_runs(path: Path) -> list[RunDirectory]:
-    """The run at `path`, or all runs below it. Raises UserError where there is none."""
+    """Return the run at `path`, or all runs below it. Raises UserError where there is none."""
     if (path / "config.yaml").is_file():
         return [RunDirectory(path)]
     refused = list[str]()
@@ -76,7 +76,7 @@ def find_runs(path: Path) -> list[RunDirectory]:
 
 
 def states(directories: list[RunDirectory]) -> list[RunState]:
-    """The state of each run, with one question to Slurm for all of them."""
+    """Return the state of each run, with one question to Slurm for all of them."""
     owners: dict[str, int] = {}
     for directory in directories:
         jobs = [*known_jobs(directory), *(attempt.job for attempt in AttemptLog(directory).read()[-1:] if attempt.job)]
@@ -87,7 +87,7 @@ def states(directories: list[RunDirectory]) -> list[RunState]:
 
 
 def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> RunState:
-    """The state of one run; `queue` is what Slurm says of its jobs, as far as it still knows them."""
+    """Return the state of one run; `queue` is what Slurm says of its jobs, as far as it still knows them."""
     attempts = AttemptLog(directory).read()
     last = attempts[-1] if attempts else None
     submitted = submitted_jobs(directory)
@@ -146,7 +146,7 @@ def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> Run
 
 
 def _job_that_counts(jobs: list[str], queue: dict[str, tuple[str, str]]) -> str | None:
-    """Of a run's jobs, the oldest first: the one that runs, else the last that waits, else the last."""
+    """Return the present one of a run's jobs, the oldest first: the one that runs, else the last that waits, else the last."""
     states_of = {job: queue.get(job, ("", ""))[0] for job in jobs}
     for group in (slurm.ALIVE_STATES.difference(WAITING_STATES), WAITING_STATES):
         found = [job for job, state in states_of.items() if state in group]
@@ -156,31 +156,31 @@ def _job_that_counts(jobs: list[str], queue: dict[str, tuple[str, str]]) -> str 
 
 
 def _has_started(submitted: dict[str, Any], attempts: list[Attempt]) -> bool:
-    """Whether what was submitted has made an attempt. Clocks of nodes differ: only those of one machine are compared."""
+    """Return whether what was submitted has made an attempt. Clocks of nodes differ: only those of one machine are compared."""
     if submitted["cluster"] == "slurm":
         return any(attempt.job == submitted["job"] for attempt in attempts)
     return bool(attempts) and submitted["submitted"] <= attempts[-1].started
 
 
 def _may_start(job_state: str | None) -> bool:
-    """Whether a job in this state may still make an attempt."""
+    """Return whether a job in this state may still make an attempt."""
     return job_state in (*WAITING_STATES, *slurm.ALIVE_STATES, slurm.UNKNOWN)
 
 
 def _found_all_done(directory: RunDirectory, submitted: dict[str, Any]) -> bool:
-    """Whether no stage was left for what was submitted: it made no attempt, and ended well."""
+    """Return whether no stage was left for what was submitted: it made no attempt, and ended well."""
     return all(is_done(directory, stage) for stage in submitted["stages"].split(","))
 
 
 def _is_final(last: Attempt, last_stage: str) -> bool:
-    """Whether no job comes back after this attempt, whatever Slurm has to say."""
+    """Return whether no job comes back after this attempt, whatever Slurm has to say."""
     if last.code == 0:
         return last.stage == last_stage
     return last.ended is not None and last.code in (UserError.exit_code, CheckFailed.exit_code)
 
 
 def _is_newer(file: Path, other: Path) -> bool:
-    """Whether `file` was written after `other`, by the clock of the file server that has both."""
+    """Return whether `file` was written after `other`, by the clock of the file server that has both."""
     return file.is_file() and file.stat().st_mtime_ns >= other.stat().st_mtime_ns
 
 
@@ -274,7 +274,7 @@ class _Tail:
         say(self._console, text, with_colours)
 
     def show(self, lines: int) -> None:
-        """The cause of a failure, the attempts, and the last `lines` of each log."""
+        """Print the cause of a failure, the attempts, and the last `lines` of each log."""
         attempts = AttemptLog(self.directory).read()
         for text in _why(self.directory, attempts):
             self.say(text)
@@ -291,7 +291,7 @@ class _Tail:
             self.say("\n".join(content.decode(errors="replace").splitlines()[-lines:] if lines > 0 else []))
 
     def news(self) -> list[str]:
-        """What the logs gained since the last look."""
+        """Return the text that the logs gained since the last call."""
         found = []
         for file in _log_files(self.directory, self._rank):
             with file.open("rb") as stream:
@@ -304,14 +304,14 @@ class _Tail:
 
 
 def _never_started(directory: RunDirectory) -> str:
-    """Where a run is of which there is nothing to read yet."""
+    """Return the state of a run that has no file to read yet."""
     state = states([directory])[0]
     again = "" if state.state in ("waiting", "unknown", "running") else "; nothing has run, submit it again as before"
     return f"no attempt yet, {state.state}: {state.detail}{again}" if state.detail else "nothing runs here"
 
 
 def _why(directory: RunDirectory, attempts: list[Attempt]) -> Iterator[str]:
-    """The cause of a failure with its traceback, then what else broke."""
+    """Yield the cause of a failure with its traceback, then what else broke."""
     reason = attempts[-1].reason if attempts and attempts[-1].code not in (None, 0) else ""
     failures = sorted(read_failures(directory), key=lambda failure: failure.title() != reason)
     if failures and reason not in ("", failures[0].title()):
@@ -324,7 +324,7 @@ def _why(directory: RunDirectory, attempts: list[Attempt]) -> Iterator[str]:
 
 
 def describe(attempt: Attempt) -> str:
-    """One attempt in a line."""
+    """Return one attempt in a line."""
     start = datetime.fromtimestamp(attempt.started).strftime("%Y-%m-%d %H:%M:%S")
     where = f"job {attempt.job} on {attempt.host}" if attempt.job else attempt.host
     ends = {0: "done", StoppedEarly.exit_code: "stopped", CheckFailed.exit_code: "failed a check"}
@@ -349,7 +349,7 @@ def _log_files(directory: RunDirectory, rank: int | None) -> Iterator[Path]:
 
 
 def _where_it_lies(directory: RunDirectory, log: Path) -> Path:
-    """A supervisor's log, also of a run that was moved after it was written."""
+    """Return a supervisor's log, also of a run that was moved after it was written."""
     moved = directory.submitit_logs / log.name
     return moved if os.path.isfile(moved) and not os.path.isfile(log) else log
 

@@ -57,7 +57,7 @@ def show_status(path: Path, console: Console, *, as_json: bool, watch: bool = Fa
 
 
 def _page(path: Path, console: Console, found: Sequence[RunState] | None = None) -> Text:
-    """The lines, cut to the width of a terminal; what goes into a file or a pipe is not cut."""
+    """Return the lines, cut to the width of a terminal; what goes into a file or a pipe is not cut."""
     width = console.width if console.is_terminal or found is not None else None  # what is watched is a screen
     found = states(find_runs(path)) if found is None else found
     lines, cut = table(path, found, width)
@@ -69,7 +69,7 @@ def _page(path: Path, console: Console, found: Sequence[RunState] | None = None)
 
 
 def _cause(state: RunState, width: int) -> list[str]:
-    """Why a run is where it is, in at most `CAUSE_LINES` lines of `width` characters."""
+    """Return why a run is where it is, in at most `CAUSE_LINES` lines of `width` characters."""
     told = visible(state.detail).splitlines()
     lines = [part for line in told for part in textwrap.wrap(line, max(width, 20))]
     if len(lines) > CAUSE_LINES:
@@ -78,7 +78,7 @@ def _cause(state: RunState, width: int) -> list[str]:
 
 
 def table(path: Path, found: Sequence[RunState], width: int | None) -> tuple[list[Text], bool]:
-    """A line of titles and one of each run, none longer than `width`; whether a detail had to be cut."""
+    """Return a line of titles and one of each run, none longer than `width`; whether a detail had to be cut."""
     rows = [_cells(path, state) for state in found]
     widths = [max(len(row[column]) for row in (TITLES, *rows)) for column in range(len(TITLES))]
     if width is not None:

@@ -92,14 +92,14 @@ def submit(
 
 
 def was_stopped(config: Config) -> bool:
-    """Whether the last attempt of the run saved and stopped."""
+    """Return whether the last attempt of the run saved and stopped."""
     return [attempt.code for attempt in AttemptLog(RunDirectory(config.run.dir)).read()][-1:] == [
         StoppedEarly.exit_code
     ]
 
 
 def script(stages: str, config: Config, profile: Profile) -> str:
-    """The sbatch script that `submit` hands to Slurm."""
+    """Return the sbatch script that `submit` hands to Slurm."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     memory = node_memory([config], stages_named(stages), profile)
@@ -133,7 +133,7 @@ def executor(
 
 
 def batch_python(profile: Profile) -> str:
-    """The Python of the supervisor, for bash.
+    """Return the Python of the supervisor, for bash.
 
     exec: it becomes the batch process, which Slurm's signals reach. -P: the package of the snapshot, not one that the
     working directory may hold.
@@ -143,7 +143,7 @@ def batch_python(profile: Profile) -> str:
 
 
 def slurm_parameters(config: Config, profile: Profile, memory: Memory, name: str, snapshot: Path) -> dict[str, Any]:
-    """What submitit's Slurm executor is given."""
+    """Return the parameters of submitit's Slurm executor."""
     setup = [
         slurm.BATCH_MARK_LINE,
         *([f"export {CHAIN}=1"] if profile.requeue == "chain" else []),
@@ -213,7 +213,7 @@ def refused_by_slurm(asked: str) -> Iterator[None]:
 
 @contextmanager
 def job_environment(profile: Profile, snapshot: Path, cluster: Cluster) -> Iterator[None]:
-    """What the job inherits of this process's environment, while this is in use.
+    """Set this process's environment to what the job inherits, for the time of the block.
 
     A local job gets the variables of the profile. A Slurm job gets none that describe the job or step in which the
     submission is typed (`srun --pty bash`, say): sbatch hands on those that it does not set itself, and the new job
@@ -292,17 +292,17 @@ def check_nobody_runs(directory: RunDirectory) -> None:
 
 
 def job_name(stages: str, directory: RunDirectory) -> str:
-    """What squeue shows."""
+    """Return the name that squeue shows."""
     return f"{stages}-{directory.path.name}"
 
 
 def node_local_paths(config: Config) -> list[str]:
-    """Keys of the config's files and folders that lie where usually every node has a disk of its own."""
+    """Return keys of the config's files and folders that lie where usually every node has a disk of its own."""
     named = {"run.dir": config.run.dir, "data.train": config.data.train, "data.eval": config.data.eval}
     named |= {f"{name}.model.path": role.model.path for name, role in config.roles.items()}
     return [key for key, path in named.items() if is_node_local(path)]
 
 
 def is_node_local(path: Path) -> bool:
-    """Whether `path` lies in a folder that is each node's own, by its name."""
+    """Return whether `path` lies in a folder that is each node's own, by its name."""
     return any(path.resolve().is_relative_to(folder) for folder in NODE_LOCAL)

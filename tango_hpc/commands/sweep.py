@@ -109,7 +109,7 @@ class Cell:
 
     @property
     def exists(self) -> bool:
-        """Whether its run has been made."""
+        """Return whether its run has been made."""
         return self.directory.config.is_file()
 
     @property
@@ -119,11 +119,11 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The cell's name in messages."""
         return f"{self.label}, seed {self.seed}"
 
     def changes(self) -> list[ConfigChange]:
-        """The settings with which a run that is there would have had another result than the file asks for now."""
+        """Return the settings with which a run that is there would have had another result than the file asks for now."""
         resolved = config_to_yaml(self.config)
         if self.directory.config.read_text(encoding="utf-8") == resolved:
             return []
@@ -187,7 +187,7 @@ def load_sweep(file: Path) -> Sweep:
 
 
 def cell_mark(settings: dict[str, Value], seed: int) -> str:
-    """The end of the name of a cell's folder, by which it is found: a hash of its settings in any order, and its seed."""
+    """Return the end of the name of a cell's folder, by which it is found: a hash of its settings in any order, and its seed."""
     exact = {
         key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in settings.items()
     }
@@ -195,7 +195,7 @@ def cell_mark(settings: dict[str, Value], seed: int) -> str:
 
 
 def _find_folder(sweep_dir: Path, settings: dict[str, Value], seed: int, there: dict[str, list[Path]]) -> Path:
-    """Where the run of a cell lies or will lie; of several of an earlier release the one that is done."""
+    """Return where the run of a cell lies or will lie; of several of an earlier release the one that is done."""
     mark = cell_mark(settings, seed)
     if mark in there:
         return there[mark][0]
@@ -215,7 +215,7 @@ def _folders(sweep_dir: Path) -> list[Path]:
 
 
 def _folders_by_mark(sweep_dir: Path) -> dict[str, list[Path]]:
-    """The runs that are there by the mark in their name; those of earlier releases by their name without its number."""
+    """Return the runs that are there by the mark in their name; those of earlier releases by their name without its number."""
     found: dict[str, list[Path]] = {}
     for folder in _folders(sweep_dir):
         if match := _MARKED.search(folder.name) or _NUMBERED.fullmatch(folder.name):
@@ -254,12 +254,12 @@ def check_unchanged(sweep: Sweep, cells: Iterable[Cell]) -> None:
 
 
 def cell_states(cells: Iterable[Cell]) -> list[RunState]:
-    """What became of each cell, all of whose runs are there."""
+    """Return the state of each cell; the run of every cell must exist."""
     return states([cell.directory for cell in cells])
 
 
 def known_states(sweep: Sweep) -> dict[int, RunState]:
-    """What became of each cell whose run is there, by the cell's index. Done is one that has done all stages of the sweep."""
+    """Return the state of each cell whose run exists, by the cell's index. A cell is done after all stages of the sweep."""
     there = [cell for cell in sweep.cells if cell.exists]
     found = {}
     for cell, state in zip(there, cell_states(there), strict=True):

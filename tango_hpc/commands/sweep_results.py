@@ -19,7 +19,7 @@ from tango_hpc.report.sweep import CellResult, group, write_sweep_page
 
 
 def collect(sweep: Sweep) -> list[CellResult]:
-    """What every cell has brought so far."""
+    """Return the results of every cell so far."""
     found = known_states(sweep)
     results = []
     for cell in sweep.cells:

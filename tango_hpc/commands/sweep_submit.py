@@ -86,7 +86,7 @@ def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster
 
 
 def cells_to_submit(sweep: Sweep, console: Console, *, resubmit: bool) -> list[Cell]:
-    """The cells that are to be submitted; says what becomes of the others. Raises UserError where only --resubmit helps."""
+    """Return the cells that are to be submitted; says what becomes of the others. Raises UserError where only --resubmit helps."""
     known = known_states(sweep)
     unknown = [state for state in known.values() if state.state == "unknown"]
     if unknown:
@@ -113,7 +113,7 @@ def cells_to_submit(sweep: Sweep, console: Console, *, resubmit: bool) -> list[C
 def check_sweep(
     sweep: Sweep, cells: Sequence[Cell], console: Console, profile: Profile, cluster: Cluster
 ) -> list[list[Cell]]:
-    """The job arrays of `cells`. Raises UserError for all that would be refused; makes nothing."""
+    """Return the job arrays of `cells`. Raises UserError for all that would be refused; makes nothing."""
     home, stages = sweep.settings.dir, sweep.stages
     check_cluster(cluster)
     check_log_folder(home)
@@ -163,20 +163,20 @@ def _largest_array(console: Console) -> int:
 
 
 def array_size(settings: str) -> int | None:
-    """How many tasks an array may have, by what `scontrol show config` says; None where it does not say."""
+    """Return how many tasks an array may have, by what `scontrol show config` says; None where it does not say."""
     found = re.findall(r"^MaxArraySize\s*=\s*(\d+)|\bmax_array_tasks=(\d+)", settings, re.MULTILINE)
     return min((int(size or tasks) for size, tasks in found), default=None)
 
 
 def split(cells: Sequence[Cell], size: int) -> list[list[Cell]]:
-    """The cells in their order, in as few arrays of at most `size` as there can be, all about as long."""
+    """Return the cells in their order, in as few arrays of at most `size` as there can be, all about as long."""
     count = -(-len(cells) // size)
     ends = [len(cells) * number // count for number in range(count + 1)]
     return [list(cells[start:end]) for start, end in itertools.pairwise(ends)]
 
 
 def shared(throttle: int, num_arrays: int) -> list[int]:
-    """How many cells of each array run at once, `throttle` in all. Raises UserError where an array would have none."""
+    """Return how many cells of each array run at once, `throttle` in all. Raises UserError where an array would have none."""
     if throttle < num_arrays:
         raise UserError(
             f"the cells need {num_arrays} job arrays on this cluster, and throttle {throttle} leaves none at once for "

@@ -23,7 +23,7 @@ from tango_hpc.method.prof import kept_rollouts
 
 @dataclass(frozen=True)
 class GeneratorAdvantages:
-    """What Eqs. 2–7 give for the N solutions of a generator step.
+    """The results of Eqs. 2–7 for the N solutions of a generator step.
 
     `step_rewards_N_K`: of several verifications of a solution the mean of those that give it step rewards. `kept_N`:
     which solutions are to be trained on; the others, left out by PROF, have advantages of 0.
@@ -38,7 +38,7 @@ class GeneratorAdvantages:
 
 @dataclass(frozen=True)
 class VerifierAdvantages:
-    """What Eqs. 8 and 9 give for the N verifications of a verifier step."""
+    """The results of Eqs. 8 and 9 for the N verifications of a verifier step."""
 
     rewards_N: FloatArray
     class_weights_N: FloatArray
@@ -176,21 +176,21 @@ def verifier_advantages_batch(
 def num_right_and_wrong_solutions(
     group_ids_N: Sequence[Hashable], solution_correct_N: Sequence[bool]
 ) -> tuple[int, int]:
-    """How many of the solutions that a verifier step judges are right and wrong: what `ClassWeightEma` counts."""
+    """Return how many of the solutions that a verifier step judges are right and wrong: what `ClassWeightEma` counts."""
     correct_by_group = dict(zip(group_ids_N, solution_correct_N, strict=True))
     num_right = sum(bool(correct) for correct in correct_by_group.values())
     return num_right, len(correct_by_group) - num_right
 
 
 def _mean(arrays: Sequence[FloatArray]) -> FloatArray:
-    """Of arrays of one length. NumPy's own takes ten times as long for the one or the few that there are."""
+    """Return the mean of arrays of one length. NumPy's own takes ten times as long for the one or the few that there are."""
     if len({len(array) for array in arrays}) > 1:
         raise ValueError(f"verifications of one solution differ in length: {[len(array) for array in arrays]}")
     return sum(arrays[1:], start=arrays[0]) / len(arrays)
 
 
 def _populations(group_ids_N: Sequence[Hashable], algorithm: Algorithm) -> list[list[int]]:
-    """The indices that are normalised together: each group, or the whole batch with REINFORCE++."""
+    """Return the indices that are normalised together: each group, or the whole batch with REINFORCE++."""
     if algorithm == "reinforce++":
         return [list(range(len(group_ids_N)))]
     members: dict[Hashable, list[int]] = {}

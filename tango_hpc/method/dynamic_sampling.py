@@ -14,7 +14,7 @@ from tango_hpc.method.equations import FloatArray
 
 
 def groups_with_signal(group_ids_N: Sequence[Hashable], advantages_N_T: Sequence[FloatArray]) -> set[Hashable]:
-    """The groups in which some token of some response has an advantage other than 0.
+    """Return the groups in which some token of some response has an advantage other than 0.
 
     Only where responses are compared within their group does this say something of the group: with REINFORCE++, which
     compares over the batch, `train.max_draws` is refused.

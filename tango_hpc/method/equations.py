@@ -75,7 +75,7 @@ def policy_loss_terms(
 
 
 def kl_penalties(log_r_T: Tensor, estimator: KlEstimator) -> Tensor:
-    """Estimates of KL(π_θ ‖ π_ref), in nats, from log_r_t = log π_ref − log π_θ of the sampled tokens. Shape (T,).
+    """Return estimates of KL(π_θ ‖ π_ref), in nats, from log_r_t = log π_ref − log π_θ of the sampled tokens. Shape (T,).
 
     k1 = −log r, k2 = (log r)² / 2, k3 = r − 1 − log r (J. Schulman, "Approximating KL Divergence", 2020). k1 and k3
     have the divergence as their mean, k2 nearly where the two are close; k2 and k3 are never negative; GRPO uses k3.
@@ -94,7 +94,7 @@ def kl_penalties(log_r_T: Tensor, estimator: KlEstimator) -> Tensor:
 
 
 def token_weights(lengths_N: Sequence[int], average: LossAverage, max_response_tokens: int) -> FloatArray:
-    """How much each response token counts in the loss of a batch, response after response. Shape (Σ lengths,).
+    """Return how much each response token counts in the loss of a batch, response after response. Shape (Σ lengths,).
 
     "response" is Eq. 1: the mean over the tokens of a response, then over the responses. "token": the mean over
     all tokens of the batch, so that a response counts by its length. "constant": the sum over the tokens divided by
@@ -342,7 +342,7 @@ class ClassWeightEma:
     num_updates: int = 0
 
     def weights(self, batch_right: int, batch_wrong: int) -> ClassWeights:
-        """The weights for a batch with these numbers of right and wrong solutions."""
+        """Return the weights for a batch with these numbers of right and wrong solutions."""
         if self.num_updates == 0:
             return class_weights(batch_right, batch_wrong, batch_right, batch_wrong, self.method)
         return class_weights(self.average_right, self.average_wrong, batch_right, batch_wrong, self.method)
@@ -355,7 +355,7 @@ class ClassWeightEma:
         self.num_updates += 1
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint must hold."""
+        """Return the averages for a checkpoint; JSON."""
         return {
             "average_right": self.average_right,
             "average_wrong": self.average_wrong,

@@ -14,7 +14,7 @@ from tango_hpc.method.prof import kept_of_each
 
 
 def gated_alpha(alpha: float, j: float | None, least: float | None) -> float:
-    """The weight of step advantages: `alpha` where J of the verdicts is above `least`, else 0; `alpha` without `least`.
+    """Return the weight of step advantages: `alpha` where J of the verdicts is above `least`, else 0; `alpha` without `least`.
 
     None for `j`, which the solutions of one kind leave undefined, is no evidence that the verifier is of use: 0.
     """
@@ -24,13 +24,13 @@ def gated_alpha(alpha: float, j: float | None, least: float | None) -> float:
 
 
 def is_balanced(correct_N: Sequence[bool], count: int) -> bool:
-    """Whether there are enough of N solutions of either kind for `count` of them in balance."""
+    """Return whether there are enough of N solutions of either kind for `count` of them in balance."""
     num_right = sum(correct_N)
     return min(num_right, len(correct_N) - num_right) >= count // 2
 
 
 def balanced(correct_N: Sequence[bool], count: int) -> list[int]:
-    """Which `count` of N solutions the verifier judges: as many right as wrong ones, as far as there are such.
+    """Return which `count` of N solutions the verifier judges: as many right as wrong ones, as far as there are such.
 
     Of each kind those drawn first, in their order; of an odd number one wrong solution more.
     """

@@ -16,7 +16,7 @@ from tango_hpc.questions.protocol.verification import Verification
 
 
 def majority_vote(verifications_V: Sequence[Verification]) -> Verification:
-    """What V verifications of a solution with K steps say together; a single one is itself.
+    """Return the majority vote of V verifications of a solution with K steps; a single verification is its own vote.
 
     Each step has the judgement that more of the complete verifications give it than the other; a verification that
     does not judge every step once has no voice about steps, as it gives no step rewards where it is the only one. The

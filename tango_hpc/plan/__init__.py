@@ -1,1 +1,1 @@
-"""What a configuration will need, before anything runs: memory, batches, weight-sync traffic. No torch, no GPU."""
+"""The needs of a configuration before anything runs: memory, batches, communicators, disk. No torch, no GPU."""

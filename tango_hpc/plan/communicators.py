@@ -1,4 +1,4 @@
-"""How many NCCL communicators a run makes on a node and on a GPU.
+"""The number of NCCL communicators that a run makes on a node and on a GPU.
 
 A communicator is a group of two or more ranks that exchange tensors on GPUs. NCCL makes a communicator when a group is
 first used, so that the count is an upper bound: a trainer with pipeline and data axes, for example, never uses its

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 
 def memory_of_this_job(env: Mapping[str, str] = os.environ) -> float:
-    """GiB that this machine may use, or as much of it as Slurm has given to the job."""
+    """Return GiB that this machine may use, or as much of it as Slurm has given to the job."""
     limits = [memory_of_this_machine()]
     for mb, units in (("NODE", None), ("CPU", "SLURM_CPUS_ON_NODE"), ("GPU", "SLURM_GPUS_ON_NODE")):
         given, count = env.get(f"SLURM_MEM_PER_{mb}", ""), env.get(units, "") if units else "1"
@@ -18,7 +18,7 @@ def memory_of_this_job(env: Mapping[str, str] = os.environ) -> float:
 
 
 def memory_of_this_machine(root: Path = Path("/")) -> float:
-    """GiB that this machine, or the control group that this process is in, may use."""
+    """Return GiB that this machine, or the control group that this process is in, may use."""
     limits = [host_memory_bytes(root)]
     for file in _limits_of_groups(root):
         if file.is_file() and file.read_text().strip().isdigit():
@@ -43,7 +43,7 @@ def _total_bytes(meminfo: Path) -> int:
 
 
 def _limits_of_groups(root: Path) -> Iterator[Path]:
-    """Where the control groups that this process is in may have their limit, of versions 2 and 1: each holds."""
+    """Yield where the control groups that this process is in may have their limit, of versions 2 and 1: each holds."""
     listed = root / "proc/self/cgroup"
     for line in listed.read_text().splitlines() if listed.is_file() else ["0::/", "1:memory:/"]:
         _, controllers, group = line.split(":", 2)

@@ -50,7 +50,7 @@ ROOM = 0.8
 
 @dataclass(frozen=True)
 class Phase:
-    """What one place (a GPU, or all of a node) holds in one phase; `items` in bytes, of the worst rank or node."""
+    """The memory of one place (a GPU, or a node) in one phase; `items` in bytes, of the worst rank or node."""
 
     name: str
     role: str
@@ -132,7 +132,7 @@ def saves_in_background(config: Config, node_gb: float) -> bool:
 
 
 def copied_in_fine_tuning(config: Config) -> int:
-    """Bytes of the copies on the fullest node while the checkpoint of a role that is fine-tuned is written from them.
+    """Return bytes of the copies on the fullest node while the checkpoint of a role that is fine-tuned is written from them.
 
     Raises UserError where a model's sizes are not known.
     """
@@ -186,14 +186,14 @@ class _Role:
         return cls(name, settings, trainers, engine, batch, sync_bytes, visiting)
 
     def in_flight(self, stage: int) -> int:
-        """Micro-batches whose activations a pipeline stage keeps at once (1F1B)."""
+        """Return micro-batches whose activations a pipeline stage keeps at once (1F1B)."""
         return min(len(self.stages) - stage, self.batch.micro_batches)
 
     def update_workspace(self, stage: int) -> int:
         return self.stages[stage].update_workspace(self.batch.micro_batch_tokens, self.in_flight(stage))
 
     def stage_of(self, rank: int) -> Trainer:
-        """The trainer of a rank: tensor ranks count fastest, then data, then pipeline."""
+        """Return the trainer of a rank: tensor ranks count fastest, then data, then pipeline."""
         first = self.stages[0]
         return self.stages[rank // (first.tensor * first.data)]
 
@@ -202,7 +202,7 @@ class _Role:
 
 
 def _gpu_phases(config: Config, role: _Role, gpu_bytes: int) -> list[Phase]:
-    """The phases of one role on the GPU that holds most in each."""
+    """Return the phases of one role on the GPU that holds most in each."""
     base = {"CUDA contexts, NCCL, graphs": resident_gpu_bytes(config)}
     memory = engine_memory(config, role.name, gpu_bytes)
     awake = {"engine weights": memory.weights, "sampler tables": memory.tables}
@@ -234,7 +234,7 @@ def _gpu_phases(config: Config, role: _Role, gpu_bytes: int) -> list[Phase]:
 
 
 def _node_phases(config: Config, roles: Mapping[str, _Role], *, copies: bool) -> list[Phase]:
-    """The phases of the node that holds most; with GPUs, one phase for all but saving.
+    """Return the phases of the node that holds most; with GPUs, one phase for all but saving.
 
     `copies`: a checkpoint may be written from copies throughout.
     """
@@ -296,7 +296,7 @@ def _saved_bytes(roles: Iterable[_Role], ranks: Sequence[int]) -> int:
 
 
 def _rank_resident(config: Config, roles: Mapping[str, _Role], rank: int) -> Items:
-    """What one rank keeps in host memory throughout."""
+    """Return the bytes that one rank keeps in host memory at all times."""
     on_cpu = config.launch.device == "cpu"
     process = CPU_PROCESS_BYTES + CPU_ENGINE_BYTES if on_cpu else GPU_PROCESS_BYTES
     items = [{"processes": len(roles) * process}]

@@ -50,7 +50,7 @@ class TrainerSizes:
 
     @property
     def resident(self) -> int:
-        """What stays through a training step."""
+        """The bytes that stay through a training step."""
         return self.weights + self.gradients + self.optimizer
 
 
@@ -89,11 +89,11 @@ class Trainer:
 
     @property
     def is_last(self) -> bool:
-        """Whether this stage has the output layer."""
+        """Return whether this stage has the output layer."""
         return self.stage == self.pipeline - 1
 
     def saved_per_token(self) -> int:
-        """Bytes that one layer makes of one token and needs in its backward pass, the input of the layer included."""
+        """Return bytes that one layer makes of one token and needs in its backward pass, the input of the layer included."""
         size = self.element_bytes
         hidden, query, key, inner = self._widths()
         # Composite RMSNorm keeps its input and the normalised input, in fp32.
@@ -103,7 +103,7 @@ class Trainer:
         return int(norms + (self._attention_width(query, key) + 4 * inner) * size)
 
     def kept_per_token(self) -> int:
-        """What a layer keeps of that from its forward pass on."""
+        """The bytes that a layer keeps of each token from its forward pass on."""
         size = self.element_bytes
         hidden, query, key, inner = self._widths()
         if self.recompute == "none":
@@ -114,7 +114,7 @@ class Trainer:
         return int(inputs + (self._attention_width(query, key) + 2 * inner) * size)
 
     def activations(self, num_tokens: int, num_in_flight: int) -> int:
-        """Bytes kept for the backward pass of `num_in_flight` micro-batches of T tokens on this stage.
+        """Return bytes kept for the backward pass of `num_in_flight` micro-batches of T tokens on this stage.
 
         Where something is computed again, with what one layer then has.
         """
@@ -129,7 +129,7 @@ class Trainer:
         return (kept * num_in_flight + again) * num_tokens
 
     def layer_workspace(self, num_tokens: int, *, backward: bool) -> int:
-        """What one layer's forward or backward pass needs on top, at its largest: the feed-forward part.
+        """Return the extra bytes of one layer's forward or backward pass at its largest, in the feed-forward part.
 
         Tokens that ranks have shared out come together for it, and in the backward pass their gradients too.
         """
@@ -138,7 +138,7 @@ class Trainer:
         return ((6 if backward else 4) * inner + gathered) * self.element_bytes * num_tokens
 
     def head_workspace(self, num_tokens: int, *, backward: bool) -> int:
-        """What log-probabilities and, with `backward`, their gradients need on top; only the last stage has a head."""
+        """Return the extra bytes of log-probabilities and, with `backward`, their gradients; only the last stage has a head."""
         if not self.is_last:
             return 0
         rows = padded_vocab_size(self.shape.vocab_size, self.tensor) // self.tensor
@@ -154,14 +154,14 @@ class Trainer:
         return max(forward, (4 + (2 if size == 2 else 0)) * chunk + product + hidden)
 
     def embedding_gradients(self) -> int:
-        """Of a tied embedding, the gradient of the lookup; that of the output layer is added to the sum at once."""
+        """Return the bytes of the gradient of a tied embedding's lookup; that of the output layer is added to the sum at once."""
         if not self.shape.tied or self.pipeline > 1:
             return 0
         rows = padded_vocab_size(self.shape.vocab_size, self.tensor) // self.tensor
         return rows * self.shape.hidden_size * self.element_bytes
 
     def update_workspace(self, num_tokens: int, num_in_flight: int) -> int:
-        """What forward, backward and the optimizer step need on top of what stays."""
+        """Return the bytes that forward, backward and the optimizer step need besides `resident`."""
         kept = self.activations(num_tokens, num_in_flight)
         top = max(self.head_workspace(num_tokens, backward=True), self.layer_workspace(num_tokens, backward=True))
         # AdamW takes nothing (on GPUs it is one kernel), Gloo copies of the bucket that it reduces and of that it gathers.
@@ -169,7 +169,7 @@ class Trainer:
         return max(kept + top, self.embedding_gradients(), step)
 
     def logprob_workspace(self, num_tokens: int) -> int:
-        """What a forward pass without gradients needs on top."""
+        """Return the extra bytes of a forward pass without gradients."""
         hidden = 4 * self.shape.hidden_size * self.element_bytes * num_tokens
         layer = self.layer_workspace(num_tokens, backward=False)
         return hidden + max(layer, self.head_workspace(num_tokens, backward=False))
@@ -180,13 +180,13 @@ class Trainer:
         return self.tensor if self.sequence else 1
 
     def _attention_width(self, query: int, key: int) -> float:
-        """Elements that attention keeps of a token: queries, keys and values, and what comes out of it."""
+        """Return elements that attention keeps of a token: queries, keys and values, and what comes out of it."""
         if self.on_cpu:
             return PADDED_ATTENTION * (2 * query + 2 * key) + query
         return 2 * query + 2 * key
 
     def _widths(self) -> tuple[int, int, int, int]:
-        """Hidden size, and this rank's widths of queries, keys and the feed-forward part."""
+        """Return hidden size, and this rank's widths of queries, keys and the feed-forward part."""
         shape = self.shape
         key_heads = max(shape.num_kv_heads // self.tensor, 1)
         return (

@@ -1,1 +1,1 @@
-"""What people look at: the pages of a run, an evaluation and a sweep, the display of a run, rollouts to read."""
+"""Pages and pictures: the pages of a run, an evaluation and a sweep, the display of a run, rollouts to read."""

@@ -62,7 +62,7 @@ class Point:
 
 
 def collect(folder: Path) -> list[Point]:
-    """What the runs below `folder` have measured, and what curves.csv there has kept of others.
+    """Return the measurements of the runs below `folder`, and those of other runs that curves.csv has kept there.
 
     Raises `UserError` without either, or where curves.csv is damaged.
     """
@@ -89,12 +89,12 @@ def collect(folder: Path) -> list[Point]:
 
 
 def _apart(known: dict[tuple[str, int], str], arm: str, seed: int, place: str) -> str:
-    """The arm of the run at `place`, or, where another run of its seed is there already, a curve of its own."""
+    """Return the arm of the run at `place`, or, where another run of its seed is there already, a curve of its own."""
     return arm if known.setdefault((arm, seed), place) == place else f"{arm} ({place})"
 
 
 def arms_of(trees: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What to call the arm of each run, by its resolved configuration; what most runs of a kind have is not named."""
+    """Return the name of each run's arm, by its resolved configuration; settings that most runs of a kind share are left out."""
     kinds = [_kind(tree) for tree in trees]
     flat = [{key: value for key, value in flatten(tree).items() if not _is_of_no_arm(key)} for tree in trees]
     for settings in flat:
@@ -117,7 +117,7 @@ def arms_of(trees: Sequence[Mapping[str, Any]]) -> list[str]:
 def _models_apart(
     trees: Sequence[Mapping[str, Any]], kinds: Sequence[str], flat: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, str]]:
-    """The models that runs began with, where they make an arm: where runs that are alike in all else have the same seed.
+    """Return the models that runs began with, where they make an arm: where runs that are alike in all else have the same seed.
 
     Models are named by what tells their paths apart.
     """
@@ -183,7 +183,7 @@ def write_points(path: Path, points: Sequence[Point]) -> None:
 
 
 def read_points(path: Path) -> list[Point]:
-    """What `write_points` kept. Raises `UserError` where it is not there or not so."""
+    """Return the points that `write_points` kept. Raises `UserError` where the file is missing or of another form."""
     if not path.is_file():
         raise UserError(
             f"{path.parent} holds no run that has trained, and no {path.name}; give a run or a folder of runs"
@@ -265,7 +265,7 @@ class Row:
 
 
 def table(points: Sequence[Point]) -> list[Row]:
-    """A row for each arm, in the order of the points.
+    """Return a row for each arm, in the order of the points.
 
     `to_reach` is of the first evaluation at which the mean over all seeds is at least the last mean over all seeds of the
     arm without a verifier that has the same algorithm, and the same settings if there is such an arm.
@@ -290,7 +290,7 @@ def table(points: Sequence[Point]) -> list[Row]:
 
 
 def _without_verifier(points: Sequence[Point], arm: str) -> str:
-    """The arm without a verifier to hold `arm` against: its algorithm's with the settings that `arm` is named after."""
+    """Return the arm without a verifier to hold `arm` against: its algorithm's with the settings that `arm` is named after."""
     plain = f"{NAMES[next(point.algorithm for point in points if point.arm == arm)]} alone"
     settings = ", ".join(part for part in arm.split(", ") if "=" in part)
     alike = f"{plain}, {settings}"
@@ -298,7 +298,7 @@ def _without_verifier(points: Sequence[Point], arm: str) -> str:
 
 
 def _end(points: Sequence[Point], arm: str, x: str) -> Mean | None:
-    """The accuracy at the last evaluation that all seeds of an arm have reached."""
+    """Return the accuracy at the last evaluation that all seeds of an arm have reached."""
     return next((entry for entry in reversed(curve(points, arm, x, "accuracy")) if entry.of_all), None)
 
 
@@ -312,7 +312,7 @@ def _to_reach(points: Sequence[Point], arm: str, target: float | None) -> dict[s
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """The table with shares in percent, mean ± standard deviation over seeds."""
+    """Return the table with shares in percent, mean ± standard deviation over seeds."""
     shown = ("accuracy", "step_f1", "outcome_f1", "step_pr_f1", "outcome_pr_f1", "outcome_j")
     titles = ["arm", "seeds", "accuracy", "step F1", "outcome F1", "step F1 (p, r)", "outcome F1 (p, r)", "outcome J"]
     on_first = any(row.first_step_f1 is not None for row in rows)

@@ -1,4 +1,4 @@
-"""What is written of runs beside each other: the curves, the table, and the picture, of the generator's accuracy and of both
+"""The comparison of runs as files: the curves, the table, and the picture, of the generator's accuracy and of both
 kinds of F1 of the verifier.
 """
 
@@ -76,7 +76,7 @@ def draw(path: Path, points: Sequence[Point]) -> None:
 
 
 def _name_arms(figure: Figure) -> None:
-    """A legend above the panels, in as many columns as the figure is wide enough for, at most four.
+    """Draw a legend above the panels, in as many columns as the figure is wide enough for, at most four.
 
     A name that is wider than the figure takes several lines.
     """

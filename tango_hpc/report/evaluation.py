@@ -1,4 +1,4 @@
-"""What an evaluation's answers come to: results.json, the same as a table, and answers.html to read them with filters."""
+"""The results of an evaluation as files: results.json, the same as a table, and answers.html to read them with filters."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def write_results(folder: Path, labels: Sequence[str], names: Sequence[str]) -> 
 
 
 def _item(label: str, name: str, answer: Answer) -> dict[str, Any]:
-    """What answers.js shows of one answer."""
+    """Return the part of an answer that answers.js shows."""
     judgements = dict(enumerate(answer.step_judgements))
     steps = parse_solution(answer.response).steps
     return asdict(answer) | {

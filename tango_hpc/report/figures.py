@@ -1,4 +1,4 @@
-"""How drawings look: matplotlib figures become SVG whose colours follow the page.
+"""The look of drawings: matplotlib figures become SVG whose colours follow the page.
 
 The colours name things and never change: the generator is blue, the verifier orange, a phase has its own. In the SVG
 they become CSS variables, so that one drawing serves a light and a dark page.
@@ -52,7 +52,7 @@ STYLE: dict[Any, Any] = {
 
 
 def svg(figure: Figure, label: str) -> Markup:
-    """The figure as an SVG element whose colours are CSS variables; `label` is what a screen reader says."""
+    """Return the figure as an SVG element whose colours are CSS variables; `label` is what a screen reader says."""
     buffer = io.StringIO()
     with rc_context({"svg.hashsalt": label}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

@@ -17,5 +17,5 @@ _TEMPLATES.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
 
 
 def render(template: str, **values: Any) -> str:
-    """The text of `template` (a file of templates/) with these values, which are escaped where it is HTML."""
+    """Return the text of `template` (a file of templates/) with these values, which are escaped where it is HTML."""
     return _TEMPLATES.get_template(template).render(values)

@@ -1,4 +1,4 @@
-"""What a run is doing now, shown from another process.
+"""The live display of a run, from another process.
 
 It needs the run directory only (progress.json, metrics.jsonl, evaluations.jsonl, summary.json, rank 0's heartbeats), so the same display
 serves the foreground command, a job on another machine and a run that has ended. On a terminal it is live; elsewhere
@@ -140,7 +140,7 @@ class ProgressView:
         return [row for row in rows if row.get("stage") == self.state.get("stage")]
 
     def eta_seconds(self, step: int) -> float | None:
-        """Time left after `step` at the pace of the last steps; None before the first one."""
+        """Return time left after `step` at the pace of the last steps; None before the first one."""
         recent = [row["seconds/total"] for row in self._of_stage(self.rows)[-STEPS_OF_ETA:] if row.get("seconds/total")]
         total = self.state.get("total_steps")
         if not recent or total is None:
@@ -148,7 +148,7 @@ class ProgressView:
         return statistics.fmean(recent) * max(total - step, 0)
 
     def row_line(self, row: MetricsRow) -> str:
-        """One optimizer step as a plain line."""
+        """Return one optimizer step as a plain line."""
         total = self.state.get("total_steps", "?")
         parts = [f"[{row.get('stage')}] step {row['step']}/{total} {row['role']:<9}"]
         for label, key, form in LINE_FIELDS:
@@ -166,7 +166,7 @@ class ProgressView:
         return "  ".join(parts)
 
     def render(self) -> RenderableType:
-        """The live display."""
+        """Return the live display."""
         state, now = self.state, time.time()
         if not state:
             return Text("starting …", style="dim")
@@ -219,19 +219,19 @@ class ProgressView:
 
 
 def evaluation_line(row: MetricsRow) -> str:
-    """One evaluation as a plain line."""
+    """Return one evaluation as a plain line."""
     shown = [f"{key} {value:.4g}" for key, value in row.items() if key != "step" and isinstance(value, int | float)]
     return f"[{row.get('stage')}] held out, after step {row['step']}: " + "  ".join(shown)
 
 
 def tokens_per_second(row: MetricsRow) -> float | None:
-    """Tokens that were generated, or trained on where none were, per second of the step."""
+    """Return tokens that were generated, or trained on where none were, per second of the step."""
     tokens, seconds = row.get("tokens/generated") or row.get("tokens/trained"), row.get("seconds/total")
     return tokens / seconds if tokens and seconds else None
 
 
 def before_after_table(rows: Sequence[tuple[str, float | None, float | None]]) -> Table:
-    """The table of before and after, for a terminal."""
+    """Return the table of before and after, for a terminal."""
     table = Table(title="On held-out questions", title_justify="left")
     for title, justify in (("", "left"), ("before", "right"), ("after", "right"), ("change", "right")):
         table.add_column(title, justify=justify)  # type: ignore[arg-type]

@@ -221,7 +221,7 @@ CURVES = (ACCURACY, VERIFIER_F1, REWARDS, LENGTHS, GAP, PHASE_TIMES, LOSS)  # th
 
 
 def drawings(rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]) -> list[tuple[Panel, Markup]]:
-    """The panels that have something to show, as SVG."""
+    """Return the panels that have something to show, as SVG."""
     drawn = []
     for panel in PANELS:
         with rc_context(STYLE):
@@ -304,7 +304,7 @@ def _draw_line(
 
 
 def _curve(axes: Axes, points: Sequence[tuple[float, float]], label: str, color: str, *, faded: bool = False) -> None:
-    """A noisy series: faint as it is, strong as a running mean; `faded` where a better measure is drawn over it."""
+    """Draw a noisy series: faint as it is, strong as a running mean; `faded` where a better measure is drawn over it."""
     x, y = (np.array(values, dtype=float) for values in zip(*points, strict=True))
     window = max(1, len(y) // 20)
     if window > 1:

@@ -38,7 +38,7 @@ class StepView:
 
 
 def step_views(row: RolloutRow) -> list[StepView]:
-    """The steps of the solution of a generator row, or of the one that a verifier row judged."""
+    """Return the steps of the solution of a generator row, or of the one that a verifier row judged."""
     is_solution = row.role == "generator"
     text = row.response_text if is_solution else row.solution_text or ""
     views = []
@@ -56,7 +56,7 @@ def step_views(row: RolloutRow) -> list[StepView]:
 
 
 def facts(row: RolloutRow) -> list[tuple[str, str, bool | None]]:
-    """What there is to know of a response beside its text: (name, value, good or bad or neither)."""
+    """Yield the facts of a response beside its text: (name, value, good or bad or neither)."""
     known: list[tuple[str, str, bool | None]] = []
     answer = find_answer(row.response_text if row.role == "generator" else row.solution_text or "")
     known.append(("answer", "none" if answer is None else answer, None))
@@ -95,7 +95,7 @@ def choose_examples(rows: Sequence[RolloutRow], limit: int) -> list[RolloutRow]:
 
 
 def load_step(directory: RunDirectory, role: str, step: int | None) -> tuple[int, list[RolloutRow]]:
-    """The dump of `role` at `step`, or the last one; raises UserError naming the steps there are."""
+    """Return the dump of `role` at `step`, or the last one; raises UserError naming the steps there are."""
     steps = dumped_steps(directory.rollouts).get(role, [])
     if not steps:
         raise UserError(

@@ -118,7 +118,7 @@ def _left_out(rows: Sequence[MetricsRow]) -> list[tuple[str, MetricsRow]]:
 def _tiles(
     summary: dict[str, Any], rows: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]
 ) -> Iterator[tuple[str, str, str]]:
-    """The numbers on top: name, value, what it is to be compared with."""
+    """Yield the numbers on top: name, value, what it is to be compared with."""
     is_done = summary.get("stages", {}).get(TRAINING, {}).get("status") == "done"
     for name, title in BEFORE_AFTER:
         section, _, key = name.partition(".")
@@ -154,7 +154,7 @@ def _tiles(
 
 
 def _rollouts(directory: RunDirectory) -> tuple[list[tuple[str, int, int, list[Any]]], list[str]]:
-    """A few judged responses of each role at its last dumped step (role, step, number of responses, examples), and what
+    """Return a few judged responses of each role at its last dumped step (role, step, number of responses, examples), and what
     was passed over because it cannot be read.
     """
     shown, unreadable = [], []

@@ -53,14 +53,14 @@ class Group:
 
     @property
     def count(self) -> str:
-        """How many of the cells are in which state, and how many of those that are done have the metric, if not all."""
+        """Return how many of the cells are in which state, and how many of those that are done have the metric, if not all."""
         told = ", ".join(f"{self.states.count(state)} {state}" for state in dict.fromkeys(self.states))
         done = self.states.count("done")
         return told if len(self.values) == done else f"{told} ({len(self.values)} with a value)"
 
 
 def group(results: Iterable[CellResult], metric: str, goal: str) -> list[Group]:
-    """Cells with equal settings together, the best mean first; those without a result last."""
+    """Return cells with equal settings together, the best mean first; those without a result last."""
     groups: dict[str, Group] = {}
     for result in results:
         key = repr(sorted(result.settings.items()))
@@ -81,7 +81,7 @@ def write_sweep_page(
 
 
 def _drawing(groups: Sequence[Group], metric: str) -> Markup:
-    """One row per setting: its seeds as dots, their mean as a bar."""
+    """Return one row per setting: its seeds as dots, their mean as a bar."""
     from matplotlib import rc_context  # takes a while, and who looks at the table in the terminal should not wait
     from matplotlib.figure import Figure
 

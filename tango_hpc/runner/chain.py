@@ -66,11 +66,11 @@ class Chain:
 
     @property
     def is_continuation(self) -> bool:
-        """Whether there was a job before this one."""
+        """Return whether there was a job before this one."""
         return len(self.jobs) > 1
 
     def why_not(self) -> str | None:
-        """Why this job is not to go on where the one before it ended, if it is not."""
+        """Return why this job is not to go on where the one before it ended, if it is not."""
         own = self._entry(self._job)
         if own is not None and own.get("unwanted"):
             return own["unwanted"]
@@ -91,7 +91,7 @@ class Chain:
         self._problem = problem
 
     def goes_on(self, seconds_left: float | None, command: str, wait: Callable[[float], None]) -> bool:
-        """Whether the next job continues this run, which has saved or failed: it is submitted now if need be.
+        """Return whether the next job continues this run, which has saved or failed: it is submitted now if need be.
 
         What Slurm answers nothing to is tried again until the end of this job, what it refuses for `REFUSED_SECONDS`.
         `command` continues the run by hand, `wait` passes so many seconds.
@@ -165,7 +165,7 @@ class Chain:
         return self._directory.submitit_logs / f"{self._job}_submission.sh"
 
     def _try(self) -> str:
-        """Why there is no next job yet; empty where there is one."""
+        """Return why there is no next job yet; empty where there is one."""
         if next_job(self._directory, self._job) is not None:
             return ""
         own = self._entry(self._job)
@@ -187,7 +187,7 @@ class Chain:
         return next((entry for entry in submitted_jobs(self._directory) if entry["job"] == job), None)
 
     def _keep_files(self, following: str, own: dict[str, Any]) -> None:
-        """What submitit looks for under the name of the job; it cannot have started, as it waits for this one's end."""
+        """Rename the files that submitit looks for under the name of the job, which has not started: it waits for this one."""
         folder = self._directory.submitit_logs
         for name in ("submitted.pkl", "submission.sh"):
             shutil.copyfile(folder / f"{self._job}_{name}", folder / f"{following}_{name}")

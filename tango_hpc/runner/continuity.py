@@ -1,4 +1,4 @@
-"""What an attempt computes with, and how that differs from the attempt before it: settings, data, models, code, ranks.
+"""The settings and inputs of an attempt, and their differences from the attempt before.
 
 A run that goes on from a checkpoint must have the data, models and prompts that it began with, by their contents. Settings
 that decide what is computed must be those of before, also where somebody has edited the run's own config.yaml.
@@ -63,7 +63,7 @@ class ConfigChange:
 
     @property
     def allowed(self) -> bool:
-        """Whether a resumed run may make this change."""
+        """Return whether a resumed run may make this change."""
         return any(fnmatch.fnmatchcase(self.key, pattern) for pattern in CHANGEABLE_ON_RESUME)
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class ConfigChange:
 
 
 def compare_with_last(directory: RunDirectory, program: Program, config: Config) -> tuple[dict[str, Any], list[str]]:
-    """What this attempt's entry in provenance.json says of its settings and inputs; and what of it must not be.
+    """Return this attempt's settings and inputs, as provenance.json records them, and the changes that are refused.
 
     Keys: `settings` (by dotted key), `inputs` (by the key that names them: path, files, size and checksum),
     `resumed_from`, `changes` since the last attempt of the stage, `refused`. Raises UserError for an input that is there
@@ -130,7 +130,7 @@ def refuse(directory: RunDirectory, refused: list[str]) -> None:
 
 
 def fingerprint(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Path, size and checksum of a file or of all files in a folder; `known` files of that size and time are not read."""
+    """Return path, size and checksum of a file or of all files in a folder; `known` files of that size and time are not read."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     found: dict[str, dict[str, Any]] = {}
     for file in files:
@@ -147,7 +147,7 @@ def fingerprint(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str,
 
 
 def _is_whole(entry: Mapping[str, Any]) -> bool:
-    """Whether an attempt's entry says what it computed with: not one of before there was such, or with damage in it."""
+    """Return whether an attempt's entry says what it computed with: not one of before there was such, or with damage in it."""
     inputs, settings = entry.get("inputs"), entry.get("settings")
     if not (isinstance(inputs, Mapping) and isinstance(settings, Mapping) and isinstance(entry.get("refused"), bool)):
         return False
@@ -165,7 +165,7 @@ def _is_whole(entry: Mapping[str, Any]) -> bool:
 
 
 def _described(entry: Mapping[str, Any]) -> str:
-    """The contents of an input in few words, whatever it is called and wherever it lies."""
+    """Return the contents of an input in few words, whatever it is called and wherever it lies."""
     files = {Path(name).name: found for name, found in entry["files"].items()}
     single = next(iter(files.values()))["crc32"] if len(files) == 1 else None
     contents = repr([(name, found["size"], found["crc32"]) for name, found in sorted(files.items())])

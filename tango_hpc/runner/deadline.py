@@ -1,4 +1,4 @@
-"""When the machine takes a run's ranks away, and how long the run has been awake. Both by this process's own clock."""
+"""The time at which the machine takes a run's ranks away, and the time that the run was awake, by this process's clock."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Deadline:
         self._good_for = 0.0
 
     def left(self) -> float | None:
-        """Seconds, as far as is known; None where there is no limit, or none is known."""
+        """Return seconds, as far as is known; None where there is no limit, or none is known."""
         return None if self._end is None else self._end - time.monotonic()
 
     def is_near(self, seconds: float) -> bool:
-        """Whether fewer than `seconds` are left.
+        """Return whether fewer than `seconds` are left.
 
         Before it says so it asks again, as the limit may have been extended, or the job suspended; without an answer
         what was known last holds.

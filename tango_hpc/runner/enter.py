@@ -1,4 +1,4 @@
-"""What comes before the first attempt, in the foreground and at submission alike: the rules for starting in a directory."""
+"""The start of a run in a directory, in the foreground and at submission alike: all that comes before the first attempt."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def check_there_is_a_run(directory: RunDirectory) -> None:
 
 
 def is_done(directory: RunDirectory, stage: str) -> bool:
-    """Whether `stage` has run to its end there."""
+    """Return whether `stage` has run to its end there."""
     return read_summary(directory).get("stages", {}).get(stage, {}).get("status") == "done"
 
 
@@ -341,7 +341,7 @@ def changes_of_run(directory: RunDirectory, resolved_config_yaml: str) -> list[C
 
 
 def config_changes(before_tree: Mapping[str, Any], after_tree: Mapping[str, Any]) -> list[ConfigChange]:
-    """The settings in which two configurations differ, by dotted key."""
+    """Return the settings in which two configurations differ, by dotted key."""
     before, after = flatten(before_tree), flatten(after_tree)
     changes = [ConfigChange(key, before.get(key), after.get(key)) for key in sorted(before.keys() | after.keys())]
     return [change for change in changes if not same_value(change.before, change.after)]

@@ -1,4 +1,4 @@
-"""Where this process is (alone, in a Slurm allocation, a task of a step), and a rank's environment from Slurm's.
+"""The place of this process (alone, in a Slurm allocation, a task of a step), and a rank's environment from Slurm's.
 
 torch.distributed wants RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT. Slurm
 gives the numbers. The address and port come from rank 0 through the run directory, which all nodes see anyway: only
@@ -37,7 +37,7 @@ PORTS = range(20_000, 32_000)
 
 
 def place(env: Mapping[str, str], world_size: int) -> Place:
-    """Whether a foreground command should start ranks here ("alone"), through srun ("allocation"), or is a rank itself.
+    """Return whether a foreground command should start ranks here ("alone"), through srun ("allocation"), or is a rank itself.
 
     A step of one task is somebody's interactive shell (`srun --pty bash`) and counts as alone. Raises UserError where
     a step has another number of tasks than the configuration has ranks.
@@ -73,7 +73,7 @@ def check_nodes(launch: LaunchConfig, where: Place, env: Mapping[str, str] = os.
 
 
 def own_ranks(env: Mapping[str, str] = os.environ) -> range:
-    """The ranks of this task, as a launcher or srun gives them: one, unless `RANKS_OF_TASK` says how many from RANK on.
+    """Return the ranks of this task, as a launcher or srun gives them: one, unless `RANKS_OF_TASK` says how many from RANK on.
 
     Raises UserError where neither started this process.
     """
@@ -104,7 +104,7 @@ def rank_variables(rank: int, env: Mapping[str, str] = os.environ) -> dict[str, 
 
 
 def prepare_rank(directory: RunDirectory, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The torchrun-style variables of this task, none where a launcher has set them. Rank 0 publishes where it listens.
+    """Return the torchrun-style variables of this task, none where a launcher has set them. Rank 0 publishes where it listens.
 
     Raises UserError where rank 0 has no address for its peers, NodeFailed where it publishes none.
     """
@@ -130,13 +130,13 @@ def prepare_rank(directory: RunDirectory, env: Mapping[str, str] = os.environ) -
 
 
 def rendezvous_file(directory: RunDirectory, env: Mapping[str, str]) -> Path:
-    """Where rank 0 says where it listens; another one for every start of every step."""
+    """Return the file in which rank 0 writes its address; every start of every step has another."""
     start = f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}.{env.get('SLURM_RESTART_COUNT', '0')}"
     return directory.control / f"rendezvous-{start}.json"
 
 
 def await_file(file: Path) -> str:
-    """Text of a file that rank 0 writes, once it is there."""
+    """Return text of a file that rank 0 writes, once it is there."""
     deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -150,7 +150,7 @@ def await_file(file: Path) -> str:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on, on this machine."""
+    """Return a TCP port that nobody listens on, on this machine."""
     start = (os.getpid() * 7919 + time.monotonic_ns()) % len(PORTS)
     for offset in range(len(PORTS)):
         port = PORTS[(start + offset) % len(PORTS)]
@@ -164,7 +164,7 @@ def free_port() -> int:
 
 
 def own_address(env: Mapping[str, str]) -> str:
-    """An address of this node that its peers can reach.
+    """Return an address of this node that its peers can reach.
 
     MASTER_ADDR if somebody has set it; else that of the interface that GLOO_SOCKET_IFNAME names (on some clusters the
     node's name stands for a slower network, or one that its peers do not reach); else the node's name where that
@@ -187,7 +187,7 @@ def own_address(env: Mapping[str, str]) -> str:
 
 
 def interface_address(interface: str) -> str:
-    """The IPv4 address of a network interface of this machine. Raises UserError where it has none."""
+    """Return the IPv4 address of a network interface of this machine. Raises UserError where it has none."""
     get_address = 0x8915  # Linux's SIOCGIFADDR
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -201,7 +201,7 @@ def interface_address(interface: str) -> str:
 
 
 def interfaces() -> list[str]:
-    """Network interfaces that are up, loopback left out."""
+    """Return network interfaces that are up, loopback left out."""
     up = []
     for folder in sorted(Path("/sys/class/net").glob("*")):
         state = folder / "operstate"
@@ -211,7 +211,7 @@ def interfaces() -> list[str]:
 
 
 def resolves(name: str) -> bool:
-    """Whether `name` is a host name or address that this machine can look up."""
+    """Return whether `name` is a host name or address that this machine can look up."""
     try:
         socket.getaddrinfo(name, None)
     except socket.gaierror:

@@ -1,4 +1,4 @@
-"""Whether this machine's NVIDIA driver can serve the installed torch; torch itself is not imported.
+"""Check of this machine's NVIDIA driver against the installed torch, which is not imported.
 
 The least driver for a CUDA version is that of NVIDIA's "minor version compatibility"
 (docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html, table 1): all of CUDA 13 runs from driver
@@ -29,13 +29,13 @@ CUDA_12 = (
 
 @dataclass(frozen=True)
 class GpuSoftware:
-    """What is installed here: `driver` as in 570.148.08, None without one; `cuda` that torch is for, None for the CPU."""
+    """The software for GPUs on this machine: `driver` as in 570.148.08, None without one; `cuda` that torch is for, None for the CPU."""
 
     driver: str | None
     cuda: str | None
 
     def problem(self) -> tuple[str, str] | None:
-        """Why torch can use no GPU here and the way out, None where driver and torch fit each other."""
+        """Return why torch can use no GPU here and the way out, None where driver and torch fit each other."""
         if self.cuda is None:
             return (
                 "the installed torch is a CPU build",
@@ -55,24 +55,24 @@ class GpuSoftware:
 
     @staticmethod
     def least_driver(cuda: str) -> int:
-        """The oldest driver release that runs programs made with this CUDA version."""
+        """Return the oldest driver release that runs programs made with this CUDA version."""
         major = int(cuda.split(".")[0])
         return LEAST_DRIVER.get(major, max(LEAST_DRIVER.values()))
 
 
 def gpu_software() -> GpuSoftware:
-    """What is installed on this machine."""
+    """Return the GPU software that is installed on this machine."""
     return GpuSoftware(_driver(), _cuda_of_torch())
 
 
 def why_no_gpu() -> str:
-    """Why `torch.cuda.is_available()` is false here, with the way out."""
+    """Return why `torch.cuda.is_available()` is false here, with the way out."""
     what, way_out = gpu_software().problem() or ("driver and torch fit, but no GPU is visible", ASK_FOR_GPUS)
     return f"{what}; {way_out}"
 
 
 def why_not_shared(num_processes: int) -> tuple[str, str] | None:
-    """Why so many processes cannot use each GPU that is visible here and the way out; None where they can.
+    """Return why so many processes cannot use each GPU that is visible here and the way out; None where they can.
 
     That is its compute mode, which some sites set to one process a GPU.
     """
@@ -92,7 +92,7 @@ def why_not_shared(num_processes: int) -> tuple[str, str] | None:
 
 
 def _driver() -> str | None:
-    """Of the loaded kernel module; where /proc does not show it (WSL, some containers), what nvidia-smi says."""
+    """Return the release of the loaded kernel module; where /proc does not show it (WSL, some containers), what nvidia-smi says."""
     if PROC_FILE.is_file():
         found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", PROC_FILE.read_text())
         if found:

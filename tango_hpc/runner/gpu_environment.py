@@ -1,4 +1,4 @@
-"""What the environment of a rank on a GPU says to NCCL and to PyTorch's allocator, before either is loaded."""
+"""The variables of a rank on a GPU for NCCL and PyTorch's allocator, set before either is loaded."""
 
 from __future__ import annotations
 

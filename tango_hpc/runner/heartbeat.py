@@ -1,4 +1,4 @@
-"""What a process is doing: RUN/heartbeat/rank_NNNNN.ROLE.json, rewritten by it as it advances, read by everybody else."""
+"""The heartbeat of a process: RUN/heartbeat/rank_NNNNN.ROLE.json, which the process rewrites as it advances."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Beat:
 
 
 def read_beat(directory: RunDirectory, worker: Worker) -> Beat:
-    """The last heartbeat of `worker`; one that is damaged is none."""
+    """Return the last heartbeat of `worker`; one that is damaged is none."""
     try:
         return Beat(**read_json(directory.heartbeat_file(worker)))
     except TypeError:  # keys of another version
@@ -55,12 +55,12 @@ def write_beat(directory: RunDirectory, worker: Worker, beat: Beat) -> None:
 
 
 def is_loading(directory: RunDirectory) -> bool:
-    """Whether rank 0 has not come to its first safe point: there is nothing to save."""
+    """Return whether rank 0 has not come to its first safe point: there is nothing to save."""
     return not any(beat.reached_safe_point for beat in _beats_of_first_rank(directory))
 
 
 def part_under_way(directory: RunDirectory, phase: str) -> str:
-    """How far rank 0 has come in `phase`, in words; "" where nobody counts, or it is at something else by now."""
+    """Return how far rank 0 has come in `phase`, in words; "" where nobody counts, or it is at something else by now."""
     beats = _beats_of_first_rank(directory)
     return next((beat.part for beat in beats if beat.phase == phase and beat.part), "")
 
@@ -71,7 +71,7 @@ def _beats_of_first_rank(directory: RunDirectory) -> Iterator[Beat]:
 
 
 def seconds_since_beat(directory: RunDirectory, rank: int) -> float:
-    """How long ago a process of `rank` wrote a heartbeat; infinite where none did.
+    """Return how long ago a process of `rank` wrote a heartbeat; infinite where none did.
 
     By the clock of the file server, as far as this user may write there; the clocks of its clients differ.
     """
@@ -99,7 +99,7 @@ class PhaseBoard:
         self._pages[:] = phase.encode()[: self.SIZE].ljust(self.SIZE, b"\0")
 
     def read(self) -> str:
-        """What was said last; "" where nothing was."""
+        """Return the last phase; "" where there is none."""
         return self._pages[:].rstrip(b"\0").decode(errors="replace")
 
 
@@ -184,7 +184,7 @@ class Heart:
 
 
 def _waits(entry: traceback.FrameSummary) -> bool:
-    """Whether a process whose stack ends about here waits for others (`await_work` is the exchange between roles).
+    """Return whether a process whose stack ends about here waits for others (`await_work` is the exchange between roles).
 
     Who writes a checkpoint does not: torch/distributed/checkpoint handles files, and waits through others.
     """

@@ -228,7 +228,7 @@ class JobAttempt:
 
 
 def _may_pass(code: int, supervisor: Supervisor, *, is_continued: bool) -> bool:
-    """Whether an attempt without progress ended for what need not be so the next time.
+    """Return whether an attempt without progress ended for what need not be so the next time.
 
     A machine that fails is taken for that only where the job was started before: else it asks for too little.
     """
@@ -269,13 +269,13 @@ def _given_up(log: AttemptLog, program: Program, jobs: Sequence[str], limit: int
 
 
 def _told(reason: str, *, saved: bool) -> str:
-    """Why an attempt ended; its ranks may have saved after they were taken to be loading."""
+    """Return why an attempt ended; its ranks may have saved after they were taken to be loading."""
     return reason.removesuffix(f": {ENDED_WHILE_LOADING}") if saved else reason
 
 
 @contextmanager
 def _noting(unwritten: list[str]) -> Iterator[None]:
-    """What cannot be written down is noted, and how the attempt ended goes on as it is."""
+    """Note errors of writing in `unwritten` instead of raising them."""
     try:
         yield
     except OSError as error:
@@ -334,7 +334,7 @@ def _starter(directory: RunDirectory, program: Program, config: Config, console:
 
 
 def job_deadline(job: str | None) -> Deadline | None:
-    """The end of `job`; None where there is none."""
+    """Return the end of `job`; None where there is none."""
     return None if job is None else Deadline(partial(slurm.seconds_left, job))
 
 

@@ -46,7 +46,7 @@ def run_foreground(program: Program, config_file: Path, overrides: Sequence[str]
 
 
 def _requeued_run(config_file: Path, overrides: Sequence[str]) -> RunDirectory | None:
-    """The run that this very job began before it was requeued; the config file may have changed meanwhile."""
+    """Return the run that this very job began before it was requeued; the config file may have changed meanwhile."""
     if int(os.environ.get("SLURM_RESTART_COUNT", "0")) == 0 or slurm.in_step():
         return None
     directory = RunDirectory(read_run_dir(config_file, overrides))

@@ -63,29 +63,29 @@ class Process:
 
     @classmethod
     def this(cls) -> Process:
-        """The process that asks."""
+        """Return the process that asks."""
         pid = os.getpid()
         return cls(socket.gethostname(), _boot(), _namespace(), pid, _start_of(pid) or 0)
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """The process of this machine that has `pid` now."""
+        """Return the process of this machine that has `pid` now."""
         start = _start_of(pid)
         return None if start is None else cls(socket.gethostname(), _boot(), _namespace(), pid, start)
 
     @classmethod
     def noted(cls, values: object) -> Process:
-        """The process of which a file has `values`; those of another kind are missing."""
+        """Return the process of which a file has `values`; those of another kind are missing."""
         return cls(**_fitting(cls, values if isinstance(values, dict) else {}))
 
     @property
     def is_visible(self) -> bool:
-        """Whether its id means the same here as there."""
+        """Return whether its id means the same here as there."""
         return bool(self.boot) and (self.boot, self.namespace) == (_boot(), _namespace())
 
     @property
     def is_alive(self) -> bool:
-        """Whether it certainly still runs; False also where that cannot be seen from here."""
+        """Return whether it certainly still runs; False also where that cannot be seen from here."""
         return self.is_visible and self.start > 0 and _start_of(self.pid) == self.start
 
     def send(self, number: signal.Signals) -> bool:
@@ -113,7 +113,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Holder(Process):
-    """What a lock says of its holder. `id` is new with every lock."""
+    """The holder of a lock, as the lock's file names it. `id` is new with every lock."""
 
     job: str | None = None  # Slurm's job id
     own_job: bool = True  # the job ends with its holder
@@ -146,7 +146,7 @@ class Holder(Process):
 
 
 def _fitting(cls: type[Process], values: dict[str, Any]) -> dict[str, Any]:
-    """Those of `values` that are of the kinds of their fields."""
+    """Return those of `values` that are of the kinds of their fields."""
     names = [field.name for field in fields(cls) if type(values.get(field.name)) is type(field.default)]
     return {name: values.get(name) for name in names}
 
@@ -157,7 +157,7 @@ def holder_of(directory: RunDirectory) -> Holder | None:
 
 
 def is_held(directory: RunDirectory) -> bool:
-    """Whether the run's supervisor is alive: on this machine certainly, elsewhere by its signs of life."""
+    """Return whether the run's supervisor is alive: on this machine certainly, elsewhere by its signs of life."""
     holder = holder_of(directory)
     if holder is None or holder.is_visible:
         return holder is not None and holder.is_alive
@@ -251,7 +251,7 @@ class RunLock:
             claim.unlink(missing_ok=True)
 
     def _try(self, claim: Path) -> bool:
-        """One try; False where the lock has changed meanwhile."""
+        """Return one try; False where the lock has changed meanwhile."""
         if _link(claim, self._file):
             return True
         chain = list(_chain(self._directory))
@@ -272,7 +272,7 @@ class RunLock:
 
 
 def take_lock(directory: RunDirectory, say: Callable[[str], None] = print) -> RunLock:
-    """The run's lock, held. A batch job waits where only Slurm could say whether somebody else runs here, and does not."""
+    """Return the run's lock, held. A batch job waits where only Slurm could say whether somebody else runs here, and does not."""
     lock = RunLock(directory)
     until, told = time.monotonic() + PATIENCE_SECONDS, False
     while True:
@@ -288,7 +288,7 @@ def take_lock(directory: RunDirectory, say: Callable[[str], None] = print) -> Ru
 
 
 def _chain(directory: RunDirectory) -> Iterator[Path]:
-    """The lock, then the claims of those who died while they took it over, in order."""
+    """Yield the lock, then the claims of those who died while they took it over, in order."""
     file = directory.lock_file
     while (holder := Holder.read(file)) is not None:
         yield file
@@ -349,7 +349,7 @@ def _may_be_alive(holder: Holder, file: Path, seconds: float) -> bool:
 
 
 def _is_touched(holder: Holder, file: Path) -> bool:
-    """Whether somebody touches the lock while we watch."""
+    """Return whether somebody touches the lock while we watch."""
     warn_once(f"{file} was left by {holder}, who is not to be seen here: watching it for {WATCH_SECONDS:.0f} s")
     with suppress(FileNotFoundError):
         before = file.stat().st_mtime_ns
@@ -374,7 +374,7 @@ def _seconds_since_touch(lock: Path) -> float:
 
 
 def _boot() -> str:
-    """What changes with every boot of the machine; "" where the system does not tell."""
+    """Return the id of the machine's boot; "" where the system does not tell it."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
@@ -387,7 +387,7 @@ def _namespace() -> str:
 
 
 def _start_of(pid: int) -> int | None:
-    """When the process with `pid` began, in clock ticks since the boot; None where there is none, or only its shell."""
+    """Return when the process with `pid` began, in clock ticks since the boot; None where there is none, or only its shell."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""What looks like a secret, in code and on command lines: it is not written down.
+"""Masks for text that looks like a secret, in code and on command lines.
 
 Where a look cannot tell, more is masked rather than less. No number of tokens is a secret, nor what only names one: a
 type, a variable, a call. Repetitions have bounds: a diff may be one line of half a million characters.
@@ -70,7 +70,7 @@ def mask_secrets(code: str) -> str:
 
 
 def masked_command(words: Sequence[str]) -> list[str]:
-    """A command line without secrets: neither `--token=abc` nor `--token abc`, nor one in a header or an address."""
+    """Return a command line without secrets: neither `--token=abc` nor `--token abc`, nor one in a header or an address."""
     return [
         "***"
         if (i and _BEFORE_SECRET.fullmatch(words[i - 1])) or (i > 1 and _HEADER.fullmatch(words[i - 2]))

@@ -1,4 +1,4 @@
-"""How a process ended: RUN/outcomes/rank_NNNNN.ROLE.json.
+"""The outcome of a process: RUN/outcomes/rank_NNNNN.ROLE.json.
 
 It is the last act of a process; of one that was killed or crashed, its parent writes it (runner/workers.py), with the
 stacks that Python has left in rank_NNNNN.ROLE.crash. What `tango logs` and the supervisor say of a failure comes from
@@ -55,7 +55,7 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether it neither came to its end nor stopped when told to."""
+        """Return whether it neither came to its end nor stopped when told to."""
         return self.code not in (0, STOPPED)
 
     @property
@@ -64,7 +64,7 @@ class Outcome:
         return None if self.rank is None else Worker(self.rank, self.role)
 
     def title(self) -> str:
-        """One line that names rank, role, node and phase."""
+        """Return one line that names rank, role, node and phase."""
         if self.worker is None:
             return self.error
         where = f" on {self.host}" if self.host else ""
@@ -72,12 +72,12 @@ class Outcome:
         return f"{self.worker}{where} failed{phase}: {self.error}"
 
     def text(self) -> str:
-        """The title and the traceback."""
+        """Return the title and the traceback."""
         return f"{self.title()}\n{self.traceback}".rstrip()
 
 
 def outcome_of(worker: Worker, phase: str, error: BaseException | None) -> Outcome:
-    """The outcome of this process, which `error` ended in `phase`."""
+    """Return the outcome of this process, which `error` ended in `phase`."""
     code = 0 if error is None else getattr(error, "exit_code", 1)
     if isinstance(error, OSError) and is_of_disk(error):
         code = CheckFailed.exit_code  # trying again would meet the same disk
@@ -115,7 +115,7 @@ def outcome_of_dead(directory: RunDirectory, worker: Worker, returncode: int, ph
 
 
 def describe_death(returncode: int) -> str:
-    """What the return code of a process that died says, in words."""
+    """Return the meaning of a dead process's return code, in words."""
     if returncode >= 0:
         return f"exit code {returncode}"
     error = f"killed by {signal.Signals(-returncode).name}"
@@ -150,7 +150,7 @@ def write_outcome(directory: RunDirectory, outcome: Outcome) -> None:
 
 
 def _short(outcome: Outcome) -> bytes:
-    """An outcome as a line that a pipe takes at once, so that the lines of several processes do not mix."""
+    """Return an outcome as a line that a pipe takes at once, so that the lines of several processes do not mix."""
     for length in (2000, 500, 100):
         shortened = replace(outcome, error=outcome.error[:length], traceback=outcome.traceback[-length:])
         line = json.dumps(asdict(shortened), ensure_ascii=False).encode(errors="replace") + b"\n"
@@ -160,7 +160,7 @@ def _short(outcome: Outcome) -> bytes:
 
 
 def said_last(lines: bytes) -> list[Outcome]:
-    """The failures in what the processes of a task have told its supervisor, one of each, those with a cause first."""
+    """Return the failures in what the processes of a task have told its supervisor, one of each, those with a cause first."""
     told: dict[Worker | None, Outcome] = {}
     for line in lines.splitlines():
         with contextlib.suppress(ValueError, TypeError):  # cut off
@@ -170,14 +170,14 @@ def said_last(lines: bytes) -> list[Outcome]:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether the system, or the GPU, gave a process no more memory."""
+    """Return whether the system, or the GPU, gave a process no more memory."""
     refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
     of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
     return isinstance(error, MemoryError) or refused or of_torch
 
 
 def _is_echo(error: BaseException) -> bool:
-    """Whether a collective broke because another process had gone."""
+    """Return whether a collective broke because another process had gone."""
     names = ("DistBackendError", "DistNetworkError", "DistStoreError", "PeerFailedError")
     if isinstance(error, ConnectionError) or type(error).__name__ in names:
         return True
@@ -186,7 +186,7 @@ def _is_echo(error: BaseException) -> bool:
 
 
 def read_outcome(directory: RunDirectory, worker: Worker) -> Outcome | None:
-    """How `worker` ended, if somebody left word of it; a damaged file is no word."""
+    """Return how `worker` ended, if somebody left word of it; a damaged file is no word."""
     known = read_json(directory.outcome_file(worker))
     try:
         return Outcome(**known) if known else None
@@ -195,20 +195,20 @@ def read_outcome(directory: RunDirectory, worker: Worker) -> Outcome | None:
 
 
 def read_outcomes(directory: RunDirectory) -> dict[Worker, Outcome]:
-    """How those processes ended of whose end somebody left word."""
+    """Return how those processes ended of whose end somebody left word."""
     workers = (Worker.from_stem(file.stem) for file in sorted(directory.outcomes.glob("rank_*.json")))
     found = ((worker, read_outcome(directory, worker)) for worker in workers)
     return {worker: outcome for worker, outcome in found if outcome is not None}
 
 
 def read_failures(directory: RunDirectory) -> list[Outcome]:
-    """What is written down of failures, the likely cause first: echoes of a lost peer last, else by time."""
+    """Return the recorded failures, the likely cause first: echoes of a lost peer last, else by time."""
     found = [outcome for outcome in read_outcomes(directory).values() if outcome.failed]
     return sorted(found, key=lambda failure: (failure.echo, failure.time))
 
 
 def find_cause(directory: RunDirectory, deaths: Iterable[Outcome]) -> list[Outcome]:
-    """All failures, the cause first: what was written down, then ranks that died without a word, then echoes."""
+    """Return all failures, the cause first: what was written down, then ranks that died without a word, then echoes."""
     written = read_failures(directory)
     known = {failure.rank for failure in written}
     silent = [_with_phases(directory, death) for death in deaths if death.rank not in known]
@@ -217,7 +217,7 @@ def find_cause(directory: RunDirectory, deaths: Iterable[Outcome]) -> list[Outco
 
 
 def _with_phases(directory: RunDirectory, death: Outcome) -> Outcome:
-    """The death of a whole rank, with what its processes were doing."""
+    """Return the death of a whole rank, with what its processes were doing."""
     if death.rank is None or death.phase:
         return death
     files = sorted(directory.heartbeats.glob(f"{Worker(death.rank).stem}.*.json"))

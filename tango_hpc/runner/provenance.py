@@ -42,14 +42,14 @@ MAX_DIFF_CHARS = 500_000
 
 
 def package_files(package: Path = PACKAGE) -> list[Path]:
-    """The files of the package in that folder, seen from there; nothing hidden."""
+    """Return the files of the package in that folder, seen from there; nothing hidden."""
     found = {file for pattern in ("**/*.py", *PACKAGE_DATA) for file in package.glob(pattern) if file.is_file()}
     files = (file.relative_to(package) for file in found)
     return sorted(file for file in files if not any(part.startswith(".") for part in file.parts))
 
 
 def code_checksum(package: Path = PACKAGE) -> str:
-    """SHA-256 of the names and contents of the package's files."""
+    """Return SHA-256 of the names and contents of the package's files."""
     total = hashlib.sha256()
     for file in package_files(package):
         total.update(f"{file.as_posix()}\0{hashlib.sha256((package / file).read_bytes()).hexdigest()}\n".encode())
@@ -57,7 +57,7 @@ def code_checksum(package: Path = PACKAGE) -> str:
 
 
 def code_state(folder: Path) -> dict[str, Any]:
-    """Commit, branch, changed files and diff of the git checkout at `folder`; only the path where it is none.
+    """Return commit, branch, changed files and diff of the git checkout at `folder`; only the path where it is none.
 
     A copy of the code that was taken with its state (`CODE_STATE_FILE`, written at submission) tells that instead:
     a run directory may lie in some other checkout, whose commit would be the wrong one.
@@ -83,7 +83,7 @@ def code_state(folder: Path) -> dict[str, Any]:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that is safe and useful to keep."""
+    """Return the part of an environment that is safe and useful to keep."""
     return {name: variables[name] for name in ENVIRONMENT_ALLOWED if name in variables}
 
 
@@ -142,7 +142,7 @@ def _keep_diff(directory: RunDirectory, diff: str) -> str:
 
 
 def _code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What of the software differs between two attempts."""
+    """Return the differences in software between two attempts."""
 
     def software(entry: Mapping[str, Any]) -> dict[str, str]:
         code = code_that_ran(entry)
@@ -154,7 +154,7 @@ def _code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Output of a git command, or None where git or a repository is missing."""
+    """Return output of a git command, or None where git or a repository is missing."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],

@@ -1,4 +1,4 @@
-"""What of a run lies in Slurm's queue, seen from outside."""
+"""The jobs of a run in Slurm's queue, seen from outside."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def check_no_job_waits(directory: RunDirectory) -> None:
 
 
 def never_started(directory: RunDirectory) -> bool:
-    """Whether the run was submitted, and no job of it has come to its start."""
+    """Return whether the run was submitted, and no job of it has come to its start."""
     started = AttemptLog(directory).read() or read_summary(directory).get("stages")
     return bool(submitted_jobs(directory)) and not started

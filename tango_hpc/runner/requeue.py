@@ -1,4 +1,4 @@
-"""What follows an attempt that did not come to its end: the job is put back into the queue, or somebody is told how to go on."""
+"""The end of an unfinished attempt: the job is put back into the queue, or the user is told how to go on."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def requeue(
 
 
 def resume_command(directory: RunDirectory, stages: str, env: Mapping[str, str] = os.environ) -> str:
-    """The command that continues this run in the way in which it was started last.
+    """Return the command that continues this run in the way in which it was started last.
 
     Of a job that was submitted: `tango submit` with the same profile. Of one by plain sbatch: sbatch with the same
     script and the options that the job has, as far as the job's variables tell. Else, in an allocation too, `tango`.
@@ -104,7 +104,7 @@ def resume_command(directory: RunDirectory, stages: str, env: Mapping[str, str] 
 
 
 def _batch_script(job: str) -> str:
-    """The file of the job's batch script; the package's, where Slurm does not tell or it has been moved."""
+    """Return the file of the job's batch script; the package's, where Slurm does not tell or it has been moved."""
     try:
         found = slurm.show_job(job)
     except UserError:

@@ -55,7 +55,7 @@ class NoAnswer(UserError):
 
 
 def run_command(*words: str, check: bool = True) -> str:
-    """Output of a Slurm command.
+    """Return output of a Slurm command.
 
     Raises UserError with Slurm's own message where it fails and `check` is set, NoAnswer where it takes too long.
     """
@@ -90,7 +90,7 @@ def submit_after(job: str, script: Path, env: Mapping[str, str]) -> str:
 
 
 def submitted_from(script: Path) -> str | None:
-    """The newest job of this user in the queue whose batch script was `script`. Raises NoAnswer."""
+    """Return the newest job of this user in the queue whose batch script was `script`. Raises NoAnswer."""
     done = _run(("squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%o"))
     if done.returncode != 0:
         raise NoAnswer(f"Slurm did not answer: {(done.stderr or done.stdout).strip()}")
@@ -99,7 +99,7 @@ def submitted_from(script: Path) -> str | None:
 
 
 def would_take(script: str) -> tuple[bool, str]:
-    """Whether sbatch would accept a batch script, and its words. Raises NoAnswer where it takes too long."""
+    """Return whether sbatch would accept a batch script, and its words. Raises NoAnswer where it takes too long."""
     done = _run(("sbatch", "--test-only"), script)
     return done.returncode == 0, done.stderr.strip()
 
@@ -137,12 +137,12 @@ def _run(
 
 
 def is_available() -> bool:
-    """Whether this machine can submit to Slurm."""
+    """Return whether this machine can submit to Slurm."""
     return shutil.which("sbatch") is not None
 
 
 def job_id(env: Mapping[str, str] = os.environ) -> str | None:
-    """The job that this process runs in, as Slurm's commands want it.
+    """Return the job that this process runs in, as Slurm's commands want it.
 
     The last task of an array has SLURM_JOB_ID equal to the array's id: requeueing that would restart all tasks.
     """
@@ -152,12 +152,12 @@ def job_id(env: Mapping[str, str] = os.environ) -> str | None:
 
 
 def in_step(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process belongs to a step that srun has started, and is not an allocation's own shell."""
+    """Return whether this process belongs to a step that srun has started, and is not an allocation's own shell."""
     return env.get("SLURM_STEP_ID", INTERACTIVE_STEP) != INTERACTIVE_STEP
 
 
 def is_batch_process(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is what the job is for: its batch script was ours and has become this process.
+    """Return whether this process is what the job is for: its batch script was ours and has become this process.
 
     Else it was typed into somebody's allocation or notebook, whose end and requeueing are not ours to decide.
     """
@@ -166,13 +166,13 @@ def is_batch_process(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def restarts(env: Mapping[str, str] = os.environ) -> int:
-    """How often the job whose batch process this is was requeued; 0 in any other process."""
+    """Return how often the job whose batch process this is was requeued; 0 in any other process."""
     return int(env.get("SLURM_RESTART_COUNT", "0")) if is_batch_process(env) else 0
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the controller says of one job."""
+    """A job as Slurm's controller describes it."""
 
     job_id: str
     state: str
@@ -185,18 +185,18 @@ class Job:
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether somebody has ended it: of a job that is being cleared away Slurm names the end only indirectly."""
+        """Return whether somebody has ended it: of a job that is being cleared away Slurm names the end only indirectly."""
         ended_itself = self.was_preempted or self.reason in ENDS_OF_ITS_OWN
         return self.state.startswith("CANCELLED") or (self.state == "COMPLETING" and not ended_itself)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is waiting or running."""
+        """Return whether it is waiting or running."""
         return self.state in ALIVE_STATES
 
 
 def show_job(job: str) -> Job | None:
-    """The job `job`, or None where the controller has forgotten it. Raises NoAnswer where it does not tell."""
+    """Return the job `job`, or None where the controller has forgotten it. Raises NoAnswer where it does not tell."""
     text = _show("job", job)
     return parse_job(text.splitlines()[0]) if "JobState=" in text else None
 
@@ -208,7 +208,7 @@ def node_address(name: str) -> str | None:
 
 
 def _show(kind: str, name: str) -> str:
-    """What `scontrol show` says of one thing, empty where there is no such thing. Raises NoAnswer."""
+    """Return the answer of `scontrol show` about one thing; empty where it does not exist. Raises NoAnswer."""
     done = _run(("scontrol", "show", kind, name, "-o"))
     if done.returncode == 0 and "=" in done.stdout:
         return done.stdout
@@ -219,7 +219,7 @@ def _show(kind: str, name: str) -> str:
 
 
 def parse_job(line: str) -> Job:
-    """One line of `scontrol show job -o`."""
+    """Return one line of `scontrol show job -o`."""
     fields = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
     job = fields["JobId"]
     if "ArrayJobId" in fields:
@@ -237,7 +237,7 @@ def parse_job(line: str) -> Job:
 
 
 def _script(line: str) -> str | None:
-    """The file that Command= begins with; the script's arguments follow it, and neither is quoted."""
+    """Return the file that Command= begins with; the script's arguments follow it, and neither is quoted."""
     match = re.search(r"\sCommand=(.*?) WorkDir=", line)
     words = match.group(1).split(" ") if match else []
     prefixes = (" ".join(words[:count]) for count in range(1, len(words) + 1))
@@ -328,7 +328,7 @@ def _hides_jobs() -> bool:
 
 
 def accounting(job: str) -> str | None:
-    """The state that `sacct` remembers of `job`; None where there is no accounting or it does not know the job."""
+    """Return the state that `sacct` remembers of `job`; None where there is no accounting or it does not know the job."""
     if shutil.which("sacct") is None:
         return None
     try:

@@ -51,7 +51,7 @@ def take_snapshot(snapshot: Path, *, record_diff: bool = False) -> Path:
 
 
 def describe_snapshot(snapshot: Path) -> str:
-    """What a snapshot is, in a line."""
+    """Return a line that describes a snapshot."""
     sizes = [file.stat().st_size for file in (snapshot / PACKAGE.name).rglob("*") if file.is_file()]
     return f"The job runs a copy of the code: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MB in {snapshot}"
 

@@ -54,7 +54,7 @@ def stage_weights(config: Config, folder: Path) -> list[Path]:
 
 
 def staged_overrides(config_file: Path, env: Mapping[str, str] = os.environ) -> list[str]:
-    """What puts the copies on this node in the place of a config's model folders, where there are any."""
+    """Return the overrides that put this node's copies in the place of a config's model folders."""
     if not env.get(VARIABLE):
         return []
     found = ((key, staged_path(path, Path(env[VARIABLE]))) for key, path in _model_paths(read_tree(config_file)))
@@ -62,14 +62,14 @@ def staged_overrides(config_file: Path, env: Mapping[str, str] = os.environ) -> 
 
 
 def staged_path(source: Path, folder: Path) -> Path:
-    """Where the copy of a model folder lies; another place when the original changes."""
+    """Return where the copy of a model folder lies; another place when the original changes."""
     weights = max((file.stat().st_mtime_ns for file in source.glob("*.safetensors")), default=0)
     mark = hashlib.sha256(f"{source.absolute()}:{weights}".encode()).hexdigest()[:12]
     return folder / f"{source.name}-{mark}"
 
 
 def _model_paths(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Path]]:
-    """The `model` and `init` sections of a config's tree whose folder exists, by their keys, each with that folder."""
+    """Yield the `model` and `init` sections of a config's tree whose folder exists, by their keys, each with that folder."""
     for key, value in tree.items():
         if not isinstance(value, dict):
             continue

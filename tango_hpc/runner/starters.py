@@ -46,7 +46,7 @@ class Starter(Protocol):
         """Start every rank."""
 
     def running(self) -> bool:
-        """Whether any rank is still there."""
+        """Return whether any rank is still there."""
 
     def deaths(self) -> list[Outcome]:
         """Ranks that ended badly so far, as the operating system or srun tells, in the order of their end."""
@@ -69,7 +69,7 @@ def own_command(program: Program) -> tuple[str, ...]:
 
 
 def rank_environment(config: Config) -> dict[str, str]:
-    """What every task gets beside its place: this very code, thread counts, no reaching out to a model hub."""
+    """Return the variables of every task beside its place: this very code, thread counts, no access to a model hub."""
     threads = str(threads_of_rank(config.launch))
     variables = {
         "PYTHONPATH": python_path(CODE_ROOT),
@@ -159,7 +159,7 @@ _SRUN_ERROR = re.compile(r"^srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,\-\
 
 
 def deaths_in_srun_output(text: str) -> list[Outcome]:
-    """The ranks that srun reports as killed or failed, in the order in which it noticed."""
+    """Return the ranks that srun reports as killed or failed, in the order in which it noticed."""
     deaths: list[Outcome] = []
     for match in _SRUN_ERROR.finditer(text):
         rank = int(re.split(r"[,\-\[\]]", match["tasks"].strip("[]"))[0])
@@ -198,7 +198,7 @@ class SrunStarter:
         self._start_again_at: float | None = None
 
     def arguments(self) -> list[str]:
-        """The srun command line."""
+        """Return the srun command line."""
         launch = self._config.launch
         logs = str(self._directory.logs).replace("%", "%%")
         return [
@@ -289,13 +289,13 @@ class SrunStarter:
         return found
 
     def _said(self) -> str:
-        """What srun has printed since its last start."""
+        """Return the output of srun since its last start."""
         with self._messages.open("rb") as file:
             file.seek(self._messages_start)
             return file.read().decode(errors="replace")
 
     def _starts_again(self) -> bool:
-        """Whether srun has failed, was started less than `MAX_STARTS` times, and no task has ever been heard of."""
+        """Return whether srun has failed, was started less than `MAX_STARTS` times, and no task has ever been heard of."""
         assert self._process is not None
         signs = (self._directory.heartbeats, self._directory.outcomes)
         return (

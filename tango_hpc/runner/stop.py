@@ -27,7 +27,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 
 @dataclass(frozen=True)
 class StopRequest:
-    """Who asked, and why. What a user asks for ends the run for good; after a supervisor's, a job requeues itself."""
+    """A request to stop. A user's request ends the run for good; after a supervisor's, a job requeues itself."""
 
     by: Literal["user", "supervisor"]
     why: str
@@ -40,7 +40,7 @@ def request_stop(directory: RunDirectory, request: StopRequest) -> None:
 
 
 def read_stop_request(directory: RunDirectory) -> StopRequest | None:
-    """What was asked for, if anything. A file that somebody made by hand is a user's request."""
+    """Return the request to stop, if there is one. A file that somebody made by hand is a user's request."""
     try:
         text = read_replaced(directory.stop_file).decode(errors="replace")
     except FileNotFoundError:
@@ -81,7 +81,7 @@ class StopSignal(Heart):
         super().start()
 
     def check(self, phase: str) -> bool:
-        """Whether to save and stop now; every process gets the same answer. A collective. `phase` is what comes next.
+        """Return whether to save and stop now; every process gets the same answer. A collective. `phase` is what comes next.
 
         Once it was True it stays True.
         """
@@ -95,7 +95,7 @@ class StopSignal(Heart):
         return self._stopping
 
     def _finds_file(self) -> bool:
-        """Whether a stop is asked for. Opening a folder has NFS look at it; that a file is missing it may know for a minute."""
+        """Return whether a stop is asked for. Opening a folder has NFS look at it; that a file is missing it may know for a minute."""
         with Patience(math.inf), suppress(FileNotFoundError):
             return self.directory.stop_file.name in os.listdir(self.directory.control)
         return False  # the next safe point looks again

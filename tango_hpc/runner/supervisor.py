@@ -140,7 +140,7 @@ class Supervisor:
 
     @property
     def reason(self) -> str:
-        """Why the attempt ended, in one line."""
+        """Return why the attempt ended, in one line."""
         if self.failures:
             return self.failures[0].title()
         loading = f": {ENDED_WHILE_LOADING}" if self._ended_while_loading else ""
@@ -148,7 +148,7 @@ class Supervisor:
 
     @property
     def stopped_by_user(self) -> bool:
-        """Whether somebody wanted the run to end for good."""
+        """Return whether somebody wanted the run to end for good."""
         return self.request is not None and self.request.by == "user"
 
     def _watch(self, view: View) -> None:
@@ -210,7 +210,7 @@ class Supervisor:
                     return
 
     def _await_cause(self) -> None:
-        """Where all that failed did so because others had gone: who went first may have left word on another node."""
+        """Wait for the outcome of the first failure, which may lie on another node, where all known failures are echoes of it."""
         visible_by = time.monotonic() + VISIBLE_SECONDS
         while self.failures and all(failure.echo for failure in self.failures) and time.monotonic() < visible_by:
             if self._all_ended(read_outcomes(self.directory)):
@@ -228,7 +228,7 @@ class Supervisor:
         say(self.console, message)
 
     def _receive(self, number: int, frame: FrameType | None = None) -> None:
-        """The first signal becomes a request to the ranks, in its handler."""
+        """Turn the first signal into a request to the ranks, in the signal's handler."""
         self._signals.append(number)
         if len(self._signals) == 1:
             self._pass_on()

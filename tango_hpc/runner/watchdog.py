@@ -1,4 +1,4 @@
-"""Who hangs, from the heartbeats."""
+"""The watchdog, which finds processes that hang from their heartbeats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Watchdog:
     _seen: dict[tuple[Worker, str], tuple[Any, float]] = field(default_factory=dict)  # what was seen last, since when
 
     def look(self, now: float | None = None) -> Outcome | None:
-        """The process that hangs, or None. `now` is a monotonic time."""
+        """Return the process that hangs, or None. `now` is a monotonic time."""
         now = time.monotonic() if now is None else now
         beats: dict[Worker, Beat] = {}
         waits: dict[Worker, float] = {}
@@ -62,13 +62,13 @@ class Watchdog:
         return Outcome(*blamed, error, host=beat.host, phase=beat.phase, traceback=stacks)
 
     def _unchanged_for(self, worker: Worker, what: str, value: Any, now: float) -> float:
-        """Seconds for which `what` has been seen to have this value."""
+        """Return seconds for which `what` has been seen to have this value."""
         if (worker, what) not in self._seen or self._seen[worker, what][0] != value:
             self._seen[worker, what] = (value, now)
         return now - self._seen[worker, what][1]
 
     def _blame(self, waits: dict[Worker, float], beats: dict[Worker, Beat], silent: Set[Worker]) -> Worker:
-        """Of those that wait, one that is silent or does not wait for its peers; then the one that got least far."""
+        """Return a worker among those that wait: one that is silent or does not wait for its peers; then the one that got least far."""
 
         def order(worker: Worker) -> tuple[Any, ...]:
             beat = beats[worker]

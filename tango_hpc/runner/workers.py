@@ -188,7 +188,7 @@ class _Family:
         return outcomes
 
     def _outcome(self, worker: Worker, returncode: int | None) -> Outcome:
-        """What a process that has ended left, or what is to be said of it; None: it was ended by us."""
+        """Return the outcome that an ended process wrote, or one made for it. `returncode` None: this task ended the process."""
         written = read_outcome(self._directory, worker)
         if written is not None:
             return written
@@ -203,7 +203,7 @@ class _Family:
         return outcome
 
     def _be(self, worker: Worker, body: Body) -> None:
-        """The life of one process."""
+        """Be one child process from its start to its end."""
         self._signals.processes = {}
         die_with_parent(self._parent)
         _name_process(f"{worker.role}-{worker.rank}")
@@ -231,7 +231,7 @@ def _exit_code(outcomes: Sequence[Outcome]) -> int:
 
 
 def _name_process(name: str) -> None:
-    """What `ps -o comm` and `top` show; 15 characters of it (Linux)."""
+    """Set the name that `ps -o comm` and `top` show, 15 characters at most (Linux)."""
     pr_set_name = 15
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_name, name.encode()[:15], 0, 0, 0)

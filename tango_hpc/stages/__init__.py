@@ -1,1 +1,1 @@
-"""What the commands run on every rank: fine-tuning, Algorithm 1, evaluation, the teacher."""
+"""The stages of a run: fine-tuning, Algorithm 1, evaluation, the teacher."""

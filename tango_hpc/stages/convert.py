@@ -119,7 +119,7 @@ def _write_chat_template(folder: Path, chosen: str) -> None:
 
 
 def _tensors(folder: Path, shape: Any, expected: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of the model, one at a time, in the order of `expected`."""
+    """Yield every tensor of the model, one at a time, in the order of `expected`."""
     from safetensors import safe_open
 
     from tango_hpc.models.trainer import hf_io

@@ -1,4 +1,4 @@
-"""What an evaluation reads: which files, which checkpoints, which roles. Imports neither torch nor vLLM."""
+"""The inputs of an evaluation: files, checkpoints, roles. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ AS_THEY_ARE = "model"
 
 
 def evaluated_file(config: Config, name: str) -> Path:
-    """The Parquet file of benchmark `name`; the benchmark "task" asks the run's own held-out questions."""
+    """Return the Parquet file of benchmark `name`; the benchmark "task" asks the run's own held-out questions."""
     return config.data.eval if name == "task" else config.eval.data / f"{name}.parquet"
 
 
 def evaluated_columns(name: str) -> tuple[str, ...]:
-    """The columns that its file must have."""
+    """Return the columns that its file must have."""
     return QUESTION_COLUMNS if name == "task" else tuple(SCHEMA.names)
 
 
 def evaluated_roles(config: Config) -> list[str]:
-    """The models that are loaded: the generator unless only the verifier is asked, the verifier where it is of use."""
+    """Return the models that are loaded: the generator unless only the verifier is asked, the verifier where it is of use."""
     roles = ["generator"] if set(config.eval.benchmarks) != {"processbench"} else []
     if config.verifier is not None and (config.eval.use_verifier or "processbench" in config.eval.benchmarks):
         roles.append("verifier")
@@ -33,7 +33,7 @@ def evaluated_roles(config: Config) -> list[str]:
 
 
 def evaluated_checkpoints(config: Config) -> list[Path]:
-    """Training checkpoints to evaluate, in order; empty where the models are evaluated as they are.
+    """Return training checkpoints to evaluate, in order; empty where the models are evaluated as they are.
 
     Without `eval.checkpoints_of` they are the run's own, if it has any. Raises `UserError` if the run that is named
     has none.
@@ -46,25 +46,25 @@ def evaluated_checkpoints(config: Config) -> list[Path]:
 
 
 def evaluated_models(config: Config) -> dict[str, Path | None]:
-    """What is asked, by the name of its folder of answers: checkpoints, or the models as they are (None)."""
+    """Return what is evaluated by the name of its folder of answers: checkpoints, or the models as they are (None)."""
     checkpoints = evaluated_checkpoints(config)
     return {path.name.partition("+")[0]: path for path in checkpoints} if checkpoints else {AS_THEY_ARE: None}
 
 
 def answers_file(folder: Path, label: str, name: str) -> Path:
-    """Where the answers of a model to benchmark `name` are, below a run's `eval` folder."""
+    """Return where the answers of a model to benchmark `name` are, below a run's `eval` folder."""
     return folder / label / f"{name}.parquet"
 
 
 def unanswered(config: Config, labels: Iterable[str]) -> list[tuple[str, str]]:
-    """Of the models of these names the benchmarks, in order, that the run has no answers to yet."""
+    """Return (model, benchmark) pairs, in order, to which the run has no answers yet."""
     folder = config.run.dir / "eval"
     units = ((label, name) for label in labels for name in config.eval.benchmarks)
     return [unit for unit in units if not answers_file(folder, *unit).is_file()]
 
 
 def was_trained_since(config: Config) -> bool:
-    """Whether there are checkpoints that an evaluation which is done has not asked."""
+    """Return whether there are checkpoints that an evaluation which is done has not asked."""
     try:
         models = evaluated_models(config)
     except UserError:  # they are gone
@@ -73,7 +73,7 @@ def was_trained_since(config: Config) -> bool:
 
 
 def training_checkpoints(run: Path) -> dict[int, Path]:
-    """The complete checkpoints of a training run, in order, by the number of steps done.
+    """Return the complete checkpoints of a training run, in order, by the number of steps done.
 
     One that was written within a step counts as well, where the run was told to stop there: it has the same weights.
     """

@@ -1,4 +1,4 @@
-"""What a set of `tango eval` has been answered so far, turn by turn, so that a stopped evaluation goes on with the next.
+"""The progress of `tango eval` on a set, turn by turn: a stopped evaluation goes on with the next turn.
 
 A turn is one response of a role to each question, or to each solution of one of the generator's turns.
 RUN/eval/LABEL/NAME.turns/TURN.parquet has a response a row: its token ids and why it ended; the file's metadata say what

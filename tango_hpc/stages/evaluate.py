@@ -93,7 +93,7 @@ class BenchmarkRun:
         )
 
     def evaluate(self) -> None:
-        """All sets of all models; results are written as they come."""
+        """Evaluate all models on all sets; results are written as they come."""
         loaded = AS_THEY_ARE
         for label, name in self.todo:
             if label != loaded:
@@ -125,7 +125,7 @@ class BenchmarkRun:
         self.pool.close()
 
     def _answered(self) -> list[str]:
-        """All models that were asked, those of this attempt last; of earlier ones the checkpoints may be gone."""
+        """Return all models that were asked, those of this attempt last; of earlier ones the checkpoints may be gone."""
         folders = sorted(path.name for path in self.folder.iterdir() if path.is_dir())
         return [*(name for name in folders if name not in self.labels), *self.labels]
 
@@ -133,7 +133,7 @@ class BenchmarkRun:
         self.journal.begin(phase, stopped=f"stopped with {self.num_left} of {self.num_units} sets to ask")
 
     def _turns(self, label: str, name: str, rows: Sequence[dict[str, Any]]) -> Turns:
-        """The turns of one set."""
+        """Return the turns of one set."""
         made_with = {
             "seed": self.config.seed,
             "task": self.config.task.model_dump(mode="json"),
@@ -161,7 +161,7 @@ class BenchmarkRun:
     # -- asking ----------------------------------------------------------------------------------------------
 
     def _ask(self, name: str, rows: Sequence[dict[str, Any]], turns: Turns) -> list[Answer]:
-        """All turns of a set that a generator solves, and what the verifier says of them."""
+        """Return all turns of a set that a generator solves, and what the verifier says of them."""
         task: Task = (
             get_task(self.config.task) if name == "task" else BenchmarkTask(benchmarks.get_benchmark(name), self.pool)
         )
@@ -194,7 +194,7 @@ class BenchmarkRun:
     # -- judging -----------------------------------------------------------------------------------------------
 
     def _verify(self, solved: Mapping[str, list[ReadSolution]], answers: Sequence[Answer], turns: Turns) -> None:
-        """One verdict for each answer, and a score: half the verdict, half the share of steps judged right."""
+        """Set a verdict for each answer, and a score: half the verdict, half the share of steps judged right."""
         rounds = self.settings.verifier_samples
         judged = [self._judge(solved, number, rounds, turns) for number in range(rounds)]
         for answer, *readings in zip(answers, *judged, strict=True):
@@ -206,7 +206,7 @@ class BenchmarkRun:
     def _judge(
         self, solved: Mapping[str, list[ReadSolution]], number: int, rounds: int, turns: Turns
     ) -> list[ReadVerification]:
-        """The `number`-th of `rounds` verifications of every solution, greedy where it is the only one; those of a
+        """Return the `number`-th of `rounds` verifications of every solution, greedy where it is the only one; those of a
         generator's turn are a turn of the verifier.
         """
         verifier = self.roles["verifier"]
@@ -250,7 +250,7 @@ class BenchmarkRun:
 
 
 def _answer(read: ReadSolution, sample: int) -> Answer:
-    """The record of a response; a question that does not fit the context has an empty one, which is wrong."""
+    """Return the record of a response; a question that does not fit the context has an empty one, which is wrong."""
     return Answer(
         question_id=read.question["id"],
         question=read.statement,
@@ -268,7 +268,7 @@ def _answer(read: ReadSolution, sample: int) -> Answer:
 
 
 def _given_solution(row: dict[str, Any]) -> ReadSolution:
-    """A ProcessBench sample's solution, as if a generator had written it; its steps are those that it came with."""
+    """Return a ProcessBench sample's solution, as if a generator had written it; its steps are those that it came with."""
     text = processbench.solution_text(row)
     steps = [Step("", 0, 0)] * processbench.num_steps(row)
     solution = Solution(steps, answer=None, well_formed=True)
@@ -302,14 +302,14 @@ def _cluster(exchange: Exchange, task: Task, by_id: Mapping[str, dict[str, Any]]
 
 
 def verifier_score(verification: Verification) -> float:
-    """A verification as one number in [0, 1]: its verdict and the share of steps that it finds right, half each."""
+    """Return a verification as one number in [0, 1]: its verdict and the share of steps that it finds right, half each."""
     judgements = verification.judgements
     steps = judgements.count(1) / len(judgements) if judgements else float(verification.final == 1)
     return 0.5 * (verification.final == 1) + 0.5 * steps
 
 
 def _for_evaluation(config: Config) -> Config:
-    """The roles that are asked, frozen, the generator at the evaluation's sampling settings."""
+    """Return the roles that are asked, frozen, the generator at the evaluation's sampling settings."""
     config = EVAL.taking_part(config)
     sampling = {"temperature": config.eval.temperature, "top_p": config.eval.top_p}
     return config.model_copy(update={"generator": config.generator.model_copy(update=sampling)})

@@ -44,7 +44,7 @@ class HeldOut:
         self.answered_K: list[ReadSolution] = []  # of the last evaluation
 
     def evaluate(self) -> dict[str, float | None]:
-        """Metrics by key: the generator's greedy pass@1, and scores of the verifier's verdicts and step judgements, those
+        """Return metrics by key: the generator's greedy pass@1, and scores of the verifier's verdicts and step judgements, those
         of the present generator's solutions as `verifier/present_…`.
 
         The verifier samples, as it does when it judges in training, with the same seeds every time (the scores:
@@ -81,7 +81,7 @@ class HeldOut:
         return role.write(prompts_K, seeds_K, greedy=greedy)
 
     def state_dict(self) -> list[list[Any]]:
-        """Token ids and finish reason of the solutions to judge; JSON."""
+        """Return token ids and finish reason of the solutions to judge; JSON."""
         generations = [judged.response.generation for judged in self._to_judge_K]
         return [[generation.token_ids, generation.finish_reason] for generation in generations]
 

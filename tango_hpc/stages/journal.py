@@ -1,4 +1,4 @@
-"""What one process writes down about a stage, for all stages alike; in the others every call does nothing but beat."""
+"""The record that one process writes of a stage; in the other processes every call only beats the heart."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Journal:
             self._progress.phase(name, step=self._step, role=role)
 
     def begin(self, phase: str, *, stopped: str) -> None:
-        """A safe point, then `phase`. Raises `StoppedEarly`, which says `stopped`, where the run is told to stop."""
+        """Enter `phase` after a safe point. Raises `StoppedEarly`, which says `stopped`, where the run is told to stop."""
         if self._stop.check(phase):
             self.ended("stopped")
             raise StoppedEarly(stopped)
@@ -150,7 +150,7 @@ class Clock:
             self._open.pop()
 
     def so_far(self) -> dict[str, float]:
-        """Seconds of every phase up to now."""
+        """Return seconds of every phase up to now."""
         self._settle()
         return dict(self._seconds)
 

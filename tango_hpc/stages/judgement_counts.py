@@ -1,4 +1,4 @@
-"""How well a verifier judges: counts, and the scores that are made of them.
+"""Counts of a verifier's judgements, and scores made of them.
 
 The positive class is "right": an item is a true positive where a right one is judged right, a false positive where a
 wrong one is. An item without a judgement is neither judged right nor judged wrong.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class JudgementCounts(NamedTuple):
-    """How many items are right and wrong, and how many of them were judged how."""
+    """Numbers of right and wrong items, and of the judgements on each kind."""
 
     num_right: int = 0
     num_wrong: int = 0
@@ -63,14 +63,14 @@ class JudgementCounts(NamedTuple):
 
 
 def outcome_counts(correct_N: Iterable[bool], verdicts_N: Iterable[int]) -> JudgementCounts:
-    """Of final verdicts (1 right, 0 wrong, -1 missing) on solutions that are right or wrong."""
+    """Count final verdicts (1 right, 0 wrong, -1 missing) on solutions that are right or wrong."""
     return _counts(
         (correct, {1: 1, 0: -1}.get(verdict, 0)) for correct, verdict in zip(correct_N, verdicts_N, strict=True)
     )
 
 
 def step_counts(labels_N_K: Iterable[Iterable[int]], judgements_N_K: Iterable[Iterable[int]]) -> JudgementCounts:
-    """Of step judgements (+1, -1, 0 missing) on steps with gold labels (+1 right, -1 wrong)."""
+    """Count step judgements (+1, -1, 0 missing) on steps with gold labels (+1 right, -1 wrong)."""
     return _counts(
         (label == 1, judgement)
         for labels_K, judgements_K in zip(labels_N_K, judgements_N_K, strict=True)
@@ -79,7 +79,7 @@ def step_counts(labels_N_K: Iterable[Iterable[int]], judgements_N_K: Iterable[It
 
 
 def _counts(items: Iterable[tuple[bool, int]]) -> JudgementCounts:
-    """Of (truly right, judgement) pairs, +1, -1 and 0 for a missing judgement."""
+    """Count (truly right, judgement) pairs, +1, -1 and 0 for a missing judgement."""
     pairs = list(items)
     return JudgementCounts(
         num_right=sum(is_right for is_right, _ in pairs),
@@ -105,16 +105,16 @@ class RecentVerdicts:
 
     @property
     def is_full(self) -> bool:
-        """Whether there were as many steps as it looks back on."""
+        """Return whether there were as many steps as it looks back on."""
         return len(self._recent) == self.WINDOW
 
     def pooled(self, newest: JudgementCounts | None = None) -> JudgementCounts:
-        """The counts of these steps together; with `newest` as that of the last one, which is not taken in."""
+        """Return the counts of these steps together; with `newest` as that of the last one, which is not taken in."""
         steps = [*self._recent, *([] if newest is None else [newest])][-self.WINDOW :]
         return JudgementCounts(*map(sum, zip(*steps, strict=True)))
 
     def state_dict(self) -> list[list[int]]:
-        """The counts of each step; JSON."""
+        """Return the counts of each step; JSON."""
         return [*map(list, self._recent)]
 
     def load_state_dict(self, state: Sequence[Sequence[int]]) -> None:

@@ -49,7 +49,7 @@ class TrainingQuestions:
 def questions_that_fit(
     path: Path, task: Task, generator: Generator, exchange: Exchange
 ) -> tuple[list[dict[str, Any]], int]:
-    """The rows of `path` whose prompt fits the generator's context, and how many do not. Collective.
+    """Return the rows of `path` whose prompt fits the generator's context, and how many do not. Collective.
 
     Raises `CheckFailed` where none does.
     """
@@ -67,7 +67,7 @@ def questions_that_fit(
 
 
 def not_asked(num_too_long: int, num_rows: int, held_out: HeldOut, limit: int) -> Iterator[str]:
-    """What is left out, in a line each for training and evaluation."""
+    """Yield a line for each data set, of training and evaluation, of which questions are left out."""
     for what, count, total in (
         ("training", num_too_long, num_rows),
         ("evaluation", held_out.num_too_long, held_out.num_questions),

@@ -28,7 +28,7 @@ from tango_hpc.stages.scoring import ScoredSolution, score_solutions
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """What re-scoring changed: rows whose outcome, judgements, verdict or having step rewards differ, and the largest
+    """The changes by re-scoring: rows whose outcome, judgements, verdict or having step rewards differ, and the largest
     differences, where step rewards that a row does not have count as 0."""
 
     num_rows: int
@@ -57,7 +57,7 @@ def score_dump(dump: Path, config: Config, out: Path) -> ScoreReport:
 
 
 def score_rows(rows: Sequence[RolloutRow], config: Config) -> list[RolloutRow]:
-    """The rows with rewards and advantages computed anew, in their order; each step of each role is one batch.
+    """Return the rows with rewards and advantages computed anew, in their order; each step of each role is one batch.
 
     Raises ValueError, naming step and role, where a batch does not hold together.
     """
@@ -168,7 +168,7 @@ def _score_verifier(rows_N: list[RolloutRow], task: Task, config: Config) -> lis
 
 
 def _graded(task: Task, rows_N: list[RolloutRow], texts_N: list[str]) -> list[bool]:
-    """Whether the answer of each text to its row's question is right."""
+    """Return whether the answer of each text to its row's question is right."""
     verdicts_N = task.grade_all(
         [(_question(row), task.answer(text)) for row, text in zip(rows_N, texts_N, strict=True)]
     )
@@ -191,7 +191,7 @@ def _class_weight(rows_N: list[RolloutRow], correct_N: list[bool], right: bool) 
 
 
 def _question(row: RolloutRow) -> dict[str, Any]:
-    """The columns of a question that grading reads."""
+    """Return the columns of a question that grading reads."""
     if row.gold_answer is None:
         raise ValueError(f"response {row.response_id} has no gold_answer to be graded by")
     question = {"id": row.question_id, "question": row.question, "answer": row.gold_answer, "source": row.source}

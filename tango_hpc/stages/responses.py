@@ -1,4 +1,4 @@
-"""What the roles wrote, read: solutions with their grades, verifications with their judgements."""
+"""The responses of the roles, as they are read: solutions with grades, verifications with judgements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Written = tuple[list[int], Generation]
 
 @dataclass(frozen=True)
 class Response:
-    """What a role wrote to a prompt, and how it reads. A prompt longer than the role's context is not asked: all is
+    """The response of a role to a prompt, and its text. A prompt longer than the role's context is not asked: all is
     empty then.
     """
 
@@ -34,7 +34,7 @@ class Response:
 
     @property
     def was_asked(self) -> bool:
-        """Whether there was room for the prompt."""
+        """Return whether there was room for the prompt."""
         return bool(self.prompt_ids)
 
     @property
@@ -60,7 +60,7 @@ class ReadSolution:
 
     @property
     def verdict(self) -> Verdict:
-        """How its answer was graded."""
+        """Return how its answer was graded."""
         assert self.graded is not None, "a verdict is asked for before the answer is graded"
         return self.graded
 
@@ -97,7 +97,7 @@ class Grading:
 
 
 def settled(asked: tuple[list[ReadSolution], Grading]) -> list[ReadSolution]:
-    """The solutions, once they are graded. Collective."""
+    """Return the solutions, once they are graded. Collective."""
     solutions_N, grading = asked
     grading.settle()
     return solutions_N

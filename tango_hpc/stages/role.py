@@ -67,7 +67,7 @@ class Role:
         return self._worker
 
     def fits(self, prompt: Sequence[int]) -> bool:
-        """Whether the role's context has room for a prompt."""
+        """Return whether the role's context has room for a prompt."""
         return len(prompt) <= self.settings.max_prompt_tokens
 
     def write(
@@ -127,7 +127,7 @@ class Role:
         return updates
 
     def take_spent(self) -> Spent:
-        """What its processes took since the last call."""
+        """Return what the role's processes used since the last call."""
         return self.exchange.run(self.name, lambda: self._here.take_spent())
 
     def begin_save(self, folder: Path, *, background: bool) -> None:
@@ -135,7 +135,7 @@ class Role:
         self.exchange.run(self.name, lambda: self._here.begin_save(folder, background=background))
 
     def is_written(self) -> bool:
-        """Whether `end_save` need not wait for this rank of the role."""
+        """Return whether `end_save` need not wait for this rank of the role."""
         return self.exchange.run(self.name, lambda: self._here.is_written())
 
     def end_save(self) -> dict[str, FileSum]:
@@ -152,7 +152,7 @@ class Generator(Role):
     """The role that solves."""
 
     def prompt(self, statement: str) -> list[int]:
-        """The token ids that ask for a solution."""
+        """Return the token ids that ask for a solution."""
         return generator_prompt_ids(statement, self.tokenizer, self.prompt_text)
 
     def prompts(self, task: Task, questions_N: Sequence[dict[str, Any]]) -> list[list[int]]:
@@ -193,7 +193,7 @@ class Verifier(Role):
         return read_verifications(solutions_N, written_N, rule, self.tokenizer, self.exchange)
 
     def _prompts(self, solutions: Sequence[ReadSolution]) -> list[list[int]]:
-        """The token ids that ask to judge each of them."""
+        """Return the token ids that ask to judge each of them."""
         return [
             verifier_prompt_ids(
                 judged.statement,
@@ -207,7 +207,7 @@ class Verifier(Role):
 
 
 def request_seeds(seed: int, step: int, phase: str, count: int, rollbacks: int = 0) -> list[int]:
-    """Sampling seeds of `count` requests, a function of run seed, step, phase and the number of times that the run went
+    """Return sampling seeds of `count` requests, a function of run seed, step, phase and the number of times that the run went
     back alone: a resumed run draws the same, one that went back does not.
     """
     phase_number = int.from_bytes(phase.encode(), "big")

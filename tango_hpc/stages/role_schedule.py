@@ -1,4 +1,4 @@
-"""Which role takes which optimizer step (Algorithm 1)."""
+"""The role of each optimizer step (Algorithm 1)."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class RoleWorker:
         self._turns[method, turn] = self._turns.get((method, turn), 0.0) + time.perf_counter() - start
 
     def take_spent(self) -> Spent:
-        """What was taken since the last call. Collective."""
+        """Return what this role used since the last call. Collective."""
         keys = sorted(self._turns)
         *seconds, peak = max_over_ranks([*(self._turns[key] for key in keys), peak_memory_bytes(self.engine.device)])
         self._turns = {}
@@ -144,7 +144,7 @@ class RoleWorker:
         self._give_back()
 
     def is_written(self) -> bool:
-        """Whether `end_save` need not wait for this process."""
+        """Return whether `end_save` need not wait for this process."""
         return self.policy.is_written()
 
     def end_save(self) -> dict[str, FileSum]:
@@ -157,7 +157,7 @@ class RoleWorker:
         self._give_back()
 
     def _weight_differences(self) -> str:
-        """Which tensors of the engine are not the trainer's, in words."""
+        """Return which tensors of the engine are not the trainer's, in words."""
         assert self._sync is not None
         if self.engine.forgets_when_asleep:  # the weights that generated are gone; are those that would come now right?
             self.policy.offload(keep_weights=True)
@@ -174,7 +174,7 @@ class RoleWorker:
 
 
 def make_engine(settings: RoleConfig, config: Config, name: str, *, load_weights: bool) -> RolloutEngine:
-    """The engine of the role `name`. Collective over its processes. Raises `CheckFailed` where its cache has no room."""
+    """Return the engine of the role `name`. Collective over its processes. Raises `CheckFailed` where its cache has no room."""
     rollout, device = settings.rollout, this_device()
     gpu_bytes = 0
     if device.type == "cuda":  # of the smallest GPU, because all engines of a role must start alike

@@ -83,7 +83,7 @@ def score_solutions(
 
 
 def _given(read: ScoredSolution, settings: AlgorithmConfig) -> list[Verification | None]:
-    """The verifications of a solution that count, each by itself: all, or their vote; a missing one without any."""
+    """Return the verifications of a solution that count, each by itself: all, or their vote; a missing one without any."""
     if not read.verifications:
         return [None]
     if settings.combine_verifications == "vote":

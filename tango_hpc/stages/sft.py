@@ -205,7 +205,7 @@ class FineTuning:
 def sft_sequence(
     role: str, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, prompt: Prompt | None = None
 ) -> TrainSequence:
-    """A row as the prompt that the role gets in training and the response that it should give, stop token included."""
+    """Return a row as the prompt that the role gets in training and the response that it should give, stop token included."""
     if role == "generator":
         prompt_ids, response = generator_prompt_ids(row["question"], tokenizer, prompt), row["solution_text"]
     else:

@@ -22,7 +22,7 @@ def in_shares(
 
 
 def in_each(exchange: Exchange, work: Callable[[], Result]) -> list[Result]:
-    """What `work` gives in each process. Collective; what one fails at is raised there, `PeerFailedError` in the others."""
+    """Return the results of `work` in each process. Collective; an error is raised where it occurs, `PeerFailedError` elsewhere."""
     if exchange.size == 1:
         return [work()]
     failure: Exception | None = None
@@ -42,10 +42,10 @@ def in_each(exchange: Exchange, work: Callable[[], Result]) -> list[Result]:
 
 
 def my_share(exchange: Exchange, items: Sequence[Item]) -> Sequence[Item]:
-    """Every so manieth item, of this process."""
+    """Return every so manieth item, of this process."""
     return items[exchange.number :: exchange.size]
 
 
 def from_shares(shares: Sequence[Sequence[Result]]) -> list[Result]:
-    """The results of all processes, in the order of the items."""
+    """Return the results of all processes, in the order of the items."""
     return [shares[index % len(shares)][index // len(shares)] for index in range(sum(map(len, shares)))]

@@ -49,7 +49,7 @@ TRAINER = "trainer"  # the one process of a rank that fine-tunes: the roles take
 
 
 class Stage:
-    """What all stages share. A subclass names itself and answers the rest."""
+    """The common part of all stages. A subclass names itself and answers the rest."""
 
     name: str
     saves = "result"

@@ -1,4 +1,4 @@
-"""What solutions and verifications of a step are like, as metrics.
+"""The metrics of a step's solutions and verifications.
 
 Shape legend: N responses of the step, K steps of a solution (ragged).
 """
@@ -18,7 +18,7 @@ Metrics = dict[str, float | None]
 
 
 def solution_metrics(solutions_N: Sequence[ReadSolution]) -> Metrics:
-    """What the sampled solutions of a step are like."""
+    """Return the metrics of a step's sampled solutions."""
     mean = statistics.fmean
     return {
         "generator/accuracy": mean(read.correct for read in solutions_N),
@@ -31,7 +31,7 @@ def solution_metrics(solutions_N: Sequence[ReadSolution]) -> Metrics:
 
 
 def judging_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metrics:
-    """How verdicts and step judgements fit the truth."""
+    """Return how verdicts and step judgements fit the truth."""
     labels_N_K = task.label_all([(read.judged.question, read.judged.solution.steps) for read in read_N])
     labelled = [
         (labels_K, read.verification.judgements)
@@ -54,12 +54,12 @@ def judging_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metrics:
 
 
 def verdict_counts(read_N: Sequence[ReadVerification]) -> JudgementCounts:
-    """How final verdicts fit the truth, of the solutions that the verifier was asked about."""
+    """Return how final verdicts fit the truth, of the solutions that the verifier was asked about."""
     return _verdict_counts(were_asked(read_N))
 
 
 def were_asked(read_N: Sequence[ReadVerification]) -> list[ReadVerification]:
-    """Those whose prompt was not too long."""
+    """Return those whose prompt was not too long."""
     return [read for read in read_N if read.response.was_asked]
 
 
@@ -68,7 +68,7 @@ def _verdict_counts(read_N: Sequence[ReadVerification]) -> JudgementCounts:
 
 
 def verification_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metrics:
-    """What the sampled verifications of a step are like; those whose prompt was too long are counted, and in nothing else."""
+    """Return the metrics of a step's sampled verifications; those with too long a prompt enter a count alone."""
     mean = statistics.fmean
     metrics: Metrics = {"verifier/prompts_too_long": mean(not read.response.was_asked for read in read_N)}
     asked_N = were_asked(read_N)
@@ -87,5 +87,5 @@ def verification_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metr
 
 
 def signal_share(group_ids_N: Sequence[Hashable], advantages_N_T: Sequence[FloatArray]) -> float:
-    """The share of groups in which some token has an advantage other than 0: the others teach nothing."""
+    """Return the share of groups in which some token has an advantage other than 0: the others teach nothing."""
     return len(groups_with_signal(group_ids_N, advantages_N_T)) / len(set(group_ids_N))

@@ -1,4 +1,4 @@
-"""What a step of either role learns from: responses, what the equations give for them, metrics, dump rows.
+"""The batch of a step of either role: responses, advantages, metrics, dump rows.
 
 Shape legend: N responses of the step, V verifications of a solution, K steps of a solution (ragged), T tokens of a response (ragged).
 """
@@ -111,14 +111,14 @@ class GeneratorBatch:
         )
 
     def sequences(self) -> list[TrainSequence]:
-        """What the generator is trained on."""
+        """Return the sequences that the generator is trained on."""
         return _sequences(
             [self.solutions_N[i].response for i in self.trained],
             [self.scored.advantages_N_T[i] for i in self.trained],
         )
 
     def metrics(self, task: Task) -> Metrics:
-        """What all solutions and their verifications are like, those included that are not trained on."""
+        """Return the metrics of all solutions and verifications, also of those that are not trained on."""
         metrics = solution_metrics(self.solutions_N)
         metrics["alpha"] = self.alpha
         group_ids_N = _group_ids(self.step, self.group_size, len(self.solutions_N))
@@ -148,16 +148,16 @@ class GeneratorBatch:
         return metrics
 
     def graded(self) -> list[ReadSolution]:
-        """The solutions that were graded."""
+        """Return the solutions that were graded."""
         return self.solutions_N
 
     def verdict_counts(self) -> JudgementCounts | None:
-        """How the verdicts on the solutions fit the truth; None without a verifier."""
+        """Return how the verdicts on the solutions fit the truth; None without a verifier."""
         verifications = [judged for judged_V in self.verifications_N_V for judged in judged_V]
         return verdict_counts(verifications) if verifications else None
 
     def dump_rows(self) -> list[RolloutRow]:
-        """One row for each solution."""
+        """Return one row for each solution."""
         group_ids_N = _group_ids(self.step, self.group_size, len(self.solutions_N))
         rows = []
         for i, (group_id, solution) in enumerate(zip(group_ids_N, self.solutions_N, strict=True)):
@@ -247,11 +247,11 @@ class VerifierBatch:
         return cls(step, algorithm, weights, drawn, verifications, group_ids, asked, scored)
 
     def sequences(self) -> list[TrainSequence]:
-        """What the verifier is trained on."""
+        """Return the sequences that the verifier is trained on."""
         return _sequences([self.verifications[i].response for i in self.asked], self.scored.advantages_N_T)
 
     def metrics(self, task: Task) -> Metrics:
-        """What the drawn solutions and the verifications of those that are judged are like."""
+        """Return the metrics of the drawn solutions and of the verifications."""
         metrics = solution_metrics(self.drawn) | verification_metrics(task, self.verifications)
         metrics["verifier/reward"] = float(self.scored.rewards_N.mean())
         metrics["verifier/class_weight_right"], metrics["verifier/class_weight_wrong"] = self.weights
@@ -269,15 +269,15 @@ class VerifierBatch:
         return metrics
 
     def graded(self) -> list[ReadSolution]:
-        """The solutions that were graded, each once."""
+        """Return the solutions that were graded, each once."""
         return self.drawn
 
     def verdict_counts(self) -> JudgementCounts:
-        """How the verdicts on the solutions fit the truth."""
+        """Return how the verdicts on the solutions fit the truth."""
         return verdict_counts(self.verifications)
 
     def dump_rows(self) -> list[RolloutRow]:
-        """One row for each verification that was asked for."""
+        """Return one row for each verification that was asked for."""
         rows = []
         members: dict[str, int] = {}
         for place, i in enumerate(self.asked):
@@ -314,7 +314,7 @@ def _first_and_others(read_V: Sequence[Item]) -> tuple[Item | None, list[Item]]:
 
 
 def _voted(judged_V: Sequence[ReadVerification]) -> ReadVerification:
-    """The verifications of one solution as one; the one itself where it is alone."""
+    """Return the verifications of one solution as one; the one itself where it is alone."""
     return replace(judged_V[0], verification=majority_vote([judged.verification for judged in judged_V]))
 
 

@@ -51,7 +51,7 @@ def train(config: Config, directory: RunDirectory, stop: StopSignal, exchange: E
 
 @dataclass
 class Done:
-    """What the run has done so far."""
+    """The work that the run has done."""
 
     steps: int = 0  # optimizer steps, over both roles
     rollbacks: int = 0
@@ -151,7 +151,7 @@ class Tango:
         return batch
 
     def verifier_batch(self, verifier: Verifier) -> VerifierBatch:
-        """One solution of each question, M verifications of it, advantages by Eq. 9.
+        """Return one solution of each question, M verifications of it, and their advantages by Eq. 9.
 
         Where several draws are allowed, right and wrong solutions are judged in as equal numbers as they give.
         """

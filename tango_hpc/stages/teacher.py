@@ -100,7 +100,7 @@ class Teacher:
         self._greedy = greedy
 
     def solve(self, questions: Sequence[dict[str, Any]], chunk: int) -> list[dict[str, Any]]:
-        """One row for each question: the first attempt that keeps the form and is right, or what came of the last."""
+        """Return one row for each question: the first attempt that keeps the form and is right, or what came of the last."""
         rows: list[dict[str, Any]] = [
             {"question_id": question["id"], "question": question["question"], "solution_text": None, "outcome": ""}
             for question in questions
@@ -124,7 +124,7 @@ class Teacher:
 
 
 def _outcome(read: ReadSolution) -> str:
-    """Which of `OUTCOMES` became of an attempt."""
+    """Return which of `OUTCOMES` became of an attempt."""
     if not read.response.was_asked:
         return "too_long_to_ask"
     if read.response.generation.finish_reason != "stop":
@@ -159,7 +159,7 @@ def _claim(config: Config, settings: TeacherConfig, model: str) -> None:
 
 
 def all_parts(settings: TeacherConfig) -> list[Path] | None:
-    """The files of all chunks of all shards, in order; None while one is missing."""
+    """Return the files of all chunks of all shards, in order; None while one is missing."""
     parts: list[Path] = []
     for shard in range(settings.num_shards):
         of_shard = settings.model_copy(update={"shard": shard})
@@ -202,7 +202,7 @@ def merge(settings: TeacherConfig) -> dict[str, int]:
 
 
 def _num_test(settings: TeacherConfig, num_kept: int) -> int:
-    """How many solutions are for testing: a share, rounded up, or a number, but then at most half of them."""
+    """Return how many solutions are for testing: a share, rounded up, or a number, but then at most half of them."""
     if settings.test_share is not None:
         return math.ceil(Fraction(str(settings.test_share)) * num_kept)  # 0.1 of 70 is 7, not 7.000000000000001
     return min(DEFAULT_TEST_ROWS if settings.test_rows is None else settings.test_rows, num_kept // 2)

@@ -1,4 +1,4 @@
-"""What a step took beside its phases, as metrics: turns on the GPU, tokens a second, share of the peak, memory; traces."""
+"""Metrics of a step's throughput: turns on the GPU, tokens a second, share of the peak, memory; traces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PHASE_OF = {"sync": "reshard", "prepare": "logprobs", "update": "train"}
 
 @dataclass
 class Spent:
-    """What a role's processes took since they were last asked, the most of any of them: seconds by (method, turn)."""
+    """The most that any process of a role used since the last question: seconds by (method, turn)."""
 
     seconds: dict[tuple[str, str], float] = field(default_factory=dict)
     peak_bytes: int = 0
@@ -37,7 +37,7 @@ def own_turns(seconds: Mapping[str, float], spent: Mapping[str, Spent]) -> dict[
 def usage_metrics(
     row: Mapping[str, Any], operations: float, num_ranks: int, spent: Mapping[str, Spent]
 ) -> dict[str, float | None]:
-    """Tokens a second and rank, the update's share of the peak, and the most memory that a process of a role held.
+    """Return tokens a second and rank, the update's share of the peak, and the most memory that a process of a role held.
 
     `row` has tokens and seconds of a step. An operation counts once, whatever is computed again to save memory.
     """

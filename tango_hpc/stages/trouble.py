@@ -132,7 +132,7 @@ class TroubleWatch:
         return statistics.fmean(last) / base
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold; JSON."""
+        """Return the state for a checkpoint; JSON."""
         return {
             "recent": self.recent.state_dict(),
             "active": self.active,
@@ -174,7 +174,7 @@ def _verdict_trouble(pooled: JudgementCounts) -> Trouble | None:
 def what_to_do(
     troubles: Sequence[Trouble], settings: TroubleConfig, num_rollbacks: int, max_rollbacks: int
 ) -> tuple[Action, str]:
-    """What the troubles that began in a step ask for, the gravest, with the text to end or to go back with.
+    """Return the gravest action that the new troubles of a step ask for, and the text of the end or the rollback.
 
     "give up": the run should go back, and has done so `max_rollbacks` times.
     """
@@ -198,7 +198,7 @@ def what_to_do(
 
 
 def read_rollbacks(directory: RunDirectory) -> int:
-    """How often the run has gone back; checkpoints from before do not know. Raises UserError for a file that is damaged."""
+    """Return how often the run has gone back; checkpoints from before do not know. Raises UserError for a file that is damaged."""
     try:
         content = read_replaced(directory.rollbacks_file)
     except FileNotFoundError:

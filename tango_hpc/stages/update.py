@@ -1,4 +1,4 @@
-"""What an update of a role goes by, and what it did, as metrics."""
+"""The loss settings of a role's updates, and the metrics of an update."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tango_hpc.models.weight_sync.sync import SyncStats
 
 
 def loss_settings(config: Config, role: RoleConfig) -> LossSettings:
-    """What a role's updates in `train` minimise."""
+    """Return the loss that a role's updates in `train` minimise."""
     algorithm = config.algorithm
     return LossSettings(
         clip_low=algorithm.clip_low,
@@ -29,7 +29,7 @@ def loss_settings(config: Config, role: RoleConfig) -> LossSettings:
 
 
 def update_metrics(updates: Sequence[UpdateStats], sync: SyncStats, loss: LossSettings) -> dict[str, Any]:
-    """The updates of one batch, in means, and the weight syncs of the step."""
+    """Return the updates of one batch, in means, and the weight syncs of the step."""
     mean = statistics.fmean
     return {
         "loss": mean(update.loss for update in updates),

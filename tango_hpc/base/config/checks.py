@@ -27,7 +27,7 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 def find_conflicts(config: Config) -> list[str]:
-    """Every impossible combination as one line that starts with the key's path; empty where all is well."""
+    """Return every impossible combination as one line that starts with the key's path; empty where all is well."""
     return list(_conflicts(config))
 
 
@@ -66,7 +66,7 @@ def _conflicts(config: Config) -> Iterator[str]:
 
 
 def _training_conflicts(config: Config) -> Iterator[str]:
-    """Which steps are taken, and with which weight of the step advantages."""
+    """Yield which steps are taken, and with which weight of the step advantages."""
     train, algorithm = config.train, config.algorithm
     steps = train.verifier_warmup_steps + train.generator_steps * (1 + train.verifier_steps_per_cycle)
     for what, count in {
@@ -133,7 +133,7 @@ def _training_conflicts(config: Config) -> Iterator[str]:
 
 
 def _task_conflicts(config: Config) -> Iterator[str]:
-    """What is asked: the task's own settings, benchmarks, the teacher's shards."""
+    """Yield conflicts of the task's own settings, of benchmarks and of the teacher's shards."""
     if "processbench" in config.eval.benchmarks and config.verifier is None:
         yield "eval.benchmarks: processbench asks the verifier, and there is none"
     if config.teacher is not None and config.teacher.shard >= config.teacher.num_shards:
@@ -198,7 +198,7 @@ def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str
 
 
 def _fault_of_template(file: Path) -> str | None:
-    """What a chat template is not understood at, and where."""
+    """Return the fault of a chat template that cannot be parsed, and its line."""
     try:
         text = file.read_text(encoding="utf-8")
         # A tag of Hugging Face's own, which says what a model wrote.
@@ -216,7 +216,7 @@ def _optimizer_conflicts(key: str, optimizer: OptimizerConfig) -> Iterator[str]:
 
 
 def _engine_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str]:
-    """What a role's engine cannot be set to."""
+    """Yield settings that a role's engine cannot have."""
     key, rollout, world = f"{name}.rollout", role.rollout, config.world_size
     if world % rollout.tensor:
         yield f"{key}.tensor: {rollout.tensor} does not divide the {world} ranks (nodes * tasks_per_node)"
@@ -238,7 +238,7 @@ def _engine_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[s
 
 
 def _model_conflicts(key: str, model: ModelConfig, role: RoleConfig, config: Config) -> Iterator[str]:
-    """What `role`'s settings ask of `model` that it cannot do."""
+    """Yield settings of `role` that `model` cannot meet."""
     try:
         dimensions = model_dimensions(model, config)
         if dimensions is None:

@@ -72,7 +72,7 @@ def load_config(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
 
 
 def read_run_dir(path: Path, overrides: typing.Sequence[str] = ()) -> Path:
-    """Only `run.dir` of a config, absolute; its other settings may have become invalid since its run began."""
+    """Return the `run.dir` of a config alone, absolute; its other settings may have become invalid since its run began."""
     tree = read_tree(path)
     for override in overrides:
         apply_override(tree, override)
@@ -85,7 +85,7 @@ def read_run_dir(path: Path, overrides: typing.Sequence[str] = ()) -> Path:
 
 
 def read_tree(path: Path) -> dict[str, Any]:
-    """A config file's settings over those of its `base`, as nested dictionaries; `base` is then that file's path.
+    """Return a config file's settings over those of its `base`, as nested dictionaries; `base` is then that file's path.
 
     Mappings merge key by key; any other value, null too, replaces what the base has under its key. The config.yaml of a
     run is read as seen from where it lies now.
@@ -109,7 +109,7 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds."""
+    """Return the mapping that a YAML file holds."""
     try:
         text = Path(path).read_text()
     except FileNotFoundError:
@@ -154,7 +154,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def validate_tree(tree: dict[str, Any], origin: str) -> Config:
-    """Types first, then combinations; one `UserError` lists all that is wrong. `origin` names the source."""
+    """Return types first, then combinations; one `UserError` lists all that is wrong. `origin` names the source."""
     base = tree.get("base")  # of `read_tree`: merged already
     tree = {key: value for key, value in tree.items() if key != "base"}
     mistakes: list[str] = []
@@ -179,14 +179,14 @@ def validate_tree(tree: dict[str, Any], origin: str) -> Config:
 
 
 def _in_base(mistake: str, tree: dict[str, Any], base: Path) -> str:
-    """Where a mistake starts with a key that has its value from the base: that it stands there."""
+    """Return a note for a mistake in a value that comes from the base config: the file that holds the value."""
     key = mistake.partition(":")[0]
     value = value_at(read_yaml(base), key)
     return f" (set in {base})" if value is not None and value == value_at(tree, key) else ""
 
 
 def value_at(tree: dict[str, Any], key: str) -> Any:
-    """What stands under a dotted key, a whole list for one of its items; None if nothing does."""
+    """Return the value under a dotted key, the whole list for one of its items; None where there is none."""
     node: Any = tree
     for name in key.split("."):
         if isinstance(node, dict):
@@ -195,7 +195,7 @@ def value_at(tree: dict[str, Any], key: str) -> Any:
 
 
 def config_to_yaml(config: Config) -> str:
-    """The resolved config as YAML that `load_config` reads back to an equal one."""
+    """Return the resolved config as YAML that `load_config` reads back to an equal one."""
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # of a sweep there may be a thousand
     return yaml.dump(config.model_dump(mode="json"), Dumper=dumper, sort_keys=False)
 
@@ -225,7 +225,7 @@ def _resolve(node: Any, root: dict[str, Any], path: tuple[str, ...], mistakes: l
 
 
 def explain_mistake(item: Any, model: type[BaseModel] = Config) -> str:
-    """One of pydantic's errors about a `model` as a line that starts with the key's path."""
+    """Return one of pydantic's errors about a `model` as a line that starts with the key's path."""
     path = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         *parents, unknown = item["loc"]
@@ -246,7 +246,7 @@ def explain_mistake(item: Any, model: type[BaseModel] = Config) -> str:
 
 
 def _elsewhere(unknown: str, parents: list[str | int], model: Any) -> list[str]:
-    """Paths of a key of that name in the sections beside it."""
+    """Return paths of a key of that name in the sections beside it."""
     return [
         ".".join(map(str, (*parents, section, unknown)))
         for section in _field_names(parents, model)

@@ -18,7 +18,7 @@ SEED_FILE = (
 
 
 def model_dimensions(model: ModelConfig, config: Config) -> dict[str, Any] | None:
-    """The Hugging Face config of `model`: of its folder, of what `sft` will make it from, of `model.build`, or as
+    """Return the Hugging Face config of `model`: of its folder, of what `sft` will make it from, of `model.build`, or as
     published; None where all are unknown. Raises `UserError` for a config.json that cannot be read.
     """
     file = model.path / "config.json"
@@ -36,7 +36,7 @@ def model_dimensions(model: ModelConfig, config: Config) -> dict[str, Any] | Non
 
 
 def built_dimensions(sizes: TinyModelConfig) -> dict[str, Any]:
-    """The Hugging Face config of a tiny model that is built with these sizes."""
+    """Return the Hugging Face config of a tiny model that is built with these sizes."""
     return {
         "model_type": sizes.family,
         "vocab_size": len(vocabulary(sizes.characters)),
@@ -52,7 +52,7 @@ def built_dimensions(sizes: TinyModelConfig) -> dict[str, Any]:
 
 
 def built_otherwise(model: ModelConfig, seed: int) -> str | None:
-    """How the model in the folder of `model.build` differs from what is asked for; None where it is that, or missing."""
+    """Return how the model in the folder of `model.build` differs from what is asked for; None where it is that, or missing."""
     file = model.path / "config.json"
     if model.build is None or not file.is_file():
         return None
@@ -69,7 +69,7 @@ def built_otherwise(model: ModelConfig, seed: int) -> str | None:
 
 
 def role_shape(config: Config, name: str) -> ModelShape:
-    """The shape of a role's model. Raises `UserError` where its sizes are not known, or not supported."""
+    """Return the shape of a role's model. Raises `UserError` where its sizes are not known, or not supported."""
     model = config.roles[name].model
     dimensions = model_dimensions(model, config)
     if dimensions is None:

@@ -1,4 +1,4 @@
-"""Where the files of a configuration lie: every path is absolute, and a run that was moved takes its own paths along."""
+"""The paths of a configuration: every path is absolute, and a run that was moved takes its own paths along."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def absolute(path: Path) -> Path:
 
 
 def seen_from_run(tree: dict[str, Any], home: Path, model: type[BaseModel]) -> dict[str, Any]:
-    """The settings of a run's own config.yaml, of a `model`, as they are to be read where it lies now, in `home`.
+    """Return the settings of a run's own config.yaml, of a `model`, as they are to be read where it lies now, in `home`.
 
     What lay in the run directory lies in `home`. What lay elsewhere stays there, unless it is there no more and did move
     along with the run (a whole project that was moved). Relative paths, which earlier releases wrote, are seen from the
@@ -37,7 +37,7 @@ def seen_from_run(tree: dict[str, Any], home: Path, model: type[BaseModel]) -> d
 
 
 def moved(value: Any, before: Path, home: Path) -> Any:
-    """A setting of a run that lay in `before`, as it is to be read now that the run lies in `home`."""
+    """Return a setting of a run that lay in `before`, as it is to be read now that the run lies in `home`."""
     if not isinstance(value, str) or not value.startswith("/"):
         return value
     if Path(value).is_relative_to(before):
@@ -49,7 +49,7 @@ def moved(value: Any, before: Path, home: Path) -> Any:
 
 
 def _moved_as_a_whole(value: str, before: Path, home: Path) -> bool:
-    """Whether the folder with both the run and `value`, which may not be made yet, is gone, and the run lies as it did in
+    """Return whether the folder with both the run and `value`, which may not be made yet, is gone, and the run lies as it did in
     another one.
     """
     if not before.is_absolute():
@@ -86,7 +86,7 @@ def _is_template_file(name: str, value: str) -> bool:
 
 
 def section_type(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field holds, if it holds one, also where it may be null."""
+    """Return the section that a field holds, if it holds one, also where it may be null."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
@@ -98,7 +98,7 @@ def section_type(annotation: Any) -> type[BaseModel] | None:
 
 
 def same_value(before: Any, after: Any) -> bool:
-    """Whether two values of a setting are equal, or paths of the same file."""
+    """Return whether two values of a setting are equal, or paths of the same file."""
     if before == after:
         return True
     both = isinstance(before, str) and isinstance(after, str) and after.startswith("/")
@@ -106,7 +106,7 @@ def same_value(before: Any, after: Any) -> bool:
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """The settings of a tree by dotted key."""
+    """Return the settings of a tree by dotted key."""
     if not isinstance(tree, Mapping):
         return {prefix: tree}
     return {

@@ -40,7 +40,7 @@ class TinyModelConfig(Section):
 
 
 class ModelConfig(Section):
-    """Which weights a role starts from."""
+    """The weights that a role starts from."""
 
     path: FilePath = Field(description="Hugging Face folder: config.json, safetensors, tokenizer.")
     build: TinyModelConfig | None = Field(
@@ -52,7 +52,7 @@ class ModelConfig(Section):
 
 
 class ParallelConfig(Section):
-    """How a role's trainer is split. Data parallelism is what is left: world size / (tensor * pipeline)."""
+    """The split of a role's trainer. Data parallelism is what is left: world size / (tensor * pipeline)."""
 
     tensor: Positive = 1
     pipeline: Positive = 1

@@ -30,7 +30,7 @@ from tango_hpc.base.types import AlphaSchedule, ClassWeighting, TrackerName
 
 
 class RunConfig(Section):
-    """Where a run lives."""
+    """The place of a run."""
 
     dir: FilePath = Field(description="Run directory; made if missing, refused if it holds another run.")
     trackers: tuple[TrackerName, ...] = Field(
@@ -178,7 +178,7 @@ class SftRoleConfig(Section):
 
 
 class SftConfig(Section):
-    """Which roles are fine-tuned first; the paper fine-tunes the generator only."""
+    """The roles that are fine-tuned first; the paper fine-tunes the generator only."""
 
     generator: SftRoleConfig | None = None
     verifier: SftRoleConfig | None = None
@@ -263,7 +263,7 @@ class TeacherConfig(Section):
 
     @property
     def parts(self) -> Path:
-        """Where the chunks of this shard lie that are done."""
+        """Return where the chunks of this shard lie that are done."""
         return self.output / f"parts/{self.shard:04d}_of_{self.num_shards:04d}"
 
 
@@ -278,7 +278,7 @@ class ReshardConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """What is saved when."""
+    """The checkpoints of a run."""
 
     every_steps: Count = Field(20, description="Save every so many steps; 0: only at the end and when told to stop.")
     keep: Positive = Field(2, description="Whole checkpoints kept, from which a run can go on.")
@@ -342,7 +342,7 @@ class LaunchConfig(Section):
 
     @property
     def loading_limit_seconds(self) -> float:
-        """How long a rank may take without progress before its first safe point."""
+        """Return how long a rank may take without progress before its first safe point."""
         return self.loading_timeout_seconds or max(self.hang_timeout_seconds, STARTUP_SECONDS)
 
 

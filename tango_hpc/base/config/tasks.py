@@ -1,4 +1,4 @@
-"""What is asked: the shipped tasks and how a user's own is named."""
+"""Settings of tasks: the shipped tasks and the user's own."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _task_name(name: str) -> str:
 
 
 def _of_json(settings: dict[str, Any]) -> dict[str, Any]:
-    """What workers and files that were made with them can be told of."""
+    """Return settings as JSON, which workers read and made files carry."""
     try:
         if json.loads(json.dumps(settings, allow_nan=False)) == settings:
             return settings
@@ -72,7 +72,7 @@ def _of_json(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class TaskConfig(Section):
-    """What is asked and how answers are graded."""
+    """The questions, and how answers are graded."""
 
     name: Annotated[str, AfterValidator(_task_name)] = Field(
         description="addition, last_letter, math, or the path of a Python file with a task of your own "
@@ -87,7 +87,7 @@ class TaskConfig(Section):
 
     @property
     def is_own(self) -> bool:
-        """Whether the task stands in a file of the user's."""
+        """Return whether the task stands in a file of the user's."""
         return self.name.endswith(".py")
 
     @property

@@ -1,4 +1,4 @@
-"""What is done about trouble in training (`stages.trouble` finds it)."""
+"""Settings for trouble in training, which `stages.trouble` finds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OnTrouble = Literal["warn", "stop", "rollback"]
 
 
 class TroubleConfig(Section):
-    """What is done when a trouble begins: warn = say so; stop = save and end with code 78; rollback = go back to the
+    """The action when a trouble begins: warn = say so; stop = save and end with code 78; rollback = go back to the
     newest intact checkpoint and sample with other seeds, at most `train.max_rollbacks` times, then stop.
     """
 

@@ -1,4 +1,4 @@
-"""What settings are made of: strict sections, and numbers within bounds."""
+"""The parts of settings: strict sections, and numbers within bounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _at_most(value: float) -> float:
 
 
 def _possible(path: Path) -> Path:
-    """What a file system can be asked for at all."""
+    """Return `path` if a file system can look for it; raise ValueError otherwise."""
     if "\0" in str(path):
         raise ValueError("must not hold a null character")
     if any(len(os.fsencode(name)) > LONGEST_NAME for name in path.parts):
@@ -44,7 +44,7 @@ MIN_TEMPERATURE = 0.01  # vLLM raises those between 0 and this to it
 
 
 def _samples_as_told(value: float) -> float:
-    """The trainer would take another distribution for sampled."""
+    """Return the trainer would take another distribution for sampled."""
     if 0 < value < MIN_TEMPERATURE:
         raise ValueError(f"vLLM samples at no temperature below {MIN_TEMPERATURE}; give {MIN_TEMPERATURE} or more")
     return value

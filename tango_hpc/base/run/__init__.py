@@ -1,1 +1,1 @@
-"""What a run leaves behind: its directory, metrics, rollout dumps, summary and progress."""
+"""The files of a run: its directory, metrics, rollout dumps, summary and progress."""

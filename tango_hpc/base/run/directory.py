@@ -68,7 +68,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunDirectory:
-        """The run directory at `path`; raises UserError where there is none."""
+        """Return the run directory at `path`; raises UserError where there is none."""
         directory = cls(path)
         if not directory.config.is_file():
             what = "has no config.yaml" if directory.path.is_dir() else "does not exist"
@@ -76,23 +76,23 @@ class RunDirectory:
         return directory
 
     def log_file(self, worker: Worker) -> Path:
-        """Output of `worker`; that of a rank as a whole ends when its processes have logs of their own."""
+        """Return output of `worker`; that of a rank as a whole ends when its processes have logs of their own."""
         return self.logs / f"{worker.stem}.log"
 
     def heartbeat_file(self, worker: Worker) -> Path:
-        """When `worker` last advanced, and where it was."""
+        """Return when `worker` last advanced, and where it was."""
         return self.heartbeats / f"{worker.stem}.json"
 
     def outcome_file(self, worker: Worker) -> Path:
-        """How `worker` ended; absent where nobody was left to write it."""
+        """Return how `worker` ended; absent where nobody was left to write it."""
         return self.outcomes / f"{worker.stem}.json"
 
     def crash_file(self, worker: Worker) -> Path:
-        """Where Python writes the stacks of `worker` when it crashes; empty while it runs."""
+        """Return where Python writes the stacks of `worker` when it crashes; empty while it runs."""
         return self.outcomes / f"{worker.stem}.crash"
 
     def reserve_file(self, worker: Worker) -> Path:
-        """Room on the disk for the outcome of `worker`; there while it runs."""
+        """Return room on the disk for the outcome of `worker`; there while it runs."""
         return self.outcomes / f"{worker.stem}.reserve"
 
     def rollout_file(self, role: str, step: int) -> Path:
@@ -101,12 +101,12 @@ class RunDirectory:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether `folder` holds a run."""
+    """Return whether `folder` holds a run."""
     return (folder / "config.yaml").is_file() and (folder / "control").is_dir()
 
 
 def runs_below(top: Path, *, depth: int | None = None, refused: list[str] | None = None) -> Iterator[Path]:
-    """The runs in the folders below `top`, links to folders followed, at most `depth` folders down; each one once.
+    """Return the runs in the folders below `top`, links to folders followed, at most `depth` folders down; each one once.
 
     Folders that may not be read are passed over, and their names come into `refused`.
     """

@@ -139,7 +139,7 @@ def read_rollouts(path: Path) -> list[RolloutRow]:
 
 
 def dumped_steps(folder: Path) -> dict[str, list[int]]:
-    """The steps that were dumped, ascending, by role; `folder` is the rollouts folder of a run."""
+    """Return the steps that were dumped, ascending, by role; `folder` is the rollouts folder of a run."""
     steps: dict[str, list[int]] = {}
     for name, _ in steps_in(folder):
         steps.setdefault(name.role, []).append(name.step)

@@ -26,7 +26,7 @@ BESIDE_BYTES = 2**16
 
 @dataclass(frozen=True)
 class FileSum:
-    """What a file must be: its bytes, and their CRC-32."""
+    """The size of a file in bytes, and its CRC-32."""
 
     size: int
     crc32: int
@@ -39,7 +39,7 @@ def write_manifest(folder: Path, sums: Mapping[str, FileSum]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, FileSum]:
-    """The files that `folder` must have. Raises ValueError, in words, where the manifest is missing or damaged."""
+    """Return the files that `folder` must have. Raises ValueError, in words, where the manifest is missing or damaged."""
     try:
         files = json.loads((folder / NAME).read_bytes())["files"]
         return {name: FileSum(int(entry["size"]), int(entry["crc32"])) for name, entry in files.items()}
@@ -52,7 +52,7 @@ def read_manifest(folder: Path) -> dict[str, FileSum]:
 
 
 def total_bytes(folder: Path) -> int | None:
-    """What the files of a checkpoint take together; None where its manifest does not say."""
+    """Return the bytes of all files of a checkpoint; None where its manifest does not say."""
     try:
         return sum(entry.size for entry in read_manifest(folder).values())
     except ValueError:
@@ -60,7 +60,7 @@ def total_bytes(folder: Path) -> int | None:
 
 
 def wrong_sizes(folder: Path, sums: Mapping[str, FileSum]) -> Iterator[str]:
-    """What is wrong with the files as far as their names and sizes tell."""
+    """Return the faults of the files that their names and sizes show."""
     for name, expected in sums.items():
         try:
             size = (folder / name).stat().st_size
@@ -74,7 +74,7 @@ def wrong_sizes(folder: Path, sums: Mapping[str, FileSum]) -> Iterator[str]:
 
 
 def wrong_contents(folder: Path, sums: Mapping[str, FileSum]) -> Iterator[str]:
-    """What is wrong with the contents of the files; reads all of them."""
+    """Return the faults of the contents of the files; this reads all of them."""
     for name, expected in sums.items():
         try:
             found = sum_of(folder / name)
@@ -86,7 +86,7 @@ def wrong_contents(folder: Path, sums: Mapping[str, FileSum]) -> Iterator[str]:
 
 
 def find_damage(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> str | None:
-    """What is wrong with a checkpoint, or with its `wanted` files; None where it is intact."""
+    """Return the fault of a checkpoint, or of its `wanted` files; None where they are intact."""
     try:
         sums = {name: entry for name, entry in read_manifest(folder).items() if wanted(name)}
     except ValueError as error:
@@ -95,14 +95,14 @@ def find_damage(folder: Path, wanted: Callable[[str], bool] = lambda _: True) ->
 
 
 def listed(problems: Iterable[str]) -> str | None:
-    """The first problems, in one line."""
+    """Return the first problems, in one line."""
     found = list(problems)
     more = f" and {len(found) - 3} more files" if len(found) > 3 else ""
     return "; ".join(found[:3]) + more if found else None
 
 
 def sum_of(path: Path) -> FileSum:
-    """Size and checksum of a file, read block by block."""
+    """Return size and checksum of a file, read block by block."""
     size, crc = 0, 0
     block = bytearray(BLOCK_BYTES)
     with path.open("rb", buffering=0) as file:
@@ -136,7 +136,7 @@ class SummedFile:
         return len(data)
 
     def tell(self) -> int:
-        """Bytes written so far."""
+        """Return bytes written so far."""
         return self._size
 
     def flush(self) -> None:

@@ -174,17 +174,17 @@ class MetricsWriter:
 
 
 def read_metrics(directory: RunDirectory, stage: str | None = None) -> list[MetricsRow]:
-    """The rows of all optimizer steps, or those of one stage. A last line that is being written is left out."""
+    """Return the rows of all optimizer steps, or those of one stage. A last line that is being written is left out."""
     return [row for row in _read_rows(directory.metrics, stage) if "event" not in row]
 
 
 def read_events(directory: RunDirectory, stage: str | None = None) -> list[MetricsRow]:
-    """What happened to the run beside its steps, or in one stage."""
+    """Return the events of a run, or of one stage."""
     return [row for row in _read_rows(directory.metrics, stage) if "event" in row]
 
 
 def read_evaluations(directory: RunDirectory, stage: str | None = None) -> list[MetricsRow]:
-    """All rows of evaluations.jsonl, or those of one stage."""
+    """Return all rows of evaluations.jsonl, or those of one stage."""
     return _read_rows(directory.evaluations, stage)
 
 
@@ -197,7 +197,7 @@ class RowTail:
         self._inode = 0
 
     def new_rows(self) -> tuple[list[MetricsRow], bool]:
-        """The complete new rows, and whether the file was rewritten since, so that these are all of its rows."""
+        """Return the complete new rows, and whether the file was rewritten since, so that these are all of its rows."""
         if not self._path.exists():
             return [], False
         status = os.stat(self._path)
@@ -233,7 +233,7 @@ def _rows_of(objects: Sequence[MetricsRow], path: Path) -> list[MetricsRow]:
 
 
 def _is_row(row: MetricsRow) -> bool:
-    """Whether a line is what we write; one that lost its middle may still be JSON."""
+    """Return whether a line is what we write; one that lost its middle may still be JSON."""
     measured = (value for key, value in row.items() if "/" in key or (key in REQUIRED_KEYS and key != "role"))
     return (
         isinstance(row.get("step"), int)
@@ -249,7 +249,7 @@ def _is_event(row: MetricsRow) -> bool:
 
 
 def _outlives(row: MetricsRow, stage: str, resumed_step: int) -> bool:
-    """Whether a row stays when `stage` goes on after `resumed_step`: not what comes again."""
+    """Return whether a row stays when `stage` goes on after `resumed_step`: not what comes again."""
     if row.get("event") in _LASTING or row["stage"] != stage:
         return True
     return row["step"] <= resumed_step
@@ -275,13 +275,13 @@ def _aside(path: Path) -> Path:
 
 
 def _steps_done(directory: RunDirectory, stage: str) -> int:
-    """How many steps of a stage the run has: of its newest checkpoint, or where there is none of its last row."""
+    """Return how many steps of a stage the run has: of its newest checkpoint, or where there is none of its last row."""
     saved = steps_in(directory.checkpoints / stage)
     return saved[-1][0].step if saved else max((row["step"] for row in read_metrics(directory, stage)), default=0)
 
 
 def _gaps(there: Sequence[tuple[int, int]], last: int) -> Iterator[tuple[int, int]]:
-    """First and last of the steps from 1 to `last` that none of the spans `there` has."""
+    """Return first and last of the steps from 1 to `last` that none of the spans `there` has."""
     before = 0
     for first, final in sorted([*there, (last + 1, last + 1)]):
         if first > last + 1:

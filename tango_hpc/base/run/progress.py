@@ -12,7 +12,7 @@ from tango_hpc.base.run.directory import RunDirectory
 
 
 def read_progress(directory: RunDirectory) -> dict[str, Any]:
-    """What the run was doing last; empty where nothing says it."""
+    """Return the last progress of a run; empty where there is none."""
     data = read_json(directory.progress)
     return fitting(data, _state("", 0, 0)) if data else {}
 

@@ -18,7 +18,7 @@ _NAME = re.compile(
 
 
 def numbered(phase: str, draw: int) -> str:
-    """The name of a phase in the `draw`-th draw of a step, from 1."""
+    """Return the name of a phase in the `draw`-th draw of a step, from 1."""
     return phase if draw == 1 else f"{phase}_{draw}"
 
 
@@ -36,25 +36,25 @@ class StepName(NamedTuple):
 
     @classmethod
     def read(cls, name: str) -> StepName | None:
-        """What a file or folder of that name holds; None where it is no such name."""
+        """Return the step that the name of a file or folder holds; None for other names."""
         match = _NAME.fullmatch(name)
         return cls(int(match["step"]), match["phase"] or "", match["role"] or "") if match else None
 
 
 def steps_in(folder: Path) -> list[tuple[StepName, Path]]:
-    """The checkpoints or dumps in `folder`, the oldest first; empty where there is no folder."""
+    """Return the checkpoints or dumps in `folder`, the oldest first; empty where there is no folder."""
     names = ((StepName.read(path.name), path) for path in (folder.iterdir() if folder.is_dir() else []))
     found = [(name, path) for name, path in names if name is not None]
     return sorted(found, key=lambda entry: (*_order(entry[0]), entry[1].name))
 
 
 def leftovers_in(folder: Path) -> list[Path]:
-    """Checkpoints in `folder` that an attempt began to write or to delete; the next one removes them as it starts."""
+    """Return checkpoints in `folder` that an attempt began to write or to delete; the next one removes them as it starts."""
     return sorted(folder.glob(".step_*"))
 
 
 def is_newer(name: str | None, other: str | None) -> bool:
-    """Whether the checkpoint `name` was written later in a run than `other`; None comes before the first."""
+    """Return whether the checkpoint `name` was written later in a run than `other`; None comes before the first."""
     first, second = (StepName.read(text) if text is not None else None for text in (name, other))
     return first is not None and (second is None or _order(first) > _order(second))
 
@@ -64,11 +64,11 @@ def _order(name: StepName) -> tuple[int, int, int]:
 
 
 def _place(phase: str) -> tuple[int, int]:
-    """When a step passes a phase; "", between two steps, comes first."""
+    """Return when a step passes a phase; "", between two steps, comes first."""
     kind, _, draw = phase.partition("_")
     return (int(draw or 1), SAVED_PHASES.index(kind)) if phase else (0, 0)
 
 
 def damaged_in(folder: Path) -> list[str]:
-    """Names of the checkpoints in `folder` that were found damaged and set aside."""
+    """Return names of the checkpoints in `folder` that were found damaged and set aside."""
     return sorted(path.name for path in folder.glob("step_*.damaged*"))

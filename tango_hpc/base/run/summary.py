@@ -43,7 +43,7 @@ _ATTEMPT: dict[str, Any] = {
 
 
 def read_summary(directory: RunDirectory) -> dict[str, Any]:
-    """The summary so far; empty before the first stage has started, and where the file is damaged."""
+    """Return the summary so far; empty before the first stage has started, and where the file is damaged."""
     summary = read_json(directory.summary)
     for name in ("stages", "generator", "verifier"):
         if not isinstance(summary.get(name, {}), dict):
@@ -85,7 +85,7 @@ def write_provenance(directory: RunDirectory, provenance: Mapping[str, Any]) -> 
 
 
 def resumed_from(directory: RunDirectory, stage: str) -> str | None:
-    """The checkpoint that the last attempt went on from, by provenance.json; None where that was no attempt at `stage`."""
+    """Return the checkpoint that the last attempt went on from, by provenance.json; None where that was no attempt at `stage`."""
     last = (read_provenance(directory)["attempts"] or [{}])[-1]
     name = last.get("resumed_from")
     return name if last.get("stage") == stage and isinstance(name, str) else None
@@ -100,14 +100,14 @@ def note_resumed_from(directory: RunDirectory, stage: str, name: str) -> None:
 
 
 def code_that_ran(attempt: Mapping[str, Any]) -> dict[str, Any]:
-    """Of an attempt in provenance.json, the state of the code: of the copy taken at submission, or where it lies."""
+    """Return the state of the code of an attempt in provenance.json: of the copy taken at submission, or where it lies."""
     copied = attempt["code"].get("copied_from")
     code = copied if isinstance(copied, dict) else attempt["code"]
     return code | fitting(code, {"commit": ""})
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of Python and of what the product stands on, as installed; a package that is not there is left out."""
+    """Return versions of Python and of what the product stands on, as installed; a package that is not there is left out."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -185,7 +185,7 @@ def _put_back_results(directory: RunDirectory, summary: dict[str, Any]) -> None:
 
 
 def before_and_after(summary: Mapping[str, Any]) -> list[tuple[str, float | None, float | None]]:
-    """Rows (name, before, after) of the table at the end of a run; only what was measured at least once."""
+    """Return rows (name, before, after) of the table at the end of a run; only what was measured at least once."""
     rows = []
     for name, title in BEFORE_AFTER:
         section, _, key = name.partition(".")

@@ -20,7 +20,7 @@ PROJECT = "tango_hpc"  # of Weights & Biases, experiment of MLflow
 
 
 class Tracker(Protocol):
-    """Where scalars go."""
+    """A library that draws scalars."""
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
         """Add finite values of one step."""
@@ -40,7 +40,7 @@ class TensorBoard:
         self._writer = SummaryWriter(str(directory.tensorboard / stage), purge_step=resumed_step + 1, flush_secs=10)
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
-        """One event for each value."""
+        """Write one event for each value."""
         for key, value in scalars.items():
             self._writer.add_scalar(key, value, step)
 
@@ -69,7 +69,7 @@ class WeightsAndBiases:
         self._run.define_metric(f"{stage}/*", step_metric=self._step)
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
-        """One row."""
+        """Write one row."""
         self._run.log({**{f"{self._stage}/{key}": value for key, value in scalars.items()}, self._step: step})
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class MLflow:
         self._run = self._client.create_run(number, tags=tags, run_name=f"{directory.path.name} {stage}").info.run_id
 
     def _experiment(self, name: str) -> str:
-        """The experiment's number; of several runs that begin at once, one makes it."""
+        """Return the experiment's number; of several runs that begin at once, one makes it."""
         from mlflow.exceptions import MlflowException
 
         found = self._client.get_experiment_by_name(name)
@@ -111,7 +111,7 @@ class MLflow:
         return found.experiment_id
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
-        """One request."""
+        """Send one request."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -130,7 +130,7 @@ _TRACKERS: dict[TrackerName, Callable[[RunDirectory, str, int], Tracker]] = {
 
 
 def missing_trackers(names: Sequence[TrackerName]) -> list[str]:
-    """What is wrong with the names: libraries that are not installed here, each with the way out."""
+    """Return a message for each tracker whose library is not installed here, with the way out."""
     return [
         f"run.trackers: {name} is not installed here; pip install {name}, or leave it out"
         for name in names
@@ -139,7 +139,7 @@ def missing_trackers(names: Sequence[TrackerName]) -> list[str]:
 
 
 class Trackers:
-    """Those that were asked for, as one that does not fail. `tell` gets one line for each that does."""
+    """The chosen trackers as one that does not fail. `tell` gets one line for each tracker that fails."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ class Worker(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """What its files are called."""
+        """The name of the worker's files, without an ending."""
         return f"rank_{self.rank:05d}" + (f".{self.role}" if self.role else "")
 
     @classmethod

@@ -1,4 +1,4 @@
-"""How much a role's engine takes of a rank, for the engine itself and for `tango plan`. No torch.
+"""The capacity of a role's engine on a rank: memory and sequences, for the engine and for `tango plan`. No torch.
 
 A rank's GPU serves one process per role, in turns: who has worked leaves only its CUDA context, its communicators and
 its engine's CUDA graphs there. What an engine may take for its KV cache is therefore worked out, not measured on a GPU
@@ -56,7 +56,7 @@ class Engine:
         return count * self.element_bytes
 
     def sampler_tables(self, max_num_seqs: int) -> list[int]:
-        """Bytes of the tables that vLLM's V2 model runner keeps on a GPU for each sequence and each entry of the vocabulary.
+        """Return bytes of the tables that vLLM's V2 model runner keeps on a GPU for each sequence and each entry of the vocabulary.
 
         Counts of tokens (int32), and two masks of a bit: of the prompt's tokens, and of those that a grammar allows. vLLM
         makes them while it loads the weights, so they sleep and wake with the weights.
@@ -65,7 +65,7 @@ class Engine:
         return [] if self.on_cpu else [size * max_num_seqs for size in (4 * self.shape.vocab_size, mask, mask)]
 
     def backup_bytes(self, max_num_seqs: int) -> int:
-        """Host memory that the weights take while an engine on a GPU sleeps at vLLM's level 1: an upper bound.
+        """Return host memory that the weights take while an engine on a GPU sleeps at vLLM's level 1: an upper bound.
 
         vLLM backs up each segment of the caching allocator in pinned memory, which PyTorch rounds up to a power of two.
         The sampler's tables are among the segments.
@@ -86,7 +86,7 @@ class Engine:
         return 2 * self.shape.num_layers * heads * self.shape.head_dim * self.element_bytes
 
     def workspace(self, max_batched_tokens: int, max_num_seqs: int) -> int:
-        """Activations of the largest batch, and logits with the copies that log-probabilities need."""
+        """Return activations of the largest batch, and logits with the copies that log-probabilities need."""
         inner = self.shape.intermediate_size // self.tensor
         layer = (3 * inner + 6 * self.shape.hidden_size) * self.element_bytes * max_batched_tokens
         logits = 3 * 4 * self.shape.vocab_size * max_num_seqs
@@ -94,12 +94,12 @@ class Engine:
 
 
 def _power_of_two(size: int) -> int:
-    """The smallest power of two that is `size` or more."""
+    """Return the smallest power of two that is `size` or more."""
     return 1 << (size - 1).bit_length()
 
 
 def role_engine(config: Config, role_name: str) -> Engine:
-    """A role's engine on one rank. Raises `UserError` for a model without sizes."""
+    """Return a role's engine on one rank. Raises `UserError` for a model without sizes."""
     return Engine(
         shape=role_shape(config, role_name),
         tensor=config.roles[role_name].rollout.tensor,
@@ -109,14 +109,14 @@ def role_engine(config: Config, role_name: str) -> Engine:
 
 
 def resident_gpu_bytes(config: Config) -> int:
-    """What all roles' processes together keep on a GPU, whoever works."""
+    """Return the bytes that the processes of all roles keep on a GPU at all times."""
     graphs = sum(0 if role.rollout.enforce_eager else GPU_GRAPH_BYTES for role in config.roles.values())
     return len(config.roles) * GPU_CONTEXT_BYTES + graphs
 
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """What a role's engine starts with on one rank, the settings that are null resolved; memory in bytes."""
+    """The memory and the sequences of a role's engine on one rank, with null settings resolved; memory in bytes."""
 
     num_seqs: int  # that it takes at once
     weights: int
@@ -126,12 +126,12 @@ class EngineMemory:
 
     @property
     def total(self) -> int:
-        """What the engine takes when it is awake."""
+        """The bytes of the engine when it is awake."""
         return self.weights + self.tables + self.activations + self.cache
 
 
 def engine_memory(config: Config, role_name: str, gpu_bytes: int) -> EngineMemory:
-    """What the engine of a role starts with on a rank whose GPU has `gpu_bytes` (of no account on a CPU).
+    """Return the settings of a role's engine on a rank whose GPU has `gpu_bytes` (of no account on a CPU).
 
     The cache is `rollout.kv_cache_gb` where that is set; else what the engine's share of the GPU has left beside what
     stays there, its weights, its tables and its activations. The engine takes as many sequences at once as
@@ -155,7 +155,7 @@ def engine_memory(config: Config, role_name: str, gpu_bytes: int) -> EngineMemor
 
 
 def _share(rollout: RolloutConfig) -> float:
-    """Share of the GPU in use while an engine generates, with what all roles' processes keep there."""
+    """Return share of the GPU in use while an engine generates, with what all roles' processes keep there."""
     return MOST_OF_A_GPU if rollout.gpu_memory_utilization is None else rollout.gpu_memory_utilization
 
 
@@ -175,7 +175,7 @@ def most_sequences(config: Config, role_name: str) -> int:
 
 
 def responses_per_engine(config: Config, role_name: str) -> tuple[int, int]:
-    """Responses that one engine of a role is asked for at once: in a step's largest phase (a first draw), in an evaluation."""
+    """Return responses that one engine of a role is asked for at once: in a step's largest phase (a first draw), in an evaluation."""
     train = config.train
     asked = train.questions_per_step * train.rollouts_per_question
     asked *= train.verifications_per_solution if role_name == "verifier" else 1
@@ -184,7 +184,7 @@ def responses_per_engine(config: Config, role_name: str) -> tuple[int, int]:
 
 
 def cache_problem(config: Config, role_name: str, gpu_bytes: int) -> str | None:
-    """Why an engine cannot work with such a cache, and what to change; None if it can."""
+    """Return why an engine cannot work with such a cache, and what to change; None if it can."""
     role, engine = config.roles[role_name], role_engine(config, role_name)
     key, memory = f"{role_name}.rollout", engine_memory(config, role_name, gpu_bytes)
     if memory.cache <= 0:

@@ -1,4 +1,4 @@
-"""How many responses an engine has completed, while it generates."""
+"""A count of the responses that an engine has completed while it generates."""
 
 from __future__ import annotations
 

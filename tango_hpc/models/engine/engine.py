@@ -236,7 +236,7 @@ class RolloutEngine:
     def bare_generate(
         self, prompts: Sequence[list[int]], *, max_tokens: int, seeds: Sequence[int] | None = None
     ) -> int:
-        """What vLLM alone does with this rank's `prompts`, to measure against: tokens written, each `max_tokens` long.
+        """Have vLLM alone complete this rank's `prompts`, as a measure; return the tokens written, `max_tokens` each.
 
         With `seeds`, one for each prompt, it also gives log-probabilities, as `generate` has it do.
         """
@@ -305,7 +305,7 @@ def import_vllm(device: Literal["cpu", "cuda"]) -> None:
 
 @functools.cache
 def _socket_folder() -> Path:
-    """Where the sockets of this process's engine are; vLLM reads this once."""
+    """Return where the sockets of this process's engine are; vLLM reads this once."""
     name = f"{SOCKETS}{uuid.uuid4().hex[:12]}"
     folder = Path(tempfile.gettempdir())
     if len(os.fsencode(folder / name)) + LONGEST_SOCKET_NAME > LONGEST_SOCKET_PATH:
@@ -335,7 +335,7 @@ def socket_folder() -> Iterator[None]:
 
 
 def _locked(folder: Path) -> int:
-    """An open file of `folder` that holds its lock, which ends with it. OSError where another process has it."""
+    """Return an open file of `folder` that holds its lock, which ends with it. OSError where another process has it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -367,7 +367,7 @@ def _find_cache() -> None:
 
 
 def _host_ident() -> str:
-    """One name for all ranks of this job on this host; no other job has it."""
+    """Return one name for all ranks of this job on this host; no other job has it."""
     token = [uuid.uuid4().hex[:12] if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(token, src=0)
     return f"{token[0]}-{socket.gethostname()}"
@@ -383,7 +383,7 @@ def _to_generation(output: Any) -> Generation:
 
 
 def _pack(generations: list[Generation]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Flat arrays, which pickle in no time: lengths, tokens, log-probabilities, whether stopped."""
+    """Return flat arrays, which pickle in no time: lengths, tokens, log-probabilities, whether stopped."""
     lengths = np.array([len(generation.token_ids) for generation in generations], dtype=np.int32)
     tokens = np.fromiter((token for g in generations for token in g.token_ids), np.int32, int(lengths.sum()))
     logprobs = np.fromiter((value for g in generations for value in g.logprobs), np.float64, int(lengths.sum()))

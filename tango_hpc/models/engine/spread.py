@@ -1,4 +1,4 @@
-"""Which rollout group completes which request. Pure Python."""
+"""The spread of requests over rollout groups. Pure Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tango_hpc.base.types import GenerationRequest
 
 
 def spread_requests(requests: Sequence[GenerationRequest], num_groups: int, max_tokens: int) -> list[list[int]]:
-    """Indices of `requests` for each of `num_groups` engines, every index once, each list in rising order.
+    """Return indices of `requests` for each of `num_groups` engines, every index once, each list in rising order.
 
     Requests with one prompt stay together, so that its prefill is shared, up to an equal share of all requests.
     The expected work of a request is its prompt plus `max_tokens`; the heaviest lot goes to the lightest group.

@@ -37,7 +37,7 @@ class EngineWeights:
                 self._packed[owner].append(module)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every parameter, also of those that are packed away."""
+        """Return shape of every parameter, also of those that are packed away."""
         return {name: tuple(self._checkpoint_tensor(name).shape) for name in self._names}
 
     def open(self, module_name: str) -> None:
@@ -51,7 +51,7 @@ class EngineWeights:
             materialize_layer(module, info)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The parameter to write into; its module must be open."""
+        """Return the parameter to write into; its module must be open."""
         module_name, _, attribute = name.rpartition(".")
         return getattr(self._modules[module_name], attribute).data
 
@@ -63,7 +63,7 @@ class EngineWeights:
 
     @torch.no_grad()
     def copies(self, name: str) -> Iterator[torch.Tensor]:
-        """Every copy of a parameter that the engine computes with, in checkpoint layout.
+        """Yield every copy of a parameter that the engine computes with, in checkpoint layout.
 
         Packed weights are read through their kernel: the product with the identity matrix is the transposed weight,
         exactly, since each output is one weight times 1 plus zeros. Only a negative zero comes back as a positive.
@@ -85,7 +85,7 @@ class EngineWeights:
             yield torch.cat(parts).t()
 
     def _checkpoint_tensor(self, name: str) -> torch.Tensor:
-        """The parameter in checkpoint format: itself, or the record that vLLM keeps of one that it has emptied."""
+        """Return the parameter in checkpoint format: itself, or the record that vLLM keeps of one that it has emptied."""
         live = self.tensor(name)
         if live.numel():
             return live

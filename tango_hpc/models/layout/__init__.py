@@ -1,4 +1,4 @@
-"""What is known of a model without loading it: its sizes, and where its elements lie in trainer and engine shards.
+"""The places of a model's elements in trainer and engine shards, known without loading the model.
 
 Imports neither torch nor anything of this package but `errors`.
 """

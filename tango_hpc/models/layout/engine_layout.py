@@ -1,4 +1,4 @@
-"""Where every element of a Hugging Face checkpoint lives in vLLM's parameters. Pure Python.
+"""The place of every element of a Hugging Face checkpoint in vLLM's parameters. Pure Python.
 
 vLLM fuses q, k and v as [q; k; v] of the rank's own heads, gate and up as [gate; up], pads the vocabulary to a
 multiple of 64 rows before it cuts it, and gives each rank a copy of one KV head where there are fewer of them than
@@ -13,7 +13,7 @@ from tango_hpc.models.layout.trainer_layout import Box, LocalParam, Piece, whole
 
 
 def engine_layout(shape: ModelShape, tensor_size: int, tensor_rank: int) -> dict[str, LocalParam]:
-    """Every parameter of one rank's vLLM model, by its name there, with the checkpoint's pieces that fill it."""
+    """Return every parameter of one rank's vLLM model, by its name there, with the checkpoint's pieces that fill it."""
     params = {"model.embed_tokens.weight": _vocabulary(shape, "model.embed_tokens.weight", tensor_size, tensor_rank)}
     for layer in range(shape.num_layers):
         prefix = f"model.layers.{layer}"
@@ -51,7 +51,7 @@ def engine_layout(shape: ModelShape, tensor_size: int, tensor_rank: int) -> dict
 
 
 def _heads(shape: ModelShape, name: str, tensor_size: int, tensor_rank: int) -> tuple[int, int]:
-    """First row and number of rows of the rank's query, key or value heads."""
+    """Return first row and number of rows of the rank's query, key or value heads."""
     if name == "q":
         count = shape.num_heads // tensor_size
         return tensor_rank * count * shape.head_dim, count * shape.head_dim
@@ -62,7 +62,7 @@ def _heads(shape: ModelShape, name: str, tensor_size: int, tensor_rank: int) -> 
 
 
 def _vocabulary(shape: ModelShape, tensor: str, tensor_size: int, tensor_rank: int) -> LocalParam:
-    """The rank's rows of the padded vocabulary; a rank may hold padding only."""
+    """Return the rank's rows of the padded vocabulary; a rank may hold padding only."""
     rows = padded_vocab_size(shape.vocab_size, tensor_size) // tensor_size
     start = tensor_rank * rows
     count = max(0, min(shape.vocab_size - start, rows))
@@ -72,7 +72,7 @@ def _vocabulary(shape: ModelShape, tensor: str, tensor_size: int, tensor_rank: i
 
 
 def _stack(blocks: list[tuple[str, int, int]], trailing: tuple[int, ...]) -> LocalParam:
-    """Row blocks of (tensor, first row, number of rows) on top of each other."""
+    """Return row blocks of (tensor, first row, number of rows) on top of each other."""
     pieces, offset = [], 0
     rest: Box = tuple((0, size) for size in trailing)
     for tensor, first, count in blocks:

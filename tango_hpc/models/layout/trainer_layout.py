@@ -1,4 +1,4 @@
-"""Where every element of a Hugging Face checkpoint lives in Megatron-core's parameters. Pure Python.
+"""The place of every element of a Hugging Face checkpoint in Megatron-core's parameters. Pure Python.
 
 A *box* is one half-open range per dimension. A `Piece` says that a box of a Hugging Face tensor equals a
 same-shaped box of a local parameter; a `LocalParam` is a local parameter's shape and all its pieces. Import,
@@ -47,7 +47,7 @@ class LocalParam:
 def megatron_layout(
     shape: ModelShape, tensor_size: int, pipeline_size: int, tensor_rank: int, pipeline_rank: int
 ) -> dict[str, LocalParam]:
-    """Every parameter of one rank's GPTModel, by its name there, with the checkpoint's pieces that fill it.
+    """Return every parameter of one rank's GPTModel, by its name there, with the checkpoint's pieces that fill it.
 
     Layers carry their local number. Replicated parameters (norms) appear on every tensor rank, and a tied
     embedding on both the first and the last pipeline stage.
@@ -73,7 +73,7 @@ def megatron_layout(
 
 
 def _layer(shape: ModelShape, cut: _TensorCut, prefix: str) -> Iterator[tuple[str, LocalParam]]:
-    """Parameters of one transformer layer, in the order of the forward pass."""
+    """Return parameters of one transformer layer, in the order of the forward pass."""
     attention, hidden = f"{prefix}.self_attn", shape.hidden_size
     yield "input_layernorm.weight", whole(f"{prefix}.input_layernorm.weight", hidden)
     yield "self_attention.linear_qkv.weight", cut.rows(*_fused_qkv(shape, attention, "weight"), hidden)
@@ -92,7 +92,7 @@ def _layer(shape: ModelShape, cut: _TensorCut, prefix: str) -> Iterator[tuple[st
 
 
 def _fused_qkv(shape: ModelShape, attention: str, kind: str) -> tuple[int, list[tuple[str, int, int]]]:
-    """Rows of the full fused QKV: for each query group its query heads, its key head, its value head."""
+    """Return rows of the full fused QKV: for each query group its query heads, its key head, its value head."""
     blocks = []
     dim, group_rows = shape.head_dim, shape.heads_per_group * shape.head_dim
     for group in range(shape.num_kv_heads):
@@ -103,13 +103,13 @@ def _fused_qkv(shape: ModelShape, attention: str, kind: str) -> tuple[int, list[
 
 
 def whole(tensor: str, size: int) -> LocalParam:
-    """A vector that every rank holds in full."""
+    """Return a vector that every rank holds in full."""
     return LocalParam((size,), (Piece(tensor, ((0, size),), ((0, size),)),))
 
 
 @dataclass(frozen=True)
 class _TensorCut:
-    """How one tensor rank's share is cut out of full parameters."""
+    """The cut of one tensor rank's share out of full parameters."""
 
     size: int
     rank: int
@@ -120,7 +120,7 @@ class _TensorCut:
         return self.rank * total // self.size, (self.rank + 1) * total // self.size
 
     def rows(self, total: int, blocks: list[tuple[str, int, int]], *trailing: int) -> LocalParam:
-        """A parameter cut by rows, whose full form stacks `blocks` of (tensor, first row, number of rows)."""
+        """Return a parameter cut by rows, whose full form stacks `blocks` of (tensor, first row, number of rows)."""
         start, stop = self.span(total)
         pieces, offset = [], 0
         whole = tuple((0, size) for size in trailing)
@@ -135,7 +135,7 @@ class _TensorCut:
         return LocalParam((stop - start, *trailing), tuple(pieces))
 
     def columns(self, tensor: str, rows: int, total: int) -> LocalParam:
-        """A matrix cut by columns."""
+        """Return a matrix cut by columns."""
         start, stop = self.span(total)
         piece = Piece(tensor, ((0, rows), (start, stop)), ((0, rows), (0, stop - start)))
         return LocalParam((rows, stop - start), (piece,))

@@ -14,14 +14,14 @@ from torch.distributed import ProcessGroup
 
 
 def all_gather_objects(value: Any, group: ProcessGroup | None = None) -> list[Any]:
-    """Every rank's value, in rank order, on every rank. For small picklable things."""
+    """Return every rank's value, in rank order, on every rank. For small picklable things."""
     values = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
 
 
 def any_rank(flag: bool, group: ProcessGroup | None = None) -> bool:
-    """Whether the flag is set on any rank, so that all take the same branch."""
+    """Return whether the flag is set on any rank, so that all take the same branch."""
     tensor = torch.tensor(float(flag))
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
     return bool(tensor)

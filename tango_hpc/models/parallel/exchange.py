@@ -55,16 +55,16 @@ class Exchange:
 
     @property
     def number(self) -> int:
-        """Which of them this is: role after role, in the order of ranks."""
+        """Return which of them this is: role after role, in the order of ranks."""
         return self.roles.index(self.role) * dist.get_world_size() + dist.get_rank()
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one process that writes what a run writes once."""
+        """Return whether this is the one process that writes what a run writes once."""
         return self.number == 0
 
     def run(self, role: str, work: Callable[[], Result]) -> Result:
-        """What `work` gives in the processes of `role`, which alone call it; it must be picklable.
+        """Return the result of `work` in the processes of `role`, which alone call it; the result must be picklable.
 
         Where it raises there, it raises `PeerFailedError` in the others.
         """
@@ -85,11 +85,11 @@ class Exchange:
         return result
 
     def all_gather(self, value: Any) -> list[Any]:
-        """The value of every process, by its number."""
+        """Return the value of every process, by its number."""
         return [value for of_role in self._swap(all_gather_objects(value)) for value in of_role]
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set in any process, so that all take the same branch."""
+        """Return whether the flag is set in any process, so that all take the same branch."""
         found = torch.tensor([any_rank(flag)])
         if self._group is not None:
             await_work(self._group.allreduce([found], ReduceOp.MAX))
@@ -101,7 +101,7 @@ class Exchange:
         self._swap(None)
 
     def _swap(self, value: Any) -> list[Any]:
-        """The value of each process of this rank, by role."""
+        """Return the value of each process of this rank, by role."""
         if self._group is None:
             return [value]
         mine = _pickled(value)

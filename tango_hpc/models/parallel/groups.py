@@ -81,7 +81,7 @@ class PolicyGroups:
 
 
 def limit_collectives(timeout: timedelta) -> None:
-    """How long groups made from now on wait for a peer; without it PyTorch's 30 minutes, whatever the world's limit."""
+    """Set how long groups made from now on wait for a peer; without it PyTorch's 30 minutes, whatever the world's limit."""
     global _timeout
     _timeout = timeout
 

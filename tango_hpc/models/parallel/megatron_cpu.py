@@ -129,7 +129,7 @@ class _TorchOnCpu(_StandIn):
 
 
 def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The factory with its `device="cuda"` taken to mean the CPU."""
+    """Return the factory with its `device="cuda"` taken to mean the CPU."""
 
     @functools.wraps(factory)
     def make(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:

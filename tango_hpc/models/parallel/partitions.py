@@ -1,4 +1,4 @@
-"""Which ranks form the process groups of a role: the trainer makes these groups, the plan counts them. Pure Python.
+"""The ranks of a role's process groups: the trainer makes these groups, the plan counts them. Pure Python.
 
 Ranks are numbered with the tensor axis fastest, then data, then pipeline, which is Megatron-core's own order.
 """

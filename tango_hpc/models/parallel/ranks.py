@@ -1,4 +1,4 @@
-"""Who this process is among the ranks, from the environment that the launcher sets."""
+"""This process's place among the ranks, from the environment that the launcher sets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RankInfo:
 
 
 def open_store(timeout_seconds: float, *, hosts: bool) -> dist.Store:
-    """The store at MASTER_ADDR and MASTER_PORT, in which processes find each other; one of them `hosts` it.
+    """Return the store at MASTER_ADDR and MASTER_PORT, in which processes find each other; one of them `hosts` it.
 
     It knows no passwords: where it can, it listens at that one address, and not on every network that the machine has.
     """
@@ -53,7 +53,7 @@ def open_store(timeout_seconds: float, *, hosts: bool) -> dist.Store:
 
 
 def listen_at(address: str, port: int, *, spans_nodes: bool) -> socket.socket | None:
-    """A socket that listens at `address` alone; None where others may not reach it there.
+    """Return a socket that listens at `address` alone; None where others may not reach it there.
 
     So it is behind an address translation. And a name may stand for one address here and for another on the other nodes
     (/etc/hosts, several networks, IPv6 beside IPv4), each of which looks it up itself.
@@ -150,22 +150,22 @@ def check_cards(cards: Sequence[tuple[str, str]]) -> None:
 
 
 def sees_one_gpu(num_gpus: int) -> bool:
-    """Whether Slurm shows this rank its own GPU alone, as it does with `--gpus-per-task=1`."""
+    """Return whether Slurm shows this rank its own GPU alone, as it does with `--gpus-per-task=1`."""
     return num_gpus == 1 and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and RANKS_OF_TASK not in os.environ
 
 
 def this_device() -> torch.device:
-    """Where this process keeps its tensors: its GPU if there is one, else the CPU."""
+    """Return where this process keeps its tensors: its GPU if there is one, else the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host there. To a GPU through pinned memory, as from other memory a copy waits for all before it."""
+    """Return a tensor of the host there. To a GPU through pinned memory, as from other memory a copy waits for all before it."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def is_busy(stream: torch.cuda.Stream) -> bool:
-    """Whether work of a GPU's stream has not ended. Never waits; any thread may ask."""
+    """Return whether work of a GPU's stream has not ended. Never waits; any thread may ask."""
     try:
         return not stream.query()
     except RuntimeError:  # of work that failed, which the thread that waits for it will tell

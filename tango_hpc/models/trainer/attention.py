@@ -32,7 +32,7 @@ _SMALL_BLOCK = 8
 
 @dataclass
 class PackedSequences(PackedSeqParams):
-    """What attention has to know of a micro-batch: the bounds of its sequences, and rotary angles per token.
+    """The facts that attention needs of a micro-batch: the bounds of its sequences, and rotary angles per token.
 
     `blocks` is filled where sequences are padded for the attention alone: one [B, L] index of tokens each, in
     which padding repeats a sequence's last token; `unpad` then finds the T tokens in the flattened blocks.
@@ -98,7 +98,7 @@ class PackedCoreAttention(nn.Module):
         packed_seq_params: PackedSequences,
         **_: Any,
     ) -> Tensor:
-        """The attention's output, [T, H, D]."""
+        """Return the attention's output, [T, H, D]."""
         assert attention_mask is None, "packed sequences are masked by their bounds"
         packed = packed_seq_params
         query_THD = _rotate(query_THD, packed.cos_TD, packed.sin_TD)
@@ -136,7 +136,7 @@ class PackedSelfAttention(SelfAttention):
         output_gate: bool = False,
         split_qkv: bool = True,
     ) -> Any:
-        """Query [T, 1, H, D], key and value [T, 1, G, D] of this rank's heads."""
+        """Return query [T, 1, H, D], key and value [T, 1, G, D] of this rank's heads."""
         sharing = self.world_size // self.config.num_query_groups
         if sharing <= 1:
             return super().get_query_key_value_tensors(hidden_states, key_value_states, output_gate, split_qkv)

@@ -52,13 +52,13 @@ POLL_SECONDS = 0.5
 
 
 class Saved(Protocol):
-    """What a checkpoint holds a folder of: a `Policy`, or a `Role` with one. Every method is collective."""
+    """A part of a checkpoint with a folder of its own: a `Policy`, or a `Role` with one. Every method is collective."""
 
     def begin_save(self, folder: Path, *, background: bool) -> None:
         """Write the folder, or begin to."""
 
     def is_written(self) -> bool:
-        """Whether `end_save` need not wait for this process."""
+        """Return whether `end_save` need not wait for this process."""
         ...
 
     def end_save(self) -> Mapping[str, FileSum]:
@@ -91,7 +91,7 @@ class Checkpoints:
         exchange.barrier()
 
     def latest(self) -> Path | None:
-        """The newest intact checkpoint, as the first process sees the folder; None where there are none at all.
+        """Return the newest intact checkpoint, as the first process sees the folder; None where there are none at all.
 
         Damaged ones that are newer are set aside. Raises `CheckFailed` where all are damaged, or weights alone: nothing
         is begun anew in the place of what was lost.
@@ -267,12 +267,12 @@ class Checkpoints:
 
 
 def _partial(final: Path) -> Path:
-    """What a checkpoint is called until all of it is there."""
+    """Return the folder of a checkpoint until it is complete."""
     return final.with_name(f".{final.name}")
 
 
 def find_damage(path: Path, exchange: Exchange, wanted: Callable[[str], bool] = lambda _: True) -> str | None:
-    """What is wrong with the checkpoint `path`, or with its `wanted` files; None where it is intact. Collective.
+    """Return the fault of the checkpoint `path`, or of its `wanted` files; None where they are intact. Collective.
 
     The first process compares names and sizes; each then reads what it is likely to load.
     """
@@ -296,7 +296,7 @@ def find_damage(path: Path, exchange: Exchange, wanted: Callable[[str], bool] = 
 
 
 def _reader_of(name: str, exchange: Exchange) -> int:
-    """The number of the process that reads a file when the layout is still the one that wrote it."""
+    """Return the number of the process that reads a file when the layout is still the one that wrote it."""
     part, _, file = name.partition("/")
     world_size = exchange.size // len(exchange.roles)
     written_by = re.match(r"__(\d+)_", file)

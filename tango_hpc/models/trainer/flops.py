@@ -1,4 +1,4 @@
-"""What the work of a step is worth: floating-point operations, the most that this machine multiplies, memory."""
+"""The work of a step in floating-point operations, the peak of this machine, and its memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REPEATS = 5
 
 
 def update_operations(shape: ModelShape, lengths: Sequence[int]) -> float:
-    """Operations of forward and backward over sequences of these lengths: 6 per parameter and token, and attention's.
+    """Return operations of forward and backward over sequences of these lengths: 6 per parameter and token, and attention's.
 
     Causal attention multiplies half of each sequence's square. What is computed again to save memory does not count.
     """
@@ -24,7 +24,7 @@ def update_operations(shape: ModelShape, lengths: Sequence[int]) -> float:
 
 
 def measured_peak(dtype: torch.dtype, device: torch.device) -> float:
-    """Operations a second of a large matrix product on this rank, the best of several."""
+    """Return operations a second of a large matrix product on this rank, the best of several."""
     size = 8192 if device.type == "cuda" else 768
     left, right = (torch.ones((size, size), device=device, dtype=dtype) for _ in range(2))
     best = 0.0
@@ -38,7 +38,7 @@ def measured_peak(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def total_peak(dtype: torch.dtype, device: torch.device, stated_tflops: float | None) -> float:
-    """The peak of all ranks together, as stated for one or as measured on each. Collective."""
+    """Return the peak of all ranks together, as stated for one or as measured on each. Collective."""
     if stated_tflops is not None:
         return stated_tflops * 1e12 * dist.get_world_size()
     total = torch.tensor(measured_peak(dtype, device), dtype=torch.float64)

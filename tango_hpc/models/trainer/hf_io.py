@@ -42,7 +42,7 @@ def read_config(model_dir: Path) -> dict[str, Any]:
 
 
 def check_checkpoint(model_dir: Path, shape: ModelShape) -> dict[str, Path]:
-    """File of each tensor of the checkpoint; UserError naming all that are missing, extra or misshapen."""
+    """Return file of each tensor of the checkpoint; UserError naming all that are missing, extra or misshapen."""
     files = _checkpoint_files(model_dir)
     expected = hf_tensors(shape)
     found: dict[str, Path] = {}
@@ -69,7 +69,7 @@ def check_checkpoint(model_dir: Path, shape: ModelShape) -> dict[str, Path]:
 
 
 def _checkpoint_files(model_dir: Path) -> list[Path]:
-    """Safetensors files of a folder, those of the index if it has one."""
+    """Return safetensors files of a folder, those of the index if it has one."""
     index = model_dir / "model.safetensors.index.json"
     if index.is_file():
         files = [model_dir / name for name in indexed_files(index)]
@@ -100,7 +100,7 @@ def import_weights(model_dir: Path, shape: ModelShape, groups: PolicyGroups, par
 
 
 def rank_layout(shape: ModelShape, groups: PolicyGroups) -> dict[str, LocalParam]:
-    """The layout of this rank's parameters."""
+    """Return the layout of this rank's parameters."""
     return megatron_layout(shape, groups.tensor_size, groups.pipeline_size, groups.tensor_rank, groups.pipeline_rank)
 
 
@@ -160,7 +160,7 @@ def _leave_sampling_out(file: Path) -> None:
 def gather_tensors(
     shape: ModelShape, groups: PolicyGroups, params: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor | None]]:
-    """Each full Hugging Face tensor, one at a time, on the CPU of global rank 0; None elsewhere.
+    """Yield each full Hugging Face tensor, one at a time, on the CPU of global rank 0; None elsewhere.
 
     Of the ranks that hold an element, the first sends it.
     """

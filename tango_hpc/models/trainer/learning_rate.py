@@ -8,7 +8,7 @@ from tango_hpc.base.config.roles import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """Learning rate of optimizer step `step`, counted from 0.
+    """Return learning rate of optimizer step `step`, counted from 0.
 
     It rises linearly over the first `warmup_ratio` of the steps, then stays, or falls to `final_ratio` of itself at
     the last step along a cosine or an exponential.

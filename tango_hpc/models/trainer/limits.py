@@ -1,4 +1,4 @@
-"""How much the trainer takes at once, for its own modules and for `tango plan`. No torch."""
+"""The trainer's chunk sizes, for its own modules and for `tango plan`. No torch."""
 
 from __future__ import annotations
 

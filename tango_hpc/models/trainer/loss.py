@@ -1,4 +1,4 @@
-"""What an update minimises by, and what it tells of itself."""
+"""The settings of an update's loss, and the statistics of the update."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """What an update did, over the global batch; means are per response token.
+    """The statistics of an update over the global batch; means are per response token.
 
     `skipped`: a loss or gradient was not finite, and no weight changed. `logprob_gap_*` compare trainer and
     rollout log-probabilities (0 where there are none). `operations`: floating-point, of forward and backward.
@@ -72,18 +72,18 @@ class ChunkLoss:
         self._found: list[dict[str, Tensor]] = []
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, part: slice) -> Tensor:
-        """The loss of the tokens in `part` of `flat_R`, which has these log-probabilities and entropies."""
+        """Return the loss of the tokens in `part` of `flat_R`, which has these log-probabilities and entropies."""
         value, statistics = self._token_loss(logprobs, entropy, self._flat_R[part])
         self._found.append({name: number.detach().double() for name, number in {"loss": value, **statistics}.items()})
         return value
 
     def statistics(self) -> dict[str, Tensor]:
-        """What of the `STATISTICS` was measured so far."""
+        """The `STATISTICS` that were measured so far."""
         return combine(self._found)
 
 
 def combine(found: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Those of the `STATISTICS` that were measured somewhere, over all places."""
+    """Return those of the `STATISTICS` that were measured somewhere, over all places."""
     values = {name: [place[name] for place in found if name in place] for name in STATISTICS}
     return {
         name: torch.stack(measured).sum() if STATISTICS[name] == "sum" else torch.stack(measured).amax()

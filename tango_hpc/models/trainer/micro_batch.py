@@ -39,7 +39,7 @@ def response_offsets(sequences: Sequence[TrainSequence]) -> np.ndarray:
 
 
 def flat(sequences: Sequence[TrainSequence], name: str) -> np.ndarray:
-    """One field of all sequences in one vector, [N]. ValueError unless it has a number for each response token."""
+    """Return one field of all sequences in one vector, [N]. ValueError unless it has a number for each response token."""
     values = [getattr(sequence, name) for sequence in sequences]
     for index, (value, sequence) in enumerate(zip(values, sequences, strict=True)):
         if len(value) != len(sequence.response_ids):
@@ -56,7 +56,7 @@ def give(sequences: Sequence[TrainSequence], name: str, values: Sequence[np.ndar
 
 
 def fed_length(sequence: TrainSequence) -> int:
-    """Tokens that go through the model: all but the last, which predicts nothing."""
+    """Return tokens that go through the model: all but the last, which predicts nothing."""
     return sequence.num_tokens - 1
 
 

@@ -172,7 +172,7 @@ def build_model(shape: ModelShape, config: TransformerConfig, groups: PolicyGrou
 
 
 def _prepare_sequence_parallelism() -> None:
-    """Two things of a process that Megatron-core expects to find, and would make with its global groups."""
+    """Make two things of a process that Megatron-core expects to find and would make with its global groups."""
     if parallel_state._GLOBAL_MEMORY_BUFFER is None:
         parallel_state._set_global_memory_buffer()  # where all tokens come together in front of a cut weight
     tracker = get_cuda_rng_tracker()

@@ -75,7 +75,7 @@ class DeviceMemory:
             self._host |= zip((storage._cdata for storage in storages), places, strict=True)
 
     def _storages(self) -> tuple[list[torch.UntypedStorage], ...]:
-        """Storages that may leave, of (weights on a GPU, optimizer state on a GPU, gradients), each once."""
+        """Return storages that may leave, of (weights on a GPU, optimizer state on a GPU, gradients), each once."""
         parameters = list(self._model.parameters())
         state = self._optimizer.tensors() if self._optimizer is not None else []
         gradients = [parameter.main_grad for parameter in parameters if hasattr(parameter, "main_grad")]

@@ -100,7 +100,7 @@ class PolicyOptimizer:
         return True, grad_norm
 
     def tensors(self) -> list[Tensor]:
-        """Master weights and moments, this rank's share."""
+        """Return master weights and moments, this rank's share."""
         return [
             tensor
             for inner in self.optimizer.chained_optimizers
@@ -122,7 +122,7 @@ class PolicyOptimizer:
         return start, {key: tensors[key] for key in ("param", "exp_avg", "exp_avg_sq")}
 
     def common_state(self) -> dict[str, Any]:
-        """What is the same on all ranks: AdamW's settings and how many steps it took."""
+        """Return the state that all ranks share: AdamW's settings and its number of steps."""
         (inner,) = self.optimizer.chained_optimizers
         return inner.state_dict()
 
@@ -155,7 +155,7 @@ class PolicyOptimizer:
 
 
 def fuses(parameter: Tensor) -> bool | None:
-    """Whether AdamW is one kernel for `parameter`, which takes no memory on top of its state. None leaves it to PyTorch.
+    """Return whether AdamW is one kernel for `parameter`, which takes no memory on top of its state. None leaves it to PyTorch.
 
     On a CPU PyTorch's choice is a loop over the parameters, whose memory is that of the largest.
     """

@@ -36,7 +36,7 @@ class _Pages(mmap.mmap):
 
 
 def host_memory(sizes: Sequence[int]) -> list[Tensor]:
-    """A tensor of bytes for each of `sizes`, contents not set, in one piece of page-locked memory.
+    """Return a tensor of bytes for each of `sizes`, contents not set, in one piece of page-locked memory.
 
     Memory that cannot be locked serves too, slower: the log says so once, and what can be done.
     """
@@ -55,7 +55,7 @@ def host_memory(sizes: Sequence[int]) -> list[Tensor]:
 
 
 def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of `tensors` on the host; what comes from a GPU can go back there at full speed."""
+    """Return copies of `tensors` on the host; what comes from a GPU can go back there at full speed."""
     if not any(on_gpu(tensor) for tensor in tensors.values()):
         return {name: tensor.detach().clone() for name, tensor in tensors.items()}
     places = host_memory([tensor.nbytes for tensor in tensors.values()])
@@ -66,7 +66,7 @@ def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def on_gpu(tensor: Tensor) -> bool:
-    """Whether `tensor` takes memory of a GPU, which it may have to give up."""
+    """Return whether `tensor` takes memory of a GPU, which it may have to give up."""
     return tensor.is_cuda
 
 
@@ -94,7 +94,7 @@ _warned: list[str] = []
 
 
 def _warn_once(problem: str, num_bytes: int) -> None:
-    """One line in this process's log."""
+    """Print one line in this process's log."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     allowed = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit / 2**30:.2f} GiB"
     if not _warned:

@@ -136,7 +136,7 @@ class Policy:
         temperature: float = 1.0,
         entropy: bool = False,
     ) -> list[np.ndarray]:
-        """Log-probability of every response token, one float32 array per sequence; with `entropy`, that instead.
+        """Return log-probability of every response token, one float32 array per sequence; with `entropy`, that instead.
 
         `reference` takes the frozen reference's weights.
         """
@@ -159,7 +159,7 @@ class Policy:
             )
 
     def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, *, last: bool = True) -> UpdateStats:
-        """One optimizer step on Eq. 1, with the policy before the step as pi_old unless sequences have `old_logprobs`.
+        """Take one optimizer step on Eq. 1, with the policy before the step as pi_old unless sequences have `old_logprobs`.
 
         The loss is averaged over tokens and responses with global denominators, so the result does not depend on
         the layout. Sequences need advantages, and reference log-probabilities if `kl_coef` is not 0 (see `prepare`).
@@ -221,7 +221,7 @@ class Policy:
         return stats
 
     def update_sft(self, sequences: Sequence[TrainSequence]) -> UpdateStats:
-        """One optimizer step on the mean cross-entropy of all response tokens."""
+        """Take one optimizer step on the mean cross-entropy of all response tokens."""
         num_tokens = max(int(response_offsets(sequences)[-1]), 1)
 
         def token_loss(logprobs_R: Tensor, entropy_R: Tensor, _flat_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -231,7 +231,7 @@ class Policy:
         return self._step(sequences, token_loss, 1.0, num_responses)
 
     def evaluate_sft(self, sequences: Sequence[TrainSequence]) -> float:
-        """Mean cross-entropy of all response tokens, in nats."""
+        """Return mean cross-entropy of all response tokens, in nats."""
         values = self.logprobs(sequences)
         return -float(sum(v.sum(dtype=np.float64) for v in values)) / max(sum(len(v) for v in values), 1)
 
@@ -253,7 +253,7 @@ class Policy:
         self._saving = saved_state.Save(self._state(), folder, background=background)
 
     def is_written(self) -> bool:
-        """Whether `end_save` need not wait for this process."""
+        """Return whether `end_save` need not wait for this process."""
         return self._saving is None or self._saving.is_written()
 
     def end_save(self) -> dict[str, FileSum]:
@@ -292,7 +292,7 @@ class Policy:
         num_responses: int,
         check: Callable[[dict[str, float]], None] | None = None,
     ) -> UpdateStats:
-        """Forward and backward over the batch, then one optimizer step unless `check` raises."""
+        """Return forward and backward over the batch, then one optimizer step unless `check` raises."""
         assert self.optimizer is not None, "this policy has no optimizer"
         num_tokens = int(response_offsets(sequences)[-1])
         with megatron_on_cpu():
@@ -370,7 +370,7 @@ class Policy:
             )
 
     def _of_all_ranks(self, flat_N: Tensor, offsets_S: np.ndarray) -> list[np.ndarray]:
-        """What the ranks have put in their places of a flat vector, one array per sequence."""
+        """Return the values that the ranks have put into a flat vector, one array per sequence."""
         if self.groups.is_last_stage and self.groups.data_size > 1:
             dist.all_reduce(flat_N, group=self.groups.data)
         if self.groups.pipeline_size > 1:
@@ -379,7 +379,7 @@ class Policy:
         return [values[start:stop] for start, stop in itertools.pairwise(offsets_S)]
 
     def _totals(self, results: list[dict[str, Tensor]]) -> dict[str, float]:
-        """The `STATISTICS` over all micro-batches of all ranks, the same on every rank."""
+        """Return the `STATISTICS` over all micro-batches of all ranks, the same on every rank."""
         groups = self.groups
         mine = combine(results) if groups.is_last_stage and groups.tensor_rank == 0 else {}
         shared = torch.tensor([float(mine.get(name, 0.0)) for name in STATISTICS], dtype=torch.float64)
@@ -402,7 +402,7 @@ class Policy:
                 shard.data = own[name]
 
     def _given(self, sequences: Sequence[TrainSequence], name: str) -> Tensor | None:
-        """One field of all sequences in one vector, [N], if all have it."""
+        """Return one field of all sequences in one vector, [N], if all have it."""
         has_it = all(len(getattr(sequence, name)) for sequence in sequences if sequence.response_ids)
         return self._to_device(flat(sequences, name)) if has_it else None
 

@@ -21,7 +21,7 @@ from tango_hpc.base.config.values import ProductDtype
 
 
 def rounds_products(products: ProductDtype) -> bool:
-    """Whether `products` means bfloat16 here; "auto" does on CPUs that multiply it faster than float32.
+    """Return whether `products` means bfloat16 here; "auto" does on CPUs that multiply it faster than float32.
 
     Those are CPUs with AMX, and AMD's with AVX512-BF16: Intel's that have AVX512-BF16 without AMX, as some virtual
     machines do, multiply bfloat16 at about half the speed of float32.
@@ -52,7 +52,7 @@ def _linear(
     tp_group: Any,
     **_: Any,
 ) -> Tensor:
-    """As Megatron-core's linear layer: [T, 1, K] to [T, 1, N]."""
+    """Compute the product as Megatron-core's linear layer does: [T, 1, K] to [T, 1, N]."""
     if sequence_parallel:
         input = gather_from_sequence_parallel_region(input, tensor_parallel_output_grad=True, group=tp_group)
     elif allreduce_dgrad:

@@ -25,11 +25,11 @@ class _Cheap(nn.Module):
     _unread: CheckpointWithoutOutput | None = None
 
     def compute(self, x: Tensor) -> Tensor:
-        """What the part does."""
+        """Compute the part."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same, to be forgotten where that was asked for and there will be a backward pass."""
+        """Return the same, to be forgotten where that was asked for and there will be a backward pass."""
         if not (self._forgets and torch.is_grad_enabled()):
             return self.compute(x)
         self._unread = CheckpointWithoutOutput(fp8=None)  # its default, False, stands for fp8
@@ -54,7 +54,7 @@ class TokenNorm(_Cheap, nn.RMSNorm):
         self.weight.sequence_parallel = config.sequence_parallel
 
     def compute(self, x: Tensor) -> Tensor:
-        """The norm."""
+        """Return the norm."""
         return nn.RMSNorm.forward(self, x)
 
 
@@ -65,7 +65,7 @@ class SwiGLU(_Cheap):
         super().__init__()
 
     def compute(self, x: Tensor) -> Tensor:
-        """The product."""
+        """Return the product."""
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate) * up
 

@@ -15,7 +15,7 @@ ROPE_TYPES = ("default", "linear", "llama3")
 
 
 def rope_frequencies(config: Mapping[str, Any], head_dim: int) -> Tensor:
-    """Radians per position of each pair of dimensions: [head_dim / 2], float32.
+    """Return radians per position of each pair of dimensions: [head_dim / 2], float32.
 
     Reads `rope_theta` and `rope_scaling`, or `rope_parameters` of newer configs. Only scalings that do not depend
     on the length of the sequence can be trained packed: default, linear and llama3.

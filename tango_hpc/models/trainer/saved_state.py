@@ -52,7 +52,7 @@ REFERENCE, OPTIMIZER = "reference.", "optimizer.state."
 
 @dataclass(frozen=True)
 class PolicyState:
-    """What there is to save of a policy on this rank: parameters and reference by name, and the optimizer if any.
+    """The state of a policy on this rank that is saved: parameters and reference by name, and the optimizer if any.
 
     `where_it_is` gives the values of a parameter or of optimizer state, which may be away from the GPU.
     """
@@ -67,7 +67,7 @@ class PolicyState:
 
 @dataclass
 class _Written:
-    """What this rank has written: sums by the name of the file; bytes that it meant to write; what went wrong.
+    """The record of this rank's writing: sums by the name of the file; bytes that it meant to write; what went wrong.
 
     `copies`: its tensors are copied before any is written.
     """
@@ -105,7 +105,7 @@ class Save:
             self._error = error
 
     def is_written(self) -> bool:
-        """Whether this rank's file is written, or could not be: `finish` need not wait for this process."""
+        """Return whether this rank's file is written, or could not be: `finish` need not wait for this process."""
         return not self._thread.is_alive()
 
     def finish(self) -> dict[str, FileSum]:
@@ -141,7 +141,7 @@ def load(state: PolicyState, folder: Path) -> None:
 
 
 def _described(state: PolicyState) -> dict[str, Any]:
-    """All that a checkpoint holds; tensors as pieces that are views of this rank's own."""
+    """Return all that a checkpoint holds; tensors as pieces that are views of this rank's own."""
     turns = _Turns(state.data_group)
     weights = state.model.sharded_state_dict(metadata={"non_homogeneous_layers": True, "dp_cp_group": state.data_group})
     names = {id(parameter): name for name, parameter in state.shards.items()}
@@ -195,7 +195,7 @@ def _pieces(
     replica: Callable[[tuple[int, ...], int], int],
     start: int = 0,
 ) -> list[ShardedTensor]:
-    """Boxes of `tensor`, which holds the elements from `start` on of the flattened shard that `entry` places.
+    """Return boxes of `tensor`, which holds the elements from `start` on of the flattened shard that `entry` places.
 
     `replica` numbers a box among data-parallel ranks, as in `_Turns`. A factory places the two halves of a feed-forward weight, one after the other in the shard, apart in the whole.
     """
@@ -280,7 +280,7 @@ class _Writer(filesystem_async.FileSystemWriterAsync):
         self.written.sums[name] = stream.close()
 
     def _resolve(self, item: Any) -> Any:
-        """What there is to write of an item: bytes, or a tensor in host memory."""
+        """Return the data of an item to write: bytes, or a tensor in host memory."""
         data = self._planner.resolve_data(item)
         if item.type == WriteItemType.BYTE_IO:
             return data
@@ -310,7 +310,7 @@ def _without_zip_checksums() -> Iterator[None]:
 
 
 def _num_bytes(item: Any) -> int:
-    """What a tensor of the plan takes; the rest is little."""
+    """Return the bytes of a tensor of the plan, 0 for other items."""
     if item.tensor_data is None:
         return 0
     return math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize

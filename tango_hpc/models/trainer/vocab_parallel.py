@@ -44,12 +44,12 @@ class OutputLayer:
 
     @property
     def num_rows(self) -> int:
-        """How many words of the vocabulary lie in it."""
+        """Return how many words of the vocabulary lie in it."""
         rows = self.weight_VK.shape[0]
         return min(max(self.vocab_size - self.first_row, 0), rows)
 
     def chunks(self, num_tokens: int) -> Iterator[slice]:
-        """The tokens in turn."""
+        """Yield the tokens in turn."""
         size = self.chunk_tokens or max(1, LOGIT_CHUNK // max(self.weight_VK.shape[0], 1))
         for first in range(0, num_tokens, size):
             yield slice(first, min(first + size, num_tokens))
@@ -72,7 +72,7 @@ def vocab_parallel_logprobs(hidden_TK: Tensor, targets_T: Tensor, layer: OutputL
 
 
 def vocab_parallel_loss(hidden_TK: Tensor, targets_T: Tensor, layer: OutputLayer, loss: LossOfChunk) -> Tensor:
-    """The sum of what `loss` gives for each chunk's log-probabilities and entropies, as `vocab_parallel_logprobs` has them.
+    """Return the sum of what `loss` gives for each chunk's log-probabilities and entropies, as `vocab_parallel_logprobs` has them.
 
     A loss of its tokens alone can be differentiated as soon as it is known, so that logits are computed once; those of a
     second pass would cost a product more. Its gradients flow into hidden states and weight. A weight that has a
@@ -169,7 +169,7 @@ class _Chunk:
 
 
 def _logits(hidden_TK: Tensor, weight_VK: Tensor, scale: float) -> Tensor:
-    """Scaled logits in float32, whatever the weights are in. On a CPU those of 16-bit weights are rounded to 16 bits."""
+    """Return scaled logits in float32, whatever the weights are in. On a CPU those of 16-bit weights are rounded to 16 bits."""
     if _multiplies_wide(weight_VK):
         logits = torch.mm(hidden_TK, weight_VK.t(), out_dtype=torch.float32)
     else:
@@ -188,7 +188,7 @@ def _add_product_(total_VK: Tensor, grad_VT: Tensor, hidden_TK: Tensor) -> None:
 
 
 def _multiplies_wide(matrix: Tensor) -> bool:
-    """Whether products of 16-bit matrices can come out in float32, which PyTorch has for CUDA alone."""
+    """Return whether products of 16-bit matrices can come out in float32, which PyTorch has for CUDA alone."""
     return matrix.is_cuda
 
 

@@ -16,7 +16,7 @@ _BITS = {2: torch.int16, 4: torch.int32}
 
 
 def box_checksum(values: torch.Tensor, box: Box) -> torch.Tensor:
-    """Checksum (scalar int64) of `values`, which are the elements of `box`; a negative zero counts as a zero."""
+    """Return checksum (scalar int64) of `values`, which are the elements of `box`; a negative zero counts as a zero."""
     matrix = values if values.dim() == 2 else values.unsqueeze(1)
     columns = box[1] if len(box) == 2 else (0, 1)
     assert matrix.shape == (box[0][1] - box[0][0], columns[1] - columns[0]), (matrix.shape, box)

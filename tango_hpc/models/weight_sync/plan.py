@@ -1,4 +1,4 @@
-"""Which slice of which rank's trainer parameter goes to which rank's engine. Pure Python, no processes.
+"""The plan of a weight sync: which slice of a rank's trainer parameter goes to which rank's engine. Pure Python.
 
 Both layouts say which boxes of the Hugging Face tensors a rank holds (`Piece`). Intersecting them gives *segments*:
 boxes that lie within one piece on either side. A segment that the receiving rank's own trainer shard holds is copied
@@ -31,7 +31,7 @@ _SMALL_BYTES = 2**20  # below this, joining a message that is sent anyway beats 
 
 @dataclass(frozen=True)
 class Layouts:
-    """How trainer and engine cut one model over the same ranks.
+    """The cuts of one model by trainer and engine over the same ranks.
 
     Trainer ranks count the tensor axis fastest, then data, then pipeline; rank r is shard r % rollout_tensor of
     engine group r // rollout_tensor.
@@ -80,7 +80,7 @@ class Round:
 
 @dataclass
 class RankPlan:
-    """What one rank does in a sync: copy `local` segments, and go through `rounds` in order."""
+    """The work of one rank in a sync: copy `local` segments, and go through `rounds` in order."""
 
     rank: int
     local: list[Segment] = field(default_factory=list)
@@ -110,12 +110,12 @@ class Plan:
 
 
 def segment_elements(segment: Segment) -> int:
-    """Number of elements in a segment."""
+    """Return number of elements in a segment."""
     return math.prod(stop - start for start, stop in segment[1])
 
 
 def intersect(a: Box, b: Box) -> Box | None:
-    """The box that two boxes share, None where it is empty."""
+    """Return the box that two boxes share, None where it is empty."""
     shared = []
     for (a_start, a_stop), (b_start, b_stop) in zip(a, b, strict=True):
         start, stop = max(a_start, b_start), min(a_stop, b_stop)
@@ -126,7 +126,7 @@ def intersect(a: Box, b: Box) -> Box | None:
 
 
 def build_plan(layouts: Layouts, *, element_bytes: int, bucket_bytes: int, rank: int | None = None) -> Plan:
-    """The plan of one sync; `rank` picks the rank whose work is listed, None lists none.
+    """Return the plan of one sync; `rank` picks the rank whose work is listed, None lists none.
 
     `element_bytes` is the size of an element on the wire. Raises UserError for layouts that cannot be, and for a
     bucket that cannot hold one row.
@@ -253,7 +253,7 @@ class _Schedule:
         return self.near[key]
 
     def _lightest(self, candidates: list[int], rank: int) -> int:
-        """The candidate that sends least so far; ties rotate with the receiver."""
+        """Return the candidate that sends least so far; ties rotate with the receiver."""
         if len(candidates) == 1:
             return candidates[0]
         at = rank % len(candidates)
@@ -280,7 +280,7 @@ class _Schedule:
                 self.my_rounds[number].receives[source].append(pack)
 
     def totals(self) -> list[RankTotals]:
-        """Sums of every rank; the lower bound is counted from the layouts, not from what was sent."""
+        """Return sums of every rank; the lower bound is counted from the layouts, not from what was sent."""
         layouts, matches, size = self.layouts, self.matches, self.element_bytes
         lacking: dict[tuple[tuple[int, int], int], int] = {}
         for place, own in self.classes_of_place.items():

@@ -1,4 +1,4 @@
-"""What weight sync will move and hold, from a configuration alone: the `reshard` section of `tango plan`."""
+"""The bytes that weight sync will move and hold, from a configuration alone: the `reshard` section of `tango plan`."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from tango_hpc.models.weight_sync.verify import find_mismatches
 
 
 class TrainerShards(Protocol):
-    """What is needed of `tango_hpc.models.trainer.Policy`."""
+    """The part of `tango_hpc.models.trainer.Policy` that a sync needs."""
 
     shape: ModelShape
     groups: PolicyGroups
@@ -46,7 +46,7 @@ class SyncStats:
     bytes_minimum: int = 0
 
     def __add__(self, other: SyncStats) -> SyncStats:
-        """Both together."""
+        """Return both together."""
         return SyncStats(
             self.bytes_sent + other.bytes_sent,
             self.bytes_local + other.bytes_local,
@@ -135,7 +135,7 @@ class WeightSync:
         )
 
     def _check(self, source: Mapping[str, LocalParam], target: Mapping[str, LocalParam]) -> None:
-        """Both sides have the parameters of their layouts; all ranks agree on the outcome."""
+        """Check that both sides have the parameters of their layouts; all ranks agree on the outcome."""
         shards = {name: tuple(tensor.shape) for name, tensor in self.policy.named_shards().items()}
         problems = _differences("trainer", source, shards) + _differences("engine", target, self.weights.shapes())
         reports = [

@@ -31,7 +31,7 @@ class WeightSyncError(RuntimeError):
 
 
 class Target(Protocol):
-    """What weights are installed into (`tango_hpc.models.engine.weights.EngineWeights`)."""
+    """The engine's weights, into which a transfer installs (`tango_hpc.models.engine.weights.EngineWeights`)."""
 
     def open(self, module_name: str) -> None: ...
     def tensor(self, name: str) -> torch.Tensor: ...
@@ -48,7 +48,7 @@ class Locator:
                 self._pieces[piece.tensor].append((piece.box, name, piece.local))
 
     def find(self, segment: Segment) -> tuple[str, Slices]:
-        """Parameter name and slices of a segment that lies within one piece."""
+        """Return parameter name and slices of a segment that lies within one piece."""
         tensor, wanted = segment
         for box, name, local in self._pieces[tensor]:
             if all(a <= start and stop <= b for (start, stop), (a, b) in zip(wanted, box, strict=True)):
@@ -80,7 +80,7 @@ class _Message:
         return sum(item.elements for item in self.items)
 
     def describe(self) -> str:
-        """Its tensors, the first few."""
+        """Return its tensors, the first few."""
         names = list(dict.fromkeys(item.tensor for item in self.items))
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
@@ -204,7 +204,7 @@ class _Pending:
         self.works = works if len(works) == len(operations) else works * len(operations)
 
     def arrivals(self) -> Iterator[tuple[_Message, torch.Tensor]]:
-        """Each message of the round as it is received."""
+        """Yield each message of the round as it is received."""
         for work, (message, kind, values) in zip(self.works, self.operations, strict=True):
             if kind == "receive":
                 self._wait(work, kind, message)

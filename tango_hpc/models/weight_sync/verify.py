@@ -25,7 +25,7 @@ from tango_hpc.models.weight_sync.transfer import Locator
 
 
 class Readable(Protocol):
-    """What is read back (`tango_hpc.models.engine.weights.EngineWeights`)."""
+    """Weights that can be read back (`tango_hpc.models.engine.weights.EngineWeights`)."""
 
     def copies(self, name: str) -> Iterator[torch.Tensor]: ...
 
@@ -40,7 +40,7 @@ def find_mismatches(
     dtype: torch.dtype,
     group: ProcessGroup,
 ) -> list[str]:
-    """One line for each rank and tensor that differ, in rank order, the same on all ranks. Collective.
+    """Return one line for each rank and tensor that differ, in rank order, the same on all ranks. Collective.
 
     The trainer's values are rounded to the engine's `dtype` first, as they are when they are sent.
     """

@@ -14,7 +14,7 @@ NAMES = (
 
 
 def get_benchmark(name: str) -> Benchmark:
-    """The benchmark called `name`; its module is imported only now."""
+    """Return the benchmark called `name`; its module is imported only now."""
     if name not in NAMES:
         raise ValueError(f"no benchmark {name!r}; there are {', '.join(NAMES)}")
     return importlib.import_module(f"tango_hpc.questions.benchmarks.{name}").BENCHMARK

@@ -1,4 +1,4 @@
-"""How many gold answers the grader accepts when the reference solutions give them in our own format.
+"""The number of gold answers that the grader accepts when the reference solutions give them in our own format.
 
     python -m tango_hpc.questions.benchmarks.acceptance data/eval
 
@@ -55,7 +55,7 @@ def measure(name: str, rows: list[dict[str, Any]], pool: GradingPool) -> Accepta
 
 
 def reference_response(row: dict[str, Any]) -> str:
-    """The reference solution as a response: its own last box where it has one, else the reference answer."""
+    """Return the reference solution as a response: its own last box where it has one, else the reference answer."""
     solution = read_metadata(row).get("solution") or "The solution is not given."
     answer = last_box(solution) or row["answer"]
     return f"<think>\n<step>{solution}</step>\n</think>\n<answer>\\boxed{{{answer}}}</answer>"

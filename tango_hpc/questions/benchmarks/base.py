@@ -1,4 +1,4 @@
-"""What a benchmark is: how its rows are asked, where the answer stands in a response, and how it is graded."""
+"""A benchmark: how its rows are asked, where the answer stands in a response, and how the answer is graded."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Grade = Callable[[QuestionRow, str], GradeItem]
 
 
 def question_alone(row: QuestionRow) -> str:
-    """The question as it stands, for sets whose questions say all."""
+    """Return the question as it stands, for sets whose questions say all."""
     return row["question"]
 
 
 def question_with(request: str) -> Statement:
-    """The question with a request for the form of the answer under it, the same for all rows."""
+    """Return the question with a request for the form of the answer under it, the same for all rows."""
     return lambda row: f"{row['question']}\n\n{request}"
 
 

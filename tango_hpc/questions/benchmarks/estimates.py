@@ -29,7 +29,7 @@ class Estimate:
 
 
 def share(hits: Sequence[bool]) -> Estimate:
-    """Share of hits with Wilson's interval, which stays sensible near 0 and 1 and for few questions."""
+    """Return share of hits with Wilson's interval, which stays sensible near 0 and 1 and for few questions."""
     count = len(hits)
     value = sum(hits) / count
     centre = (value + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
@@ -38,12 +38,12 @@ def share(hits: Sequence[bool]) -> Estimate:
 
 
 def mean(values_Q: Sequence[float]) -> Estimate:
-    """Mean over questions with the percentile bootstrap's interval."""
+    """Return mean over questions with the percentile bootstrap's interval."""
     return mean_of_means([values_Q])
 
 
 def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
-    """Unweighted mean of the sets' means, as the paper averages its benchmarks; each set is resampled by itself."""
+    """Return unweighted mean of the sets' means, as the paper averages its benchmarks; each set is resampled by itself."""
     arrays = [np.asarray(group, dtype=np.float64) for group in groups]
     rng = np.random.default_rng(0)
     means = [array[rng.integers(len(array), size=(_RESAMPLES, len(array)))].mean(axis=1) for array in arrays]
@@ -72,7 +72,7 @@ def harmonic_mean_f1(*sets: Sequence[tuple[Hashable, bool, bool]]) -> Estimate |
 
 
 def _counts_of_questions(items: Sequence[tuple[Hashable, bool, bool]]) -> np.ndarray:
-    """Of each question: right items, those of them judged correctly; wrong items, those of them judged correctly."""
+    """Return for each question: right items, those of them judged correctly; wrong items, those of them judged correctly."""
     counts: dict[Hashable, list[int]] = {}
     for question, is_right, hit in items:
         of_question = counts.setdefault(question, [0, 0, 0, 0])
@@ -98,7 +98,7 @@ def pass_at_k(correct_S: Sequence[bool], k: int) -> float:
 
 
 def majority_vote(clusters_S: Sequence[int], weights_S: Sequence[float] | None = None) -> int | None:
-    """The sample whose answer wins the vote: the first of the heaviest cluster; None where no sample has an answer.
+    """Return the sample whose answer wins the vote: the first of the heaviest cluster; None where no sample has an answer.
 
     clusters_S: equal answers share a number, -1 is no answer. weights_S: of each vote, by default 1. Of equally
     heavy clusters the one that appeared first wins.
@@ -114,5 +114,5 @@ def majority_vote(clusters_S: Sequence[int], weights_S: Sequence[float] | None =
 
 
 def best_of(scores_S: Sequence[float]) -> int:
-    """The sample with the highest score, the first of equals."""
+    """Return the sample with the highest score, the first of equals."""
     return max(range(len(scores_S)), key=lambda index: scores_S[index])

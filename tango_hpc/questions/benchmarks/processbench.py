@@ -18,7 +18,7 @@ ALL_RIGHT = -1
 
 
 def solution_text(row: QuestionRow) -> str:
-    """The sample's solution in our format; its answer is the last box that its steps give.
+    """Return the sample's solution in our format; its answer is the last box that its steps give.
 
     Where none gives one there is no answer element: an empty box would be a mistake that the sample has not made.
     """
@@ -30,12 +30,12 @@ def solution_text(row: QuestionRow) -> str:
 
 
 def num_steps(row: QuestionRow) -> int:
-    """Steps of the sample's solution."""
+    """Return steps of the sample's solution."""
     return len(read_metadata(row)["steps"])
 
 
 def first_wrong_step(judgements: Sequence[int]) -> int | None:
-    """The prediction for step judgements +1, -1 and 0 (missing); None where they do not give one."""
+    """Return the prediction for step judgements +1, -1 and 0 (missing); None where they do not give one."""
     for index, judgement in enumerate(judgements):
         if judgement == -1:
             return index

@@ -67,12 +67,12 @@ def write_answers(path: Path, answers: Sequence[Answer]) -> None:
 
 
 def read_answers(path: Path) -> list[Answer]:
-    """What `write_answers` wrote."""
+    """Return the answers that `write_answers` wrote."""
     return [Answer(**row) for row in pq.read_table(path).to_pylist()]
 
 
 def generator_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
-    """Every number of a generator benchmark that its answers allow; keys as in the table: `pass@1`, `maj@16`, ..."""
+    """Return every number of a generator benchmark that its answers allow; keys as in the table: `pass@1`, `maj@16`, ..."""
     greedy = [answer for answer in answers if answer.sample == GREEDY]
     verified = [answer for answer in answers if answer.verdict is not None]
     judged = [(answer.question_id, answer.correct, answer.verdict == answer.correct) for answer in verified]
@@ -92,7 +92,7 @@ def generator_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
 
 
 def _sample_estimates(samples_Q_S: list[list[Answer]]) -> dict[str, Estimate]:
-    """What the samples give: their mean, the chance of a right one among k, and what each way to vote makes of them."""
+    """Return estimates from the samples: their mean, the chance of a right one among k, and the result of each vote."""
     if not samples_Q_S:
         return {}
     S = len(samples_Q_S[0])
@@ -106,7 +106,7 @@ def _sample_estimates(samples_Q_S: list[list[Answer]]) -> dict[str, Estimate]:
 
 
 def _winners(samples_Q_S: list[list[Answer]], S: int) -> dict[str, Iterable[int | None]]:
-    """The sample that wins each question, by way to vote; the verifier votes where it scored every sample."""
+    """Return the sample that wins each question, by way to vote; the verifier votes where it scored every sample."""
     clusters_Q_S = [[answer.cluster for answer in samples] for samples in samples_Q_S]
     scores_Q_S = [[answer.score for answer in samples if answer.score is not None] for samples in samples_Q_S]
     winners: dict[str, Iterable[int | None]] = {f"maj@{S}": map(metrics.majority_vote, clusters_Q_S)}
@@ -137,7 +137,7 @@ def verifier_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
 
 
 def facts(answers: Sequence[Answer]) -> dict[str, Any]:
-    """What else is worth knowing of a benchmark's answers: questions that were too long to be asked, form, length, cut-off
+    """Return further facts of a benchmark's answers: questions that were too long to be asked, form, length, cut-off
     answers, grading that hit a limit.
     """
     count = len(answers)

@@ -13,7 +13,7 @@ GROUPS = {"math": "mathematics, average", "out_of_domain": "out of domain, avera
 
 
 def model_results(sets: dict[str, list[Answer]]) -> dict[str, Any]:
-    """Entries by set, and the unweighted averages over the sets of a group, as the paper's tables have them."""
+    """Return entries by set, and the unweighted averages over the sets of a group, as the paper's tables have them."""
     entries: dict[str, Any] = {}
     greedy: dict[str, list[list[float]]] = {}
     for name, answers in sets.items():
@@ -41,7 +41,7 @@ def model_results(sets: dict[str, list[Answer]]) -> dict[str, Any]:
 
 
 def summary_values(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
-    """The main number of each set for summary.json, of the last model that has it; `results` by model and set."""
+    """Return the main number of each set for summary.json, of the last model that has it; `results` by model and set."""
     values: dict[str, float | None] = {}
     for sets in results.values():
         for name, entry in sets.items():

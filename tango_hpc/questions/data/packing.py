@@ -10,7 +10,7 @@ from collections.abc import Sequence
 def pack(
     lengths: Sequence[int], *, num_ranks: int, max_tokens: int, min_micro_batches: int = 1
 ) -> list[list[list[int]]]:
-    """Micro-batches of each rank, as lists of indices into `lengths`, longest sequence first.
+    """Return micro-batches of each rank, as lists of indices into `lengths`, longest sequence first.
 
     Every rank gets the same number of micro-batches, some of which may be empty. None holds more than
     `max_tokens`, unless a single sequence does. Longest-first assignment to the lightest bin keeps the loads of
@@ -35,7 +35,7 @@ def pack(
 
 
 def _fill(lengths: Sequence[int], order: Sequence[int], num_bins: int) -> list[list[int]]:
-    """Each sequence into the lightest bin."""
+    """Return each sequence into the lightest bin."""
     heap = [(0, index) for index in range(num_bins)]
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     for i in order:

@@ -22,7 +22,7 @@ class QuestionSampler:
         return np.random.default_rng((self._seed, self._epoch)).permutation(self._num_questions)
 
     def draw(self, count: int) -> list[int]:
-        """The next `count` question indices."""
+        """Return the next `count` question indices."""
         drawn: list[int] = []
         while len(drawn) < count:
             if self._position == self._num_questions:
@@ -33,7 +33,7 @@ class QuestionSampler:
         return drawn
 
     def state_dict(self) -> dict[str, int]:
-        """What `load_state_dict` needs to go on at the same place."""
+        """Return the state from which `load_state_dict` goes on at the same place."""
         return {"epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

@@ -59,7 +59,7 @@ def check_ids(path: Path) -> None:
 
 
 def _is_text(found: pa.DataType) -> bool:
-    """Whether a column's values are strings, or all missing, which is said where they are read."""
+    """Return whether a column's values are strings, or all missing, which is said where they are read."""
     if pa.types.is_dictionary(found):
         return _is_text(found.value_type)
     return any(is_so(found) for is_so in (pa.types.is_string, pa.types.is_large_string, pa.types.is_null))
@@ -75,7 +75,7 @@ def _footer(path: Path) -> pq.ParquetFile:
 
 
 def read_rows(path: Path, columns: tuple[str, ...], limit: int | None = None) -> list[dict[str, Any]]:
-    """The first `limit` rows (default: all) as dictionaries of these columns.
+    """Return the first `limit` rows (default: all) as dictionaries of these columns.
 
     Cells that are empty, or hold bytes that are no UTF-8, are refused with their row.
     """
@@ -98,14 +98,14 @@ def read_rows(path: Path, columns: tuple[str, ...], limit: int | None = None) ->
 
 
 def read_questions(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
-    """The first `limit` questions (default: all), with their metadata where the file has any (text: JSON, of `tango data`)."""
+    """Return the first `limit` questions (default: all), with their metadata where the file has any (text: JSON, of `tango data`)."""
     schema = _footer(path).schema_arrow
     has_metadata = "metadata" in schema.names and _is_text(schema.field("metadata").type)
     return read_rows(path, (*QUESTION_COLUMNS, "metadata") if has_metadata else QUESTION_COLUMNS, limit)
 
 
 def _not_text(table: pa.Table) -> Iterator[tuple[str, int, UnicodeDecodeError]]:
-    """The cells whose bytes are no text: column, row, what is wrong."""
+    """Yield the cells whose bytes are no text: column, row, what is wrong."""
     for name in table.column_names:
         for row, cell in enumerate(table[name]):
             try:
@@ -139,7 +139,7 @@ def write_rows(
 
 
 def read_made_with(path: Path) -> dict[str, Any] | None:
-    """The settings that a file was made with; None for a file that is not there, or that others have made."""
+    """Return the settings that a file was made with; None for a file that is not there, or that others have made."""
     if not path.is_file():
         return None
     metadata = _footer(path).schema_arrow.metadata or {}

@@ -58,7 +58,7 @@ _DIVISORS = re.compile(
 
 
 def _as_letter(found: re.Match[str]) -> str:
-    """A letter of its own for the common divisor of letters: to the parser they have none."""
+    """Return a letter of its own for the common divisor of letters: to the parser they have none."""
     of = sorted("".join(part.split()) for part in found["of"].split(","))
     if not re.search("[A-Za-z]", "".join(of)):
         return found[0]
@@ -67,7 +67,7 @@ def _as_letter(found: re.Match[str]) -> str:
 
 
 def read(text: str) -> Readable | None:
-    """The expression that cleaned LaTeX or plain text stands for; None where the parser finds none."""
+    """Return the expression that cleaned LaTeX or plain text stands for; None where the parser finds none."""
     for pattern, replacement in _FOR_PARSER:
         text = pattern.sub(replacement, text)
     text = _DIVISORS.sub(_as_letter, text)
@@ -83,7 +83,7 @@ def read(text: str) -> Readable | None:
 
 
 def same_value(gold: Readable, answer: Readable, *, tolerance: float | None = None, rounding: float = 0.0) -> bool:
-    """Whether two expressions without or with variables have the same value everywhere they are both defined.
+    """Return whether two expressions without or with variables have the same value everywhere they are both defined.
 
     `tolerance` is absolute and for numbers only (a benchmark's own); `rounding` is how far an answer
     that is written as a decimal may be from it, relatively. Relations, sets and tuples are not values: see `same_by_math_verify`.
@@ -125,7 +125,7 @@ def same_by_math_verify(gold: Readable, answer: Readable) -> bool:
 
 
 def is_number(expression: Readable) -> bool:
-    """Whether the expression has a value without knowing any variable."""
+    """Return whether the expression has a value without knowing any variable."""
     return isinstance(expression, sympy.Expr) and not expression.free_symbols
 
 
@@ -156,7 +156,7 @@ def _same_number(gold: sympy.Expr, answer: sympy.Expr, tolerance: float | None, 
 
 
 def _exact(expression: sympy.Expr) -> sympy.Expr | None:
-    """The rational value of an expression of rational numbers; None for anything else."""
+    """Return the rational value of an expression of rational numbers; None for anything else."""
     if not all(atom.is_Rational for atom in expression.atoms(sympy.Number)) or expression.atoms(sympy.NumberSymbol):
         return None
     value = expression.doit()
@@ -180,7 +180,7 @@ def _close(left: mpmath.mpc, right: mpmath.mpc, relative: mpmath.mpf | float) ->
 
 
 def _points(gold: sympy.Expr, answer: sympy.Expr, num_symbols: int) -> list[tuple[sympy.Rational, ...]]:
-    """Points of the domain: whole numbers where an expression counts something, else rationals, some negative."""
+    """Return points of the domain: whole numbers where an expression counts something, else rationals, some negative."""
     counts = gold.has(*_COUNTING) or answer.has(*_COUNTING) or _has_sign_power(gold, answer)
     if counts or gold.has(*_ROUNDING) or answer.has(*_ROUNDING):
         points = _drawn_from(_WHOLE_POINTS, num_symbols, rise=12)
@@ -198,7 +198,7 @@ def _points(gold: sympy.Expr, answer: sympy.Expr, num_symbols: int) -> list[tupl
 
 
 def _drawn_from(base: list[sympy.Rational], num_symbols: int, rise: int = 0) -> list[tuple[sympy.Rational, ...]]:
-    """A point for each place in `base`: coordinate j stands 2j places further on and is larger by j times `rise`."""
+    """Return a point for each place in `base`: coordinate j stands 2j places further on and is larger by j times `rise`."""
     return [
         tuple(base[(index + 2 * j) % len(base)] + rise * j for j in range(num_symbols)) for index in range(len(base))
     ]

@@ -78,12 +78,12 @@ def clean(text: str) -> str:
 
 
 def matching_brace(text: str, opening: int) -> int:
-    """Index of the brace that closes `text[opening]`; -1 where none does. Escaped braces do not count."""
+    """Return index of the brace that closes `text[opening]`; -1 where none does. Escaped braces do not count."""
     return next((index for index, depth in _brace_depths(text, opening) if depth == 0), -1)
 
 
 def is_balanced(text: str) -> bool:
-    """Whether curly braces pair up (round and square ones need not: `(3, 4]` is an interval)."""
+    """Return whether curly braces pair up (round and square ones need not: `(3, 4]` is an interval)."""
     depths = [0, *(depth for _, depth in _brace_depths(text, 0))]
     return min(depths) == depths[-1] == 0
 
@@ -130,7 +130,7 @@ def bracketed(text: str) -> tuple[str, str, str] | None:
 
 
 def words(text: str) -> str:
-    """What is left of `text` as plain lower-case words: no commands, braces or punctuation."""
+    """Return `text` as plain lower-case words, without commands, braces and punctuation."""
     text = re.sub(r"\\text\s*", " ", text)
     text = re.sub(r"\\[A-Za-z]+|[{}$\\]", " ", text)
     return " ".join(re.findall(r"[^\W_]+", text.casefold()))

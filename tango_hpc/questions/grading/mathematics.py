@@ -1,4 +1,4 @@
-"""Whether an answer in LaTeX or plain text is mathematically the gold answer: structure first, then values.
+"""Comparison of an answer in LaTeX or plain text with the gold answer: structure first, then values.
 
 Lists of answers are unordered; ordered tuples, intervals, unions, matrices, equations, inequalities, named
 values (`x = 5`), units, percents, bases and words each have their rule; what is left is an expression.
@@ -36,7 +36,7 @@ from tango_hpc.questions.grading.units import DEGREE, PERCENT, Unit, split_unit
 
 def same_answer(gold: str, answer: str, *, tolerance: float | None = None, unit: str | None = None,
                 several: bool = False) -> bool:  # fmt: skip
-    """Whether `answer` is right where `gold` is the reference.
+    """Return whether `answer` is right where `gold` is the reference.
 
     tolerance: allowed absolute error of a number (a benchmark's own rule); None asks for exactness.
     unit: the unit that the question asks for, where the gold answer does not repeat it.
@@ -64,7 +64,7 @@ class _Comparison:
         self.asked_unit = asked_unit
 
     def compare(self, gold: str, answer: str, several: bool = False) -> bool:
-        """Lists, unions and sets as unordered collections; anything else as a single answer."""
+        """Return lists, unions and sets as unordered collections; anything else as a single answer."""
         gold_items, answer_items = items_of(gold, several), items_of(answer, several)
         if len(gold_items) == 1 and not is_collection(gold) and not several:
             answer_items = [answer] if looks_grouped(split_unit(answer)[0]) else answer_items
@@ -80,7 +80,7 @@ class _Comparison:
         return self._by_parsed_sets(gold, answer)
 
     def single(self, gold: str, answer: str) -> bool:
-        """One answer against one: tuples, intervals, relations, named values and atoms."""
+        """Compare one answer with one: tuples, intervals, relations, named values and atoms."""
         if spelling(gold) == spelling(answer):
             return True
         gold, answer = inside_membership(gold), inside_membership(answer)
@@ -93,7 +93,7 @@ class _Comparison:
         return self.atom(gold, answer)
 
     def _intervals(self, gold: str, answer: str) -> bool | None:
-        """Two intervals: the same brackets around equal ends."""
+        """Compare two intervals: the same brackets around equal ends."""
         gold_interval, answer_interval = interval_of(gold), interval_of(answer)
         if gold_interval is None or answer_interval is None:
             return None
@@ -101,7 +101,7 @@ class _Comparison:
         return same_brackets and all(map(self.single, gold_interval[1:3], answer_interval[1:3]))
 
     def _tuples(self, gold: str, answer: str) -> bool | None:
-        """Two tuples or vectors entry by entry, other matrices as expressions; a tuple equals nothing else."""
+        """Compare two tuples or vectors entry by entry, other matrices as expressions; a tuple equals nothing else."""
         gold_tuple, answer_tuple = tuple_of(gold), tuple_of(answer)
         if gold_tuple and answer_tuple:
             return len(gold_tuple) == len(answer_tuple) and all(map(self.single, gold_tuple, answer_tuple))
@@ -121,7 +121,7 @@ class _Comparison:
         return None
 
     def atom(self, gold: str, answer: str) -> bool:
-        """One value, word, choice or number in a base, with its unit."""
+        """Compare one value, word, choice or number in a base, with its unit."""
         if gold_letter := LETTER.fullmatch(gold):
             answer_letter = LETTER.fullmatch(answer)
             if answer_letter:
@@ -138,7 +138,7 @@ class _Comparison:
         return self._with_units(gold_value, gold_unit, answer_value, answer_unit)
 
     def _with_units(self, gold: str, gold_unit: Unit | None, answer: str, answer_unit: Unit | None) -> bool:
-        """Two values with the units cut off them: units of one dimension are converted."""
+        """Compare two values with the units cut off them: units of one dimension are converted."""
         if gold_unit != answer_unit and {gold_unit, answer_unit} & {PERCENT, DEGREE}:
             one_sided = gold_unit is None or answer_unit is None
             return one_sided and self._sign_on_one_side(gold, gold_unit, answer, answer_unit)
@@ -149,7 +149,7 @@ class _Comparison:
         return expected.dimension == answer_unit.dimension and self._value(gold, answer, scale=scale)
 
     def _sign_on_one_side(self, gold: str, gold_unit: Unit | None, answer: str, answer_unit: Unit | None) -> bool:
-        """Percent or degrees that one side alone writes: left out there, or `50%` is 1/2 and `180^{\\circ}` is pi."""
+        """Return percent or degrees that one side alone writes: left out there, or `50%` is 1/2 and `180^{\\circ}` is pi."""
         signed, bare = (gold, answer) if gold_unit else (answer, gold)
         in_degrees = DEGREE in (gold_unit, answer_unit)
         if in_degrees and r"\pi" in bare:
@@ -158,7 +158,7 @@ class _Comparison:
         return self._value(gold, answer) or (not in_degrees and self._value(bare, as_fraction, exactly=True))
 
     def _value(self, gold: str, answer: str, *, scale: Fraction = Fraction(1), exactly: bool = False) -> bool:
-        """Numbers and expressions: exactly where both are plain numbers, else by the parsed expressions."""
+        """Return numbers and expressions: exactly where both are plain numbers, else by the parsed expressions."""
         gold, answer = _open_group(gold), _open_group(answer)
         gold_number, answer_number = plain_number(gold), plain_number(answer)
         rounding = 0.0 if _is_decimal(gold) else _rounding(answer)
@@ -171,7 +171,7 @@ class _Comparison:
         return rounding > 0 and not exactly and distance <= Fraction(rounding) * abs(gold_number)
 
     def _expressions(self, gold: str, answer: str, scale: Fraction, rounding: float) -> bool:
-        """Values and other objects as the parser reads them; only a number can be scaled to another unit."""
+        """Return values and other objects as the parser reads them; only a number can be scaled to another unit."""
         gold_found, answer_found = expressions.read(_mixed(gold)), expressions.read(_mixed(answer))
         if gold_found is None or answer_found is None:
             return False
@@ -186,7 +186,7 @@ class _Comparison:
         return expressions.same_by_math_verify(gold_found, answer_found)
 
     def _matrices(self, gold: str, answer: str) -> bool:
-        """Matrices as whole expressions (`\\frac{1}{3} A`, `-A`); a tuple stands for the column of its entries."""
+        """Return matrices as whole expressions (`\\frac{1}{3} A`, `-A`); a tuple stands for the column of its entries."""
         values: list[expressions.Readable | None] = []
         for text in (gold, answer):
             entries = None if r"\begin{" in text else tuple_of(text)
@@ -197,7 +197,7 @@ class _Comparison:
         return expressions.same_value(*values, tolerance=self.tolerance)
 
     def _equations(self, gold: str, answer: str) -> bool:
-        """Two equations with one solution set: one is a constant multiple of the other, or math-verify solves both."""
+        """Compare two equations with one solution set: one is a constant multiple of the other, or math-verify solves both."""
         sides = [text.split("=") for text in (gold, answer)]
         if all(len(parts) == 2 for parts in sides):
             differences = (expressions.read(f"({left})-({right})") for left, right in sides)
@@ -209,7 +209,7 @@ class _Comparison:
         return self._by_parsed_sets(gold, answer)
 
     def _by_parsed_sets(self, gold: str, answer: str) -> bool:
-        """Sets written in different pieces, such as overlapping unions: sympy's set algebra decides."""
+        """Return sets written in different pieces, such as overlapping unions: sympy's set algebra decides."""
         marks = (r"\cup", r"\cap", r"\setminus", r"\mathbb", "=")
         if tuple_of(gold) or tuple_of(answer) or not any(mark in gold + answer for mark in marks):
             return False
@@ -219,7 +219,7 @@ class _Comparison:
         return expressions.same_by_math_verify(gold_set, answer_set)
 
     def _record(self, gold_items: list[str], answer_items: list[str], names: list[str | None]) -> bool:
-        """Several values with different names: matched by name where the answer has names, else in order."""
+        """Return several values with different names: matched by name where the answer has names, else in order."""
         answer_names = [name_of(item) for item in answer_items]
         if sorted(map(str, answer_names)) == sorted(map(str, names)):
             answer_items = [answer_items[answer_names.index(name)] for name in names]
@@ -227,7 +227,7 @@ class _Comparison:
 
 
 def _matches(gold_items: list[str], answer_items: list[str], same: Callable[[str, str], bool]) -> bool:
-    """Whether the answers pair up with the gold ones, each used once. Equality is transitive, so greedy is enough."""
+    """Return whether the answers pair up with the gold ones, each used once. Equality is transitive, so greedy is enough."""
     remaining = list(answer_items)
     for gold in gold_items:
         found = next((index for index, answer in enumerate(remaining) if same(gold, answer)), None)
@@ -238,13 +238,13 @@ def _matches(gold_items: list[str], answer_items: list[str], same: Callable[[str
 
 
 def _quotient(text: str) -> str:
-    """A ratio `a:b` as the fraction it stands for; anything else as it is."""
+    """Return a ratio `a:b` as the fraction it stands for; anything else as it is."""
     parts = text.split(":")
     return rf"\frac{{{parts[0].strip()}}}{{{parts[1].strip()}}}" if len(parts) == 2 else text
 
 
 def _same_digits(gold: str, gold_base: re.Match[str] | None, answer: str, answer_base: re.Match[str] | None) -> bool:
-    """Numerals in a base. Where one side leaves the base to the question, its digits are what counts."""
+    """Return numerals in a base. Where one side leaves the base to the question, its digits are what counts."""
     if gold_base and answer_base and (gold_base[2] or gold_base[3]) != (answer_base[2] or answer_base[3]):
         return False
     digits = [(match[1] if match else text).casefold() for match, text in ((gold_base, gold), (answer_base, answer))]
@@ -263,14 +263,14 @@ def _is_decimal(text: str) -> bool:
 
 
 def _rounding(text: str) -> float:
-    """How far, relatively, the longest decimal in the text may be from what it stands for; 0 below six significant digits."""
+    """Return how far, relatively, the longest decimal in the text may be from what it stands for; 0 below six significant digits."""
     found = ((whole + rest).lstrip("0") for whole, rest in re.findall(r"(\d*)\.(\d+)", text))
     digits = max(found, key=len, default="")
     return max(expressions.APPROXIMATE, 0.5 / float(digits)) if len(digits) >= 6 else 0.0
 
 
 def _mixed(text: str) -> str:
-    """Whole numbers before proper fractions of whole numbers joined by a plus: the parser would multiply."""
+    """Return whole numbers before proper fractions of whole numbers joined by a plus: the parser would multiply."""
 
     def join(match: re.Match[str]) -> str:
         whole, top, bottom = match.groups()

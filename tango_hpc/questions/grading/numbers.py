@@ -17,12 +17,12 @@ _SCIENTIFIC = re.compile(
 
 
 def decimal(text: str) -> Fraction:
-    """Exact value of digits with optional thousands separators, sign and decimal point."""
+    """Return exact value of digits with optional thousands separators, sign and decimal point."""
     return Fraction(text.replace(",", "").replace(" ", "").rstrip(".") or "0")
 
 
 def plain_number(text: str) -> Fraction | None:
-    """The exact value of `text` where it is one plain number, else None.
+    """Return the exact value of `text` where it is one plain number, else None.
 
     A whole number followed by a proper fraction is a mixed number, as in school: `1\\frac{4}{5}` is 9/5.
     """
@@ -52,5 +52,5 @@ def _unsigned(text: str) -> Fraction | None:
 
 
 def looks_grouped(text: str) -> bool:
-    """Whether the commas of `text` can only be thousands separators: `58,500`, not `58, 500` or `1,2`."""
+    """Return whether the commas of `text` can only be thousands separators: `58,500`, not `58, 500` or `1,2`."""
     return re.fullmatch(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?", text) is not None

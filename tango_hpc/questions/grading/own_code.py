@@ -24,7 +24,7 @@ MODULE = "tango_hpc_own_task"  # the name that the file has as a module
 def grade(
     gold: str, answer: str, *, file: str, source: str, settings: Mapping[str, Any], question: Mapping[str, Any]
 ) -> bool:
-    """Whether the class in `source`, which `file` held, calls `answer` right. Raises `UserError` for no truth value."""
+    """Return whether the class in `source`, which `file` held, calls `answer` right. Raises `UserError` for no truth value."""
     with mistakes_in(file):
         result = own_task(file, settings, source).grade(dict(question), answer)
     if not _is_truth_value(result):
@@ -36,7 +36,7 @@ def label_steps(
     gold: str, answer: str, *, file: str, source: str, settings: Mapping[str, Any], question: Mapping[str, Any],
     steps: Sequence[str],
 ) -> list[int] | None:  # fmt: skip
-    """The labels that the class in `source` gives these steps, +1 or −1 each. Raises `UserError` for anything else."""
+    """Return the labels that the class in `source` gives these steps, +1 or −1 each. Raises `UserError` for anything else."""
     with mistakes_in(file):
         labels = own_task(file, settings, source).label_steps(dict(question), list(steps))
         labels = None if labels is None else [int(label) for label in labels]
@@ -46,7 +46,7 @@ def label_steps(
 
 
 def own_task(file: str, settings: Mapping[str, Any], source: str | None = None) -> Any:
-    """The object that `source` describes, which `file` held or, by default, holds; made once in a process.
+    """Return the object that `source` describes, which `file` held or, by default, holds; made once in a process.
 
     Raises `UserError` for a mistake in it.
     """
@@ -55,7 +55,7 @@ def own_task(file: str, settings: Mapping[str, Any], source: str | None = None) 
 
 
 def read_source(file: str) -> str:
-    """The text of a task's file. Raises `UserError` where it is none."""
+    """Return the text of a task's file. Raises `UserError` where it is none."""
     try:
         return importlib.util.decode_source(Path(file).read_bytes())
     except (OSError, SyntaxError, UnicodeDecodeError) as error:

@@ -94,7 +94,7 @@ class _Worker:
             self.stdin.flush()
 
     def read_line(self) -> str | None:
-        """One complete line, "" while it is incomplete, None at the end of the stream."""
+        """Return one complete line, "" while it is incomplete, None at the end of the stream."""
         block = os.read(self.stdout.fileno(), 65536)
         if not block:
             return None
@@ -153,7 +153,7 @@ class GradingPool:
         atexit.unregister(self.close)
 
     def grade(self, items: Iterable[GradeItem]) -> list[Verdict]:
-        """The verdict of each item, in order. `outcomes` counts them over the life of the pool."""
+        """Return the verdict of each item, in order. `outcomes` counts them over the life of the pool."""
         items = list(items)
         unknown = sorted({item.rule for item in items} - set(RULES))
         if unknown:

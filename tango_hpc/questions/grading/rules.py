@@ -35,7 +35,7 @@ def label(gold: str, answer: str, labels: Sequence[str], synonyms: Mapping[str, 
 
 
 def choice(gold: str, answer: str) -> bool:
-    """A letter, with or without parentheses, a full stop or its text behind it: `(C)`, `C.`, `C) 12`."""
+    """Return a letter, with or without parentheses, a full stop or its text behind it: `(C)`, `C.`, `C) 12`."""
     match = re.match(r"\W*(?:text\W*)?([A-Za-z])(?![A-Za-z0-9])", clean(answer))
     return match is not None and match[1].upper() == words(gold).upper()
 
@@ -59,7 +59,7 @@ def table(gold: str, answer: str) -> bool:
 
 
 def math(gold: str, answer: str, **options) -> bool:
-    """A mathematical answer: see `mathematics.same_answer`. May never return: run it in a `GradingPool`."""
+    """Return a mathematical answer: see `mathematics.same_answer`. May never return: run it in a `GradingPool`."""
     from tango_hpc.questions.grading.mathematics import same_answer
 
     return same_answer(gold, answer, **options)
@@ -72,7 +72,7 @@ RULES: dict[str, Rule] = {
 
 
 def shortcut(rule: str, gold: str, answer: str, options: Mapping[str, object]) -> bool | None:
-    """The verdict where no expression needs evaluating; None where a worker process must decide.
+    """Return the verdict where no expression needs evaluating; None where a worker process must decide.
 
     An answer beyond `MAX_ANSWER_CHARACTERS` is wrong: no reference comes near it and nobody reads it.
     """

@@ -1,4 +1,4 @@
-"""What kind of answer a cleaned text is, read without evaluating anything: list, tuple, interval, named value, words."""
+"""The kind of answer that a cleaned text is, read without evaluating anything: list, tuple, interval, named value, words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ALL_REALS = {r"(-\infty,\infty)", r"\mathbb{R}", "R"}
 
 
 def items_of(text: str, several: bool) -> list[str]:
-    """The separate answers in `text`: at top-level commas, in braces, around \\cup, and both signs of \\pm."""
+    """Return the separate answers in `text`: at top-level commas, in braces, around \\cup, and both signs of \\pm."""
     if looks_grouped(split_unit(text)[0]) and not several:
         return [text]
     if (inside := _inside_braces(text)) is not None:
@@ -39,7 +39,7 @@ def items_of(text: str, several: bool) -> list[str]:
 
 
 def _inside_braces(text: str) -> str | None:
-    """What the braces around a whole set hold; plain braces make one only around a list."""
+    """Return the text inside the braces of a whole set; plain braces make a set only around a list."""
     inside = bracketed(text)
     if inside and (inside[0] == r"\{" or (inside[0] == "{" and "," in inside[1])):
         return inside[1]
@@ -60,7 +60,7 @@ def is_collection(text: str) -> bool:
 
 
 def both_signs(text: str) -> list[str]:
-    """Every reading of the signs: each \\pm on its own, each \\mp against the first \\pm; a tuple takes its sign inside."""
+    """Return every reading of the signs: each \\pm on its own, each \\mp against the first \\pm; a tuple takes its sign inside."""
     num_signs = len(_PLUS_MINUS.findall(text))
     if not 1 <= num_signs <= 4:
         return [text]
@@ -124,7 +124,7 @@ def _is_variable(text: str) -> bool:
 
 
 def tuple_of(text: str) -> list[str] | None:
-    """The entries of an ordered tuple or a row or column vector, two or more."""
+    """Return the entries of an ordered tuple or a row or column vector, two or more."""
     if match := re.fullmatch(r"\\begin\{([pbv]?matrix)\}(.*)\\end\{\1\}", text, re.DOTALL):
         return None if match[1] == "vmatrix" else _entries_of_vector(match[2])
     inside = bracketed(text)
@@ -135,7 +135,7 @@ def tuple_of(text: str) -> list[str] | None:
 
 
 def _entries_of_vector(matrix: str) -> list[str] | None:
-    """The entries of a matrix of one row or one column; None where it has more of both."""
+    """Return the entries of a matrix of one row or one column; None where it has more of both."""
     rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", matrix) if row.strip()]
     cells = [[cell.strip() for cell in row.split("&")] for row in rows]
     if len(cells) > 1 and len(cells[0]) > 1:
@@ -153,7 +153,7 @@ def base_letter(name: str) -> str:
 
 
 def rename_argument(answer: re.Match[str], gold: re.Match[str]) -> str:
-    """The answer's right-hand side with its single-letter argument renamed to the gold answer's."""
+    """Return the answer's right-hand side with its single-letter argument renamed to the gold answer's."""
     ours, theirs = ((match["argument"] or "").strip("() ") for match in (gold, answer))
     if re.fullmatch("[A-Za-z]", ours) and re.fullmatch("[A-Za-z]", theirs) and ours != theirs:
         return re.sub(rf"(?<![A-Za-z\\]){theirs}(?![A-Za-z])", ours, answer["value"])
@@ -161,7 +161,7 @@ def rename_argument(answer: re.Match[str], gold: re.Match[str]) -> str:
 
 
 def is_words(text: str) -> bool:
-    """Whether an answer is words rather than mathematics: `\\text{even}`, `Evelyn`, but not `xy` or `\\pi`."""
+    """Return whether an answer is words rather than mathematics: `\\text{even}`, `Evelyn`, but not `xy` or `\\pi`."""
     if re.search(r"\\text", text):
         outside = re.sub(r"\\text\{[^{}]*\}", "", text)
         return not re.search(r"\d|\\(?!text)[A-Za-z]+|[=+^/]", outside) and not _has_math(text)

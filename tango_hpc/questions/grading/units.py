@@ -67,7 +67,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
 
 
 def named_unit(name: str, power: str | None = None) -> Unit | None:
-    """The unit called `name` (`inches`, `square feet`, `km/h`, `cm^2`), to `power`; None for anything else."""
+    """Return the unit called `name` (`inches`, `square feet`, `km/h`, `cm^2`), to `power`; None for anything else."""
     name = re.sub(r"[.\s]+", " ", name.casefold()).strip()
     if match := re.fullmatch(rf"(.*?)\s*{_POWER}", name):
         name, power = match[1], match[2] or power

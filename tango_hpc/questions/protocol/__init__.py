@@ -1,1 +1,1 @@
-"""What the two models say to each other: prompts, the grammar of their replies, and where steps end in tokens."""
+"""The protocol between the two models: the grammar of their replies, and where steps end in tokens."""

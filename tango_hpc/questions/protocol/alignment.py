@@ -1,4 +1,4 @@
-"""Which token of a response each step ends in, exactly, for any tokenizer.
+"""The token of a response in which each step ends, exactly, for any tokenizer.
 
 I(k) of Eq. 3 is the first token after which the decoded response contains step k whole. So a token that ends a step
 and begins what follows belongs to the step, and a character that is split over several tokens to the last of them.
@@ -19,7 +19,7 @@ from typing import Any
 
 
 def response_text(token_ids: Sequence[int], tokenizer: Any) -> str:
-    """What a response says: decoded, without special tokens such as the end of sequence."""
+    """Return the decoded text of a response, without special tokens such as the end of sequence."""
     return tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
@@ -48,7 +48,7 @@ def step_end_tokens(token_ids: Sequence[int], tokenizer: Any, step_end_chars: Se
 def _by_decoding_prefixes(
     token_ids: Sequence[int], tokenizer: Any, text: str, step_end_chars: Sequence[int]
 ) -> list[int]:
-    """The definition itself, by bisection: text that a prefix has brought stays when tokens follow."""
+    """Return the definition itself, by bisection: text that a prefix has brought stays when tokens follow."""
     ends: list[int] = []
     first = 0
     for end in step_end_chars:
@@ -64,7 +64,7 @@ def _by_decoding_prefixes(
 
 
 def _settled_chars(parts_T: list[str], text: str) -> list[int] | None:
-    """How many characters of `text` are complete after each token; None where the parts do not spell the text."""
+    """Return how many characters of `text` are complete after each token; None where the parts do not spell the text."""
     spelled = "".join(parts_T)
     stripped = 0
     if spelled != text:
@@ -79,7 +79,7 @@ def _settled_chars(parts_T: list[str], text: str) -> list[int] | None:
 
 
 def _byte_level_parts(tokens: list[str]) -> list[str]:
-    """The characters that each token completes where token characters stand for bytes, as in GPT-2's BPE."""
+    """Return the characters that each token completes where token characters stand for bytes, as in GPT-2's BPE."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     parts = [decoder.decode(_byte_level_bytes(token)) for token in tokens]
     if parts:
@@ -89,7 +89,7 @@ def _byte_level_parts(tokens: list[str]) -> list[str]:
 
 @lru_cache(maxsize=2**18)  # a vocabulary
 def _byte_level_bytes(token: str) -> bytes:
-    """What a token's characters stand for; one with any other character (an added token) stands for itself."""
+    """Return the bytes that a token's characters stand for; an added token, with any other character, stands for itself."""
     byte_of = _byte_alphabet()
     if all(character in byte_of for character in token):
         return bytes(byte_of[character] for character in token)
@@ -97,7 +97,7 @@ def _byte_level_bytes(token: str) -> bytes:
 
 
 def _sentence_piece_parts(tokens: list[str]) -> list[str]:
-    """The characters that each token completes in SentencePiece's spelling, and in plain concatenation.
+    """Return the characters that each token completes in SentencePiece's spelling, and in plain concatenation.
 
     "▁" is a space; tokens `<0x00>` to `<0xFF>` are bytes, and a run of them that is no valid UTF-8 decodes to one
     replacement character per byte.
@@ -134,7 +134,7 @@ def _special_ids(tokenizer: Any) -> frozenset[int]:
 
 @lru_cache(maxsize=1)
 def _byte_alphabet() -> dict[str, int]:
-    """How byte-level BPE writes bytes: printable Latin-1 characters for themselves, the rest from U+0100 on."""
+    """Return how byte-level BPE writes bytes: printable Latin-1 characters for themselves, the rest from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = sorted(set(range(256)) - set(printable))
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}

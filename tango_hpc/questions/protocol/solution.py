@@ -23,7 +23,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Solution:
-    """What was read from a generator's response. `answer` is None where no closed box stands in the answer element;
+    """A generator's response as it was read. `answer` is None where no closed box stands in the answer element;
     graded is what `find_answer` finds.
 
     `well_formed`: exactly the grammar above, with at least one step and only white space between the elements.
@@ -63,7 +63,7 @@ def parse_solution(text: str) -> Solution:
 
 
 def find_answer(text: str) -> str | None:
-    r"""The answer that a response is graded by, in training, in evaluation and by `tango score`.
+    r"""Return the answer that a response is graded by, in training, in evaluation and by `tango score`.
 
     What `parse_solution` reads from the answer element, or else what the last `\boxed{…}` of the whole text holds:
     models that were never taught the format answer too. Whether the format was kept is counted apart.
@@ -72,7 +72,7 @@ def find_answer(text: str) -> str | None:
 
 
 def _read_steps(head: str) -> tuple[list[Step], list[str], str]:
-    """The steps of the text before the answer, the names of all its tags, and the text outside of them."""
+    """Return the steps of the text before the answer, the names of all its tags, and the text outside of them."""
     steps: list[Step] = []
     names: list[str] = []
     outside = ""

@@ -19,12 +19,12 @@ class Tag:
 
 
 def find_tags(text: str) -> list[Tag]:
-    """All tags of the protocol in `text`, in order; anything else in angle brackets is text."""
+    """Return all tags of the protocol in `text`, in order; anything else in angle brackets is text."""
     return [Tag(match[1] + match[2], match.start(), match.end()) for match in _TAG.finditer(text)]
 
 
 def last_box(text: str) -> str | None:
-    r"""What the last `\boxed{…}` holds, stripped; None where there is none, or its braces never close, or it is empty.
+    r"""Return the stripped text in the last `\boxed{…}`; None where there is no box, or it never closes, or it is empty.
 
     Braces inside may nest; `\{` and `\}` are text.
     """

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 
 def load_tokenizer(path: Path, chat_template: str = "auto") -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder as its `tokenizer.json` has it; never from a hub.
+    """Return the tokenizer of a model folder as its `tokenizer.json` has it; never from a hub.
 
     Its chat template is the folder's own ("auto"), none at all ("none"), or that of a Jinja file.
 

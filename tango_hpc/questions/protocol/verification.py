@@ -48,7 +48,7 @@ _BETWEEN_STEPS = 0.4
 
 @dataclass(frozen=True)
 class Verification:
-    """What was read from a verifier's response to a solution with K steps.
+    """A verifier's response to a solution with K steps, as it was read.
 
     `judgements` has K entries: +1 correct, −1 incorrect, 0 missing. `final` is 1, 0 or −1 (missing).
     `num_judgements` counts the step elements that judge, whichever step they name. `format_reward` lies in [0, 1];
@@ -63,7 +63,7 @@ class Verification:
 
     @property
     def is_complete(self) -> bool:
-        """Whether each of the K steps has exactly one judgement, and nothing else is judged."""
+        """Return whether each of the K steps has exactly one judgement, and nothing else is judged."""
         return self.num_judgements == len(self.judgements) and 0 not in self.judgements
 
 
@@ -135,7 +135,7 @@ def read_verification(text: str, solution: Solution, rule: FormatRule) -> Verifi
 
 
 def _judgements(elements: list[_StepText], num_steps: int) -> list[int]:
-    """The judgement of each step, 0 where there is none."""
+    """Return the judgement of each step, 0 where there is none."""
     numbers = [_number(element.text) for element in elements]
     if all(number is None for number in numbers):
         numbers = list(range(1, len(elements) + 1))
@@ -148,7 +148,7 @@ def _judgements(elements: list[_StepText], num_steps: int) -> list[int]:
 
 
 def _authors_penalty(text: str, num_steps: int | None) -> float:
-    """What the authors' rule takes from 1: 1 where the text is not the two elements and white space alone.
+    """Return the penalty of the authors' rule: 1 where the text is more than the two elements and white space.
 
     A judgement is what an element ends in, but for a full stop. `num_steps` None: any number of judgements will do, if
     there is a step element.
@@ -171,7 +171,7 @@ def _authors_penalty(text: str, num_steps: int | None) -> float:
 
 
 def _closed_steps(section: str) -> tuple[list[str], str]:
-    """What stands in each `<step>…</step>` of `section`, and the text outside of them."""
+    """Return the text in each `<step>…</step>` of `section`, and the text outside of them."""
     steps: list[str] = []
     outside: list[str] = []
     position = 0
@@ -183,13 +183,13 @@ def _closed_steps(section: str) -> tuple[list[str], str]:
 
 
 def _ends_in_judgement(text: str) -> bool:
-    """Whether the last that `text` says is a judgement, which no other one in it contradicts."""
+    """Return whether the last that `text` says is a judgement, which no other one in it contradicts."""
     tail = _JUDGEMENT.split(text)[-1].strip()
     return _agreed(_boxes(text), missing=0) != 0 and tail in ("", ".")
 
 
 def _split(text: str) -> tuple[list[_StepText], str, bool, str]:
-    """The step elements, the text of the final element, whether all tags are in place, the text outside of tags."""
+    """Return the step elements, the text of the final element, whether all tags are in place, the text outside of tags."""
     head, _, tail = text.partition("<final_verification>")
     final_text, closing, after = tail.partition("</final_verification>")
     elements: list[_StepText] = []
@@ -214,12 +214,12 @@ def _split(text: str) -> tuple[list[_StepText], str, bool, str]:
 
 
 def _boxes(text: str) -> list[int]:
-    """The judgements in `text`, +1 and −1, in order."""
+    """Return the judgements in `text`, +1 and −1, in order."""
     return [1 if match[1].upper() == "CORRECT" else -1 for match in _JUDGEMENT.finditer(text)]
 
 
 def _agreed(boxes: list[int], missing: int) -> int:
-    """The one judgement that all boxes share, as +1 or, for a wrong one, what the caller's scale says."""
+    """Return the one judgement that all boxes share, as +1 or, for a wrong one, what the caller's scale says."""
     if not boxes or len(set(boxes)) > 1:
         return missing
     if missing == -1:
@@ -233,7 +233,7 @@ def _number(text: str) -> int | None:
 
 
 def _has_reason(text: str) -> bool:
-    """Whether anything but the heading and the judgement is said."""
+    """Return whether anything but the heading and the judgement is said."""
     heading = _HEADING.match(text)
     rest = _JUDGEMENT.sub("", text[heading.end() :] if heading else text)
     return any(character.isalnum() for character in rest)

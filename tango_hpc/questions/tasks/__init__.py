@@ -1,4 +1,4 @@
-"""What is asked, how answers are graded, and gold labels of steps where they exist."""
+"""Tasks: questions, the grading of answers, and gold labels of steps where they exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TASKS = {
 
 
 def get_task(settings: TaskConfig) -> Task:
-    """The task of these settings; its module is imported only now."""
+    """Return the task of these settings; its module is imported only now."""
     if settings.file is not None:
         from tango_hpc.questions.tasks.own import OwnTask
 

@@ -1,4 +1,4 @@
-"""What a task is: what is asked, how answers are graded, and gold labels of steps where they exist."""
+"""The interface of a task: questions, the grading of answers, and gold labels of steps where they exist."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Task(Protocol):
     complaints: Sequence[str]  # the first thing that `label_all` could not do
 
     def statement(self, row: Mapping[str, Any]) -> str:
-        """What a model is asked for a row."""
+        """Return the question of a row as the model reads it."""
         ...
 
     def answer(self, response: str) -> str | None:
-        """The answer in a response; None where there is none."""
+        """Return the answer in a response; None where there is none."""
         ...
 
     def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[Verdict]:
@@ -46,11 +46,11 @@ class PlainQuestions(ABC):
     complaints: Sequence[str] = ()
 
     def statement(self, row: Mapping[str, Any]) -> str:
-        """The question as it stands."""
+        """Return the question as it stands."""
         return row["question"]
 
     def answer(self, response: str) -> str | None:
-        """The answer of our own format, or else the last box."""
+        """Return the answer of our own format, or else the last box."""
         return find_answer(response)
 
     @abstractmethod
@@ -58,10 +58,10 @@ class PlainQuestions(ABC):
         """Eq. 2 for each (question row, extracted answer); no answer is wrong."""
 
     def same_all(self, pairs: Sequence[tuple[dict[str, Any], str, str]]) -> list[bool]:
-        """Whether the other answer would be right if the first were the reference."""
+        """Return whether the other answer would be right if the first were the reference."""
         graded = self.grade_all([({**row, "answer": first}, second) for row, first, second in pairs])
         return [verdict.correct for verdict in graded]
 
     def label_all(self, solutions: Sequence[tuple[dict[str, Any], Sequence[Step]]]) -> list[list[int] | None]:
-        """No labels."""
+        """Return None for each solution: the task has no labels."""
         return [None] * len(solutions)

@@ -18,13 +18,13 @@ class BenchmarkTask(Math):
         self._benchmark, self.name = benchmark, benchmark.name
 
     def statement(self, row: Mapping[str, Any]) -> str:
-        """The benchmark's wording of a row."""
+        """Return the benchmark's wording of a row."""
         return self._benchmark.statement(row)
 
     def answer(self, response: str) -> str | None:
-        """The answer where the benchmark looks for it."""
+        """Return the answer where the benchmark looks for it."""
         return self._benchmark.extract(response)
 
     def item(self, row: Mapping[str, Any], answer: str) -> GradeItem:
-        """How an answer to this row is graded."""
+        """Return how an answer to this row is graded."""
         return self._benchmark.grade(row, answer)

@@ -49,11 +49,11 @@ class LastLetter(PlainQuestions):
     name = "last_letter"
 
     def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[Verdict]:
-        """Whether each answer is the gold string; case, white space and a surrounding `\\text{}` do not count."""
+        """Return whether each answer is the gold string; case, white space and a surrounding `\\text{}` do not count."""
         return [Verdict(answer is not None and _plain(answer) == _plain(row["answer"])) for row, answer in answers]
 
     def label_all(self, solutions: Sequence[tuple[dict[str, Any], Sequence[Step]]]) -> list[list[int] | None]:
-        """The labels of `label_steps`."""
+        """Return the labels of `label_steps`."""
         return [self.label_steps(row, steps) for row, steps in solutions]
 
     def label_steps(self, row: dict[str, Any], steps: Sequence[Step]) -> list[int]:
@@ -76,7 +76,7 @@ class LastLetter(PlainQuestions):
 
 
 def worded_question(words: Sequence[str]) -> str:
-    """The question for a model that reads instructions: what to do, the form of a step, and the words."""
+    """Return the question for a model that reads instructions: what to do, the form of a step, and the words."""
     return (
         "Take the last letter of each of the words below, in their order, and join the letters. Use one step per word, "
         "of the form `word:letter->letters` with the word, its last letter, and the last letters of all words so far.\n"
@@ -97,13 +97,13 @@ def _read_step(text: str) -> tuple[str, str] | None:
 
 
 def split_of(words: Sequence[str]) -> Split:
-    """The split that may ask these words, by a hash of them: no two splits share a question, whatever their seeds."""
+    """Return the split that may ask these words, by a hash of them: no two splits share a question, whatever their seeds."""
     digest = hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest()
     return SPLITS[int.from_bytes(digest, "big") % len(SPLITS)]
 
 
 def read_dictionary(path: Path) -> WordsByLength:
-    """The words of a file with one on each line, by their length: those of lower-case letters only, each once.
+    """Return the words of a file with one on each line, by their length: those of lower-case letters only, each once.
 
     Raises `UserError` where the file cannot be read or has none.
     """
@@ -254,7 +254,7 @@ def verifier_sft_rows(
 
 
 def solution_text(words: Sequence[str], chosen: Sequence[str], appended: Sequence[str] | None = None) -> str:
-    """The solution whose n-th step takes the letter `chosen[n]` from `words[n]` and appends it, or `appended[n]`."""
+    """Return the solution whose n-th step takes the letter `chosen[n]` from `words[n]` and appends it, or `appended[n]`."""
     letters = "".join(chosen if appended is None else appended)
     steps = "".join(
         f"<step>{word}:{letter}->{letters[: n + 1]}</step>"
@@ -266,7 +266,7 @@ def solution_text(words: Sequence[str], chosen: Sequence[str], appended: Sequenc
 def verification_text(
     words: Sequence[str], appended: Sequence[str], judgements: Sequence[bool], verdict: bool | None = None
 ) -> str:
-    """The verification of the solution whose steps append these letters, with these judgements; without a `verdict` it is
+    """Return the verification of the solution whose steps append these letters, with these judgements; without a `verdict` it is
     CORRECT if all of them are.
     """
     steps = "".join(
@@ -284,7 +284,7 @@ def _question(words: Sequence[str], worded: bool) -> str:
 def _sample_words(
     rng: np.random.Generator, words: Range, letters: Range, split: Split, dictionary: WordsByLength | None
 ) -> list[str]:
-    """Words of random lengths, their letters, or they from the dictionary, drawn until the words belong to `split`."""
+    """Return words of random lengths, their letters, or they from the dictionary, drawn until the words belong to `split`."""
     lengths = rng.integers(*letters, size=rng.integers(*words, endpoint=True), endpoint=True)
     ends = np.cumsum(lengths).tolist()
     if dictionary is not None and (missing := set(lengths.tolist()) - dictionary.keys()):
@@ -304,7 +304,7 @@ def _sample_words(
 
 
 def _wrong_letter(rng: np.random.Generator, word: str) -> str:
-    """A letter of `word` that is not its last: half of the time the first, else any; where all are equal, any other."""
+    """Return a letter of `word` that is not its last: half of the time the first, else any; where all are equal, any other."""
     others = [letter for letter in word if letter != word[-1]]
     if not others:
         return str(rng.choice([letter for letter in LETTERS if letter != word[-1]]))

@@ -37,7 +37,7 @@ class Recipe:
     dictionary: str | None = None
 
     def made_with(self) -> dict[str, Any]:
-        """The recipe as the file carries it; JSON."""
+        """Return the recipe as the file carries it; JSON."""
         return {"task": "last_letter"} | {name: value for name, value in asdict(self).items() if value is not None}
 
     def write(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class Recipe:
 
 
 def last_letter_recipes(config: Config) -> dict[Path, Recipe]:
-    """The files that `task.last_letter` makes where they are missing; none without that section."""
+    """Return the files that `task.last_letter` makes where they are missing; none without that section."""
     settings, seed = config.task.last_letter, config.seed
     if settings is None:
         return {}

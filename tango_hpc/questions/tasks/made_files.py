@@ -14,10 +14,10 @@ from tango_hpc.questions.tasks.own import own_recipes
 
 
 class Recipe(Protocol):
-    """How a file is made: the same recipe, the same rows."""
+    """A recipe of a file: the same recipe, the same rows."""
 
     def made_with(self) -> dict[str, Any]:
-        """All that its content depends on, as the file carries it; JSON."""
+        """Return all that its content depends on, as the file carries it; JSON."""
         ...
 
     def write(self, path: Path) -> None:
@@ -26,12 +26,12 @@ class Recipe(Protocol):
 
 
 def recipes(config: Config) -> Mapping[Path, Recipe]:
-    """The files that the task can make."""
+    """Return the files that the task can make."""
     return own_recipes(config) if config.task.file is not None else last_letter_recipes(config)
 
 
 def check_made_files(config: Config) -> list[str]:
-    """What is wrong with files that are there already: made with other settings than the config's."""
+    """Return a message for each existing file that was made with other settings than the config's."""
     problems = []
     for path, recipe in recipes(config).items():
         try:

@@ -24,7 +24,7 @@ class Math(PlainQuestions):
         self.pool = pool or GradingPool()
 
     def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[Verdict]:
-        """Whether each answer is right; no answer is wrong. The result does not depend on the other answers."""
+        """Return whether each answer is right; no answer is wrong. The result does not depend on the other answers."""
         given = [(index, row, answer) for index, (row, answer) in enumerate(answers) if answer is not None]
         graded = self.pool.grade([self.item(row, answer) for _, row, answer in given])
         verdicts = [Verdict(False)] * len(answers)
@@ -33,7 +33,7 @@ class Math(PlainQuestions):
         return verdicts
 
     def item(self, row: Mapping[str, Any], answer: str) -> GradeItem:
-        """How an answer to this row is graded."""
+        """Return how an answer to this row is graded."""
         if row["source"] in benchmarks.NAMES:
             return benchmarks.get_benchmark(row["source"]).grade(row, answer)
         return math_item(row, answer)

@@ -44,11 +44,11 @@ class OwnTask(Math):
         self.complaints: Sequence[str] = ()
 
     def item(self, row: Mapping[str, Any], answer: str) -> GradeItem:
-        """Graded by the class's `grade`."""
+        """Return graded by the class's `grade`."""
         return GradeItem("own", row["answer"], answer, {**self._called, "question": row})
 
     def label_all(self, solutions: Sequence[tuple[dict[str, Any], Sequence[Step]]]) -> list[list[int] | None]:
-        """What `label_steps` says of each solution; None for one that it fails at: `complaints` has the first."""
+        """Return the labels of `label_steps` for each solution; None where it fails: `complaints` has the first failure."""
         if not self._has_labels:
             return super().label_all(solutions)
         verdicts = self.pool.grade(
@@ -75,7 +75,7 @@ class OwnRecipe:
     split: Literal["train", "eval"] | None = None
 
     def made_with(self) -> dict[str, Any]:
-        """All that the rows depend on; JSON."""
+        """Return all that the rows depend on; JSON."""
         made: dict[str, Any] = {"task": Path(self.task.name).name, "settings": self.task.settings}
         made |= {"kind": self.kind, "seed": self.seed}
         if self.task.is_own:
@@ -83,7 +83,7 @@ class OwnRecipe:
         return made if self.split is None else made | {"split": self.split}
 
     def rows(self, limit: int | None = None) -> list[dict[str, str]]:
-        """The rows that the class gives, the first `limit` of them; a training question that is also held out is left
+        """Return the rows that the class gives, the first `limit` of them; a training question that is also held out is left
         out. Raises `UserError` for a row that is none.
         """
         if self.kind != "questions":
@@ -128,7 +128,7 @@ class OwnRecipe:
 
 
 def own_recipes(config: Config) -> dict[Path, OwnRecipe]:
-    """The files that the class makes where they are missing: those that it has a method for."""
+    """Return the files that the class makes where they are missing: those that it has a method for."""
     task, seed = config.task, config.seed
     made = {
         config.data.train: OwnRecipe(task, "questions", seed, "train"),

@@ -8,5 +8,5 @@ from typing import Any
 
 
 def read_metadata(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata of a prepared row; empty for rows of other makers, which need not have that column."""
+    """Return the metadata of a prepared row; empty for rows of other makers, which need not have that column."""
     return json.loads(row["metadata"]) if row.get("metadata") else {}

@@ -1,4 +1,4 @@
-r"""Which questions of training sets stand in evaluation sets, in other words as well.
+r"""Questions of training sets that evaluation sets contain, also in other words.
 
 Mirrors of a competition word its problems differently: some give the choices (A) to (E), others ask for an integer
 ("The final answer can be written in the form $\frac{m}{n}$, where … What is $m+n$?"), and all differ in small words.
@@ -60,7 +60,7 @@ class HeldOut:
         return bool(self.names)
 
     def find(self, question: str) -> str | None:
-        """The evaluation set that has this question, in these words or others; None where none has."""
+        """Return the evaluation set that has this question, in these words or others; None where none has."""
         bare = core(question)
         for text in (question, bare):
             if (name := self._by_text.get(fingerprint(loosely_normalized(text)))) is not None:
@@ -74,7 +74,7 @@ class HeldOut:
 
 
 def core(question: str) -> str:
-    """A question without its choices and without the request for a form of its answer; whole where nothing is left."""
+    """Return a question without its choices and without the request for a form of its answer; whole where nothing is left."""
     text = _REQUEST.sub(" ", _CHOICES.sub(" ", _spelled(question)))
     return text if text.strip() else question
 
@@ -84,7 +84,7 @@ def _spelled(question: str) -> str:
 
 
 def _digits_and_words(question: str, bare: str) -> tuple[str, list[str]]:
-    """Those of the question without its drawings; `bare` is its core."""
+    """Return those of the question without its drawings; `bare` is its core."""
     undrawn = _DRAWING.sub(" ", question)
     text = bare if undrawn == question else core(undrawn)
     return "".join(_DIGIT.findall(text)), _WORD.findall(_FRACTION.sub("frac", text.casefold()))

@@ -24,7 +24,7 @@ _ROWS_PER_GROUP = 4096
 
 @dataclass
 class Report:
-    """What became of every record; `kept` plus all counts of drops and `not_part` is `read`."""
+    """The fate of every record; `kept` plus all counts of drops and `not_part` is `read`."""
 
     name: str
     split: str
@@ -47,7 +47,7 @@ class Report:
             self.examples[kind].append(row_id)
 
     def lines(self) -> list[str]:
-        """The report as the command prints it."""
+        """Return the report as the command prints it."""
         counts = [
             ("not part of the set", self.not_part), ("without a question", self.missing_question),
             ("without an answer", self.missing_answer), ("over-long questions", self.over_long),
@@ -157,7 +157,7 @@ def _checked_rows(name: str, data_set: DataSet, files: list[Path], report: Repor
 
 
 def _read(name: str, data_set: DataSet, record: Mapping[str, Any], file: Path, index: int) -> PreparedRow | None:
-    """The record as a row. Raises `UserError`, naming the row, where a field is missing or of another kind."""
+    """Return the record as a row. Raises `UserError`, naming the row, where a field is missing or of another kind."""
     try:
         row = data_set.reader(record, file, index)
         if row is not None and not all(isinstance(text, str) for text in (row.id, row.question, row.answer)):
@@ -183,7 +183,7 @@ def _check_text(row: PreparedRow, file: Path, index: int) -> None:
 
 def _fault(row: PreparedRow, seen: dict[int, int], report: Report, held_out: HeldOut, max_question_characters: int | None,
            questions_repeat: bool) -> str | None:  # fmt: skip
-    """Why a row is dropped, counted in the report; None for a good one."""
+    """Return why a row is dropped, counted in the report; None for a good one."""
     kind = None
     if not row.question:
         kind = "missing_question"
@@ -230,7 +230,7 @@ def check_held_out(train: Path, held_out: Path) -> None:
 
 
 def _held_out(exclude: Iterable[Path]) -> tuple[HeldOut, dict[str, str]]:
-    """All questions in the given files and folders; and identity -> name of each file."""
+    """Return all questions in the given files and folders; and identity -> name of each file."""
     questions: list[tuple[str, str]] = []
     files: dict[str, str] = {}
     for path in exclude:
@@ -245,7 +245,7 @@ def _held_out(exclude: Iterable[Path]) -> tuple[HeldOut, dict[str, str]]:
 
 
 def _questions(file: Path) -> Iterator[tuple[str, str]]:
-    """Each question of a prepared file with the data set that it is from."""
+    """Yield each question of a prepared file with the data set that it is from."""
     for row in read_rows(file, ("question", "source")):
         yield row["question"], row["source"]
 
@@ -255,7 +255,7 @@ def _fingerprints(questions: Iterable[tuple[str, str]]) -> set[int]:
 
 
 def _identity(questions: Iterable[int]) -> str:
-    """The same for files that hold the same questions."""
+    """Return the same for files that hold the same questions."""
     return f"{fingerprint(','.join(map(str, sorted(questions)))):016x}"
 
 

@@ -26,7 +26,7 @@ _EURUS_REQUEST = re.compile(r"\s*Present the answer in LaTe[xX] format: ?\\boxed
 
 @dataclass(frozen=True)
 class DataSet:
-    """What `tango data` knows of a set. `use` says whether it is trained on, by split or as a whole."""
+    """A data set as `tango data` knows it. `use` says whether it is trained on, by split or as a whole."""
 
     reader: Reader
     hub: str
@@ -40,14 +40,14 @@ class DataSet:
     questions_repeat: bool = False  # several records ask the same question, and each counts
 
     def patterns(self, split: str) -> list[str]:
-        """Which files of a folder hold `split`, in order of preference."""
+        """Return which files of a folder hold `split`, in order of preference."""
         below = f"*{self.part}*" if self.part else "*"
         if self.whole and split == self.default_split:
             return list(dict.fromkeys([below, "*"]))
         return [f"{below}{split}[-._/]*", f"{split}[-._/]*", f"{below}/{split}/*"]
 
     def is_training(self, split: str) -> bool:
-        """Whether rows of this split are trained on, so that evaluation questions must be taken out."""
+        """Return whether rows of this split are trained on, so that evaluation questions must be taken out."""
         return self.use == "train" and split in self.train_splits
 
 
@@ -59,7 +59,7 @@ def _first(record: Record, *names: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """An answer as text: None and NaN are missing, 27.0 is 27."""
+    """Return an answer as text: None and NaN are missing, 27.0 is 27."""
     if value is None or value != value:
         return ""
     if isinstance(value, float) and value.is_integer():
@@ -102,7 +102,7 @@ def competition(record: Record, file: Path, index: int) -> PreparedRow:
 
 
 def olympiadbench(record: Record, file: Path, index: int) -> PreparedRow | None:
-    """English open-ended mathematics without images; unit, tolerance and number of answers go to the metadata.
+    """Return English open-ended mathematics without images; unit, tolerance and number of answers go to the metadata.
 
     Mirrors with the fields question and answer alone have none of these.
     """
@@ -136,7 +136,7 @@ def boardgameqa(record: Record, file: Path, index: int) -> PreparedRow:
 
 
 def cruxeval(record: Record, file: Path, index: int) -> PreparedRow:
-    """Output prediction: what does f return for this input?"""
+    """Return output prediction: what does f return for this input?"""
     question = f"{_first(record, 'code')}\n\nf({_first(record, 'input')})"
     return PreparedRow(str(record.get("id", index)), question, str(_first(record, "output")))
 
@@ -151,7 +151,7 @@ def strategyqa(record: Record, file: Path, index: int) -> PreparedRow:
 
 
 def strategyqa_plain(record: Record, file: Path, index: int) -> PreparedRow:
-    """The question alone: yes or no. Harder, and no figure to set beside the paper's."""
+    """Return the question alone: yes or no. Harder, and no figure to set beside the paper's."""
     answer = _truth(record, "yes", "no")
     return PreparedRow(
         str(record.get("qid", index)), _first(record, "question"), answer, {"facts": record.get("facts")}
@@ -159,7 +159,7 @@ def strategyqa_plain(record: Record, file: Path, index: int) -> PreparedRow:
 
 
 def _truth(record: Record, true: str, false: str) -> str:
-    """The answer of a record in these words; empty where it has none."""
+    """Return the answer of a record in these words; empty where it has none."""
     answer = record.get("answer")
     if isinstance(answer, str):
         answer = {"true": True, "yes": True, "false": False, "no": False}.get(answer.casefold())
@@ -167,7 +167,7 @@ def _truth(record: Record, true: str, false: str) -> str:
 
 
 def tablebench(record: Record, file: Path, index: int) -> PreparedRow | None:
-    """Number reasoning and fact checking, whose answers can be compared; the table is written out in Markdown."""
+    """Return number reasoning and fact checking, whose answers can be compared; the table is written out in Markdown."""
     if record.get("qtype") not in ("NumericalReasoning", "FactChecking"):
         return None
     table = _first(record, "table")

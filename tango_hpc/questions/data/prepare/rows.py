@@ -43,7 +43,7 @@ class PreparedRow:
     source: str = ""
 
     def as_columns(self) -> dict[str, str]:
-        """The row as the schema stores it: `metadata` as a JSON object with sorted keys."""
+        """Return the row as the schema stores it: `metadata` as a JSON object with sorted keys."""
         metadata = json.dumps(self.metadata, ensure_ascii=False, sort_keys=True)
         return {
             "id": self.id, "question": self.question, "answer": self.answer, "source": self.source, "metadata": metadata
@@ -51,7 +51,7 @@ class PreparedRow:
 
 
 def normalized(question: str) -> str:
-    """A question without what does not change it: case, white space, punctuation, LaTeX spacing and delimiters.
+    """Return a question without what does not change it: case, white space, punctuation, LaTeX spacing and delimiters.
 
     Digits, letters, decimal points, operators and relations stay, so that `x+1` and `x-1` are two questions.
     """
@@ -62,7 +62,7 @@ def normalized(question: str) -> str:
 
 
 def loosely_normalized(question: str) -> str:
-    """Letters and digits of a question alone. For overlap with evaluation sets: rather one question less to train on
+    """Return letters and digits of a question alone. For overlap with evaluation sets: rather one question less to train on
     than a variant of an evaluation question among them."""
     return "".join(filter(str.isalnum, normalized(question))) or question
 

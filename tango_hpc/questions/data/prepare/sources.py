@@ -18,7 +18,7 @@ _BATCH_ROWS = 512  # of Parquet held at a time: Eurus rows carry prompts of seve
 
 
 def find_files(source: str, patterns: Sequence[str]) -> list[Path]:
-    """The data files of `source`, sorted by path: one file, or all in a folder whose relative path fits a pattern.
+    """Return the data files of `source`, sorted by path: one file, or all in a folder whose relative path fits a pattern.
 
     A `source` that is no path is a hub data set `owner/name`, whose fitting files are downloaded first (the hub's
     cache keeps them). Patterns are those of `fnmatch`, on the path below the folder; the first that fits any file
@@ -40,7 +40,7 @@ def find_files(source: str, patterns: Sequence[str]) -> list[Path]:
 
 
 def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every record of `files` in order, with the file that it stands in. Parquet and JSON lines are streamed."""
+    """Yield every record of `files` in order, with the file that it stands in. Parquet and JSON lines are streamed."""
     for file in files:
         if file.suffix == ".parquet":
             records = _read_parquet(file)
@@ -82,7 +82,7 @@ def _record(file: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def _read_json(file: Path) -> Iterator[dict[str, Any]]:
-    """An array of objects, or JSON lines under the wrong name."""
+    """Yield an array of objects, or JSON lines under the wrong name."""
     with open(file, encoding="utf-8") as stream:
         first = stream.read(1024).lstrip()[:1]
     if first == "{":
