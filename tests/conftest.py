@@ -1,4 +1,5 @@
-"""Every test sees the clone and its own temporary folder; and marks by the folder a test lies in: unit, ranks, vllm, slurm, gpu.
+"""Every test sees the clone and its own temporary folder; and marks by the folder a test lies in: unit, ranks, vllm,
+slurm, gpu.
 
 What somebody's working directory, home directory or environment holds must not change a result:
 
@@ -35,7 +36,8 @@ KEPT = {
     "LOGNAME",
     "SHELL",
 }
-# What waits most comes first: with two workers the tests on the cluster wait while others compute. Short files fill the end.
+# What waits most comes first: with two workers the tests on the cluster wait while others compute. Short files fill the
+# end.
 ORDER = ("slurm", "vllm", "ranks", "gpu", "unit")
 KEPT_PREFIXES = ("LC_", "PYTEST_")
 
@@ -55,7 +57,8 @@ def _clean_environment() -> None:
 
 
 def _cache_of_gpu_programs() -> None:
-    """FlashInfer and Triton keep what they compile below the home directory, which is none here, or where they are told.
+    """FlashInfer and Triton keep what they compile below the home directory, which is none here, or where they are
+    told.
 
     FlashInfer makes its folder while Megatron-core imports it, without a GPU too.
     """
@@ -102,7 +105,9 @@ def _folder(item: pytest.Item) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Two workers (`-n 2`) take files from the list, one after the other; all of tests/slurm goes to one: it has one cluster."""
+    """Two workers (`-n 2`) take files from the list, one after the other; all of tests/slurm goes to one: it has one
+    cluster.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):

@@ -1,4 +1,5 @@
-"""One arm of `python -m tools.bench grpo`, in the environment of tools/bench_trl.sh: GRPO steps of TRL's GRPOTrainer on a CPU.
+"""One arm of `python -m tools.bench grpo`, in the environment of tools/bench_trl.sh: GRPO steps of TRL's GRPOTrainer on
+a CPU.
 
 `python tools/bench_trl.py SETTINGS.json` with model, prompts, steps, group_size, max_tokens, learning_rate, threads and
 micro_batch; prints a line of JSON for every step: seconds, tokens (of completions).

@@ -7,10 +7,11 @@ r"""Data for a short warm start of a real model in our format: its own solutions
 `easy` keeps the questions of GSM8K whose reference solution has at most --calculations calculations (`<<4*3=12>>`
 as its authors mark them).
 
-`rows` reads the answers of a `tango eval` (greedy and sampled) and writes OUT/generator.parquet, the solutions that keep
-the form and are right, each text of a question once, and OUT/verifier.parquet, as many right as wrong ones in turn,
-with a verification: for each step whether its calculations come out, and at the end whether the answer is right. Where
-the answer is wrong though all calculations come out, the last step is called incorrect: which one is, nobody knows.
+`rows` reads the answers of a `tango eval` (greedy and sampled) and writes OUT/generator.parquet, the solutions that
+keep the form and are right, each text of a question once, and OUT/verifier.parquet, as many right as wrong ones in
+turn, with a verification: for each step whether its calculations come out, and at the end whether the answer is right.
+Where the answer is wrong though all calculations come out, the last step is called incorrect: which one is, nobody
+knows.
 """
 
 from __future__ import annotations

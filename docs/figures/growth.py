@@ -1,6 +1,7 @@
 """How costs grow with the work: python docs/figures/growth.py [BENCH.json] [OUT.svg]
 
-Draws what `python -m tools.bench growth --out BENCH.json` found, seconds over size, both logarithmic, with the fitted exponents.
+Draws what `python -m tools.bench growth --out BENCH.json` found, seconds over size, both logarithmic, with the fitted
+exponents.
 """
 
 from __future__ import annotations

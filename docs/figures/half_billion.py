@@ -1,7 +1,7 @@
 """The half-billion model under Tango and GRPO alone (docs/reproduce.md, section 8): python docs/figures/half_billion.py
 
-Draws what those runs have left in the folder beside this file: the curves of Tango as `tango report` draws a run that is
-there, and both arms beside each other. Prints what the page's table says of them.
+Draws what those runs have left in the folder beside this file: the curves of Tango as `tango report` draws a run that
+is there, and both arms beside each other. Prints what the page's table says of them.
 """
 
 from __future__ import annotations

@@ -16,7 +16,9 @@ class CheckFailed(UserError):
 
 
 class NodeFailed(UserError):
-    """A machine of the job, or what it is connected to, keeps a run from starting; on another try it may be well. Exit code 75."""
+    """A machine of the job, or what it is connected to, keeps a run from starting; on another try it may be well. Exit
+    code 75.
+    """
 
     exit_code = 75
 

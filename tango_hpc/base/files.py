@@ -180,7 +180,8 @@ def read_replaced(path: Path) -> bytes:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSON-lines file, none where there is no file. Damaged lines are passed over with a warning.
+    """Return the objects of a JSON-lines file, none where there is no file. Damaged lines are passed over with a
+    warning.
 
     A last line without its end is being written, or was never finished: it is left out.
     """
@@ -202,7 +203,9 @@ def parse_json_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a file that only shows things; empty where there is none, and with a warning where it is damaged."""
+    """Return the object in a file that only shows things; empty where there is none, and with a warning where it is
+    damaged.
+    """
     try:
         value = json_object(read_replaced(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -270,7 +273,9 @@ def warn_once(text: str) -> None:
 
 @contextmanager
 def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-    """A writer of tables of `schema` to the file `path`, which is there when the block ends; after an error the old one is."""
+    """A writer of tables of `schema` to the file `path`, which is there when the block ends; after an error the old one
+    is.
+    """
     import pyarrow.parquet as pq  # takes a while, and most who write files write no Parquet
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -178,7 +178,9 @@ def check_parallel(shape: ModelShape, tensor_size: int, pipeline_size: int) -> N
 
 
 def indexed_files(index: Path) -> list[str]:
-    """Return names of the files that a Hugging Face `*.index.json` gives the tensors to. Raises `UserError` where it is none."""
+    """Return names of the files that a Hugging Face `*.index.json` gives the tensors to. Raises `UserError` where it is
+    none.
+    """
     names = (json_object(index.read_bytes()) or {}).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise UserError(f"{index} is damaged, or was not downloaded whole; get the model again")

@@ -100,7 +100,8 @@ def score(
 ) -> None:
     """Compute rewards and advantages of dumped rollouts again from their texts: no model, no GPU.
 
-    Example: `tango score runs/quickstart/rollouts/generator_step_000041.parquet configs/quickstart.yaml --out new.parquet`
+    Example: `tango score runs/quickstart/rollouts/generator_step_000041.parquet configs/quickstart.yaml --out
+    new.parquet`
     """
     from tango_hpc.base.config import load_config
     from tango_hpc.stages.rescore import score_dump

@@ -94,7 +94,8 @@ def _end_process(directory: RunDirectory) -> list[str]:
 
 
 def stop(path: Path, console: Console) -> None:
-    """Have the run, or all runs below a folder, save at the next safe point and end for good; waiting jobs are cancelled.
+    """Have the run, or all runs below a folder, save at the next safe point and end for good; waiting jobs are
+    cancelled.
 
     Raises UserError where Slurm does not tell of some of them whether they wait or run; those that run still stop.
     """

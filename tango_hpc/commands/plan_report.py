@@ -7,9 +7,9 @@ The JSON has `fits` (bool), `problems` (list of str), `ranks`, `device`, and
   "total_bytes", "items": {name: bytes}}]}`; `gpu` is one GPU, the fullest of each phase (no phases on a CPU), `node`
   the fullest node's host memory, which on a CPU is all there is;
 - `batch`: by role, the fields of `plan.batch.RoleBatch`, and of an engine `max_num_seqs` and `gpu_share`
-  (of the GPU, in use while it generates; null on a CPU) as it starts with them, `kv_cache_tokens`, `kv_cache_sequences` (of full length), and the
-  waves that it takes for its responses: `waves`, `evaluation_waves`, and `longest_waves` where all are of full length
-  (null where nothing is trained);
+  (of the GPU, in use while it generates; null on a CPU) as it starts with them, `kv_cache_tokens`, `kv_cache_sequences`
+  (of full length), and the waves that it takes for its responses: `waves`, `evaluation_waves`, and `longest_waves`
+  where all are of full length (null where nothing is trained);
 - `processes`: by stage that the configuration has, `per_rank` (the role that each process of a rank plays; "trainer"
   where roles are fine-tuned) and `per_node` (how many of them a node runs, beside the small parents that start them);
 - `communicators`: NCCL's, as `plan.communicators.count_communicators` gives them; null on a CPU;
@@ -43,7 +43,9 @@ from tango_hpc.stages.stage import STAGES, TRAIN, Stage
 
 
 def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Stage = TRAIN) -> dict[str, Any]:
-    """Return the plan as JSON-ready values. Raises UserError for a model without sizes or one that cannot be cut this way."""
+    """Return the plan as JSON-ready values. Raises UserError for a model without sizes or one that cannot be cut this
+    way.
+    """
     whole, config = config, stage.taking_part(config)
     shapes = {name: role_shape(config, name) for name in config.roles}
     for name, role in config.roles.items():

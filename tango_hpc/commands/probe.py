@@ -1,4 +1,5 @@
-"""The program that `tango doctor` runs on every rank of an allocation: `python -m tango_hpc.commands.probe FOLDER PROCESSES`.
+"""The program that `tango doctor` runs on every rank of an allocation: `python -m tango_hpc.commands.probe FOLDER
+PROCESSES`.
 
 Each rank writes FOLDER/probe_RANK.json. torch is imported inside, so that a broken one is a finding and not a crash. A
 rank that NCCL ends, or that hangs, has written before which all-reduce it began.

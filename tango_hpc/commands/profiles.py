@@ -147,7 +147,9 @@ def profile_folders(env: Mapping[str, str] = os.environ) -> list[Path]:
 
 
 def load_profile(name: str | None) -> Profile:
-    """Return the profile of that name, or in that file; without one, Slurm's defaults. Raises UserError with all mistakes."""
+    """Return the profile of that name, or in that file; without one, Slurm's defaults. Raises UserError with all
+    mistakes.
+    """
     if name is None:
         return Profile()
     file = _find(name)

@@ -12,7 +12,8 @@ from tango_hpc.runner.environment import CPUS_OF_GPU_RANK
 from tango_hpc.stages.stage import Stage
 
 GIB = 2**30
-# On top of the plan, whose share of CUDA and NCCL is an estimate, and which leaves out what tmpfs holds; in whole steps.
+# On top of the plan, whose share of CUDA and NCCL is an estimate, and which leaves out what tmpfs holds; in whole
+# steps.
 MEMORY_MARGIN = 0.1
 MEMORY_STEP_GIB = 8
 # Options of sbatch that say how much memory; two of them exclude each other.
@@ -28,7 +29,9 @@ class Memory:
 
 
 def cpus_per_rank(config: Config, profile: Profile) -> int:
-    """Return CPUs for each rank: the profile's, else the threads that the configuration asks for, else what the device needs."""
+    """Return CPUs for each rank: the profile's, else the threads that the configuration asks for, else what the device
+    needs.
+    """
     default = CPUS_OF_GPU_RANK if config.launch.device == "cuda" else 1
     return profile.cpus_per_rank or config.launch.threads_per_rank or default
 

@@ -33,7 +33,8 @@ def submit(
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run that run.dir holds.")] = False,
 ) -> None:
-    """Submit a stage (or several, one after the other) as a batch job that saves, requeues itself and continues when its time runs out.
+    """Submit a stage (or several, one after the other) as a batch job that saves, requeues itself and continues when
+    its time runs out.
 
     Example: `tango submit sft,train configs/quickstart.yaml run.dir=$SCRATCH/run --profile generic`
     """

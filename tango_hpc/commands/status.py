@@ -146,7 +146,9 @@ def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> Run
 
 
 def _job_that_counts(jobs: list[str], queue: dict[str, tuple[str, str]]) -> str | None:
-    """Return the present one of a run's jobs, the oldest first: the one that runs, else the last that waits, else the last."""
+    """Return the present one of a run's jobs, the oldest first: the one that runs, else the last that waits, else the
+    last.
+    """
     states_of = {job: queue.get(job, ("", ""))[0] for job in jobs}
     for group in (slurm.ALIVE_STATES.difference(WAITING_STATES), WAITING_STATES):
         found = [job for job, state in states_of.items() if state in group]
@@ -156,7 +158,9 @@ def _job_that_counts(jobs: list[str], queue: dict[str, tuple[str, str]]) -> str 
 
 
 def _has_started(submitted: dict[str, Any], attempts: list[Attempt]) -> bool:
-    """Return whether what was submitted has made an attempt. Clocks of nodes differ: only those of one machine are compared."""
+    """Return whether what was submitted has made an attempt. Clocks of nodes differ: only those of one machine are
+    compared.
+    """
     if submitted["cluster"] == "slurm":
         return any(attempt.job == submitted["job"] for attempt in attempts)
     return bool(attempts) and submitted["submitted"] <= attempts[-1].started

@@ -25,7 +25,8 @@ CAUSE_LINES = (
 )
 LONGEST_DETAIL = 400  # characters, where no terminal sets a width
 TITLES = ("RUN", "STAGE", "STATE", "STEP", "TRIES", "JOB", "DETAIL")
-# What Slurm calls it; it has no word for a run that was never started, that saved and ended, or that ended without a word.
+# What Slurm calls it; it has no word for a run that was never started, that saved and ended, or that ended without a
+# word.
 SLURMS_NAMES = {"waiting": "PENDING", "done": "COMPLETED"}
 COLOURS = {
     "done": "green",

@@ -186,7 +186,8 @@ def sbatch_options(config: Config, profile: Profile, memory: Memory) -> dict[str
         "requeue" if profile.requeue is True else "no-requeue": True,
     }
     if launch.device == "cuda":
-        # By node, where the cluster lets us: isolating each task's GPU breaks copies between the GPUs of a node. By task
+        # By node, where the cluster lets us: isolating each task's GPU breaks copies between the GPUs of a node. By
+        # task
         # Slurm isolates each GPU unless srun, which takes the binding from the job, is asked for none.
         by_task = profile.gpu_request == "gpus-per-task"
         options["gpu-bind"] = "none" if by_task else None
@@ -198,7 +199,9 @@ def sbatch_options(config: Config, profile: Profile, memory: Memory) -> dict[str
 
 @contextmanager
 def refused_by_slurm(asked: str) -> Iterator[None]:
-    """Turn a refused submission into a `UserError` with sbatch's own words, and what was `asked` of each node if that is it."""
+    """Turn a refused submission into a `UserError` with sbatch's own words, and what was `asked` of each node if that
+    is it.
+    """
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     try:

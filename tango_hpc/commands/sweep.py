@@ -187,7 +187,9 @@ def load_sweep(file: Path) -> Sweep:
 
 
 def cell_mark(settings: dict[str, Value], seed: int) -> str:
-    """Return the end of the name of a cell's folder, by which it is found: a hash of its settings in any order, and its seed."""
+    """Return the end of the name of a cell's folder, by which it is found: a hash of its settings in any order, and its
+    seed.
+    """
     exact = {
         key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in settings.items()
     }
@@ -215,7 +217,9 @@ def _folders(sweep_dir: Path) -> list[Path]:
 
 
 def _folders_by_mark(sweep_dir: Path) -> dict[str, list[Path]]:
-    """Return the runs that are there by the mark in their name; those of earlier releases by their name without its number."""
+    """Return the runs that are there by the mark in their name; those of earlier releases by their name without its
+    number.
+    """
     found: dict[str, list[Path]] = {}
     for folder in _folders(sweep_dir):
         if match := _MARKED.search(folder.name) or _NUMBERED.fullmatch(folder.name):
@@ -242,7 +246,9 @@ def list_cells(sweep: Sweep, console: Console) -> None:
 
 
 def check_unchanged(sweep: Sweep, cells: Iterable[Cell]) -> None:
-    """Raise UserError where `cells` that are there ran with other settings than the file has now: no table compares them."""
+    """Raise UserError where `cells` that are there ran with other settings than the file has now: no table compares
+    them.
+    """
     changed: dict[str, int] = Counter(str(change) for cell in cells if cell.exists for change in cell.changes())
     if changed:
         lines = [f"  {change} ({count} cells)" for change, count in changed.items()]
@@ -259,7 +265,9 @@ def cell_states(cells: Iterable[Cell]) -> list[RunState]:
 
 
 def known_states(sweep: Sweep) -> dict[int, RunState]:
-    """Return the state of each cell whose run exists, by the cell's index. A cell is done after all stages of the sweep."""
+    """Return the state of each cell whose run exists, by the cell's index. A cell is done after all stages of the
+    sweep.
+    """
     there = [cell for cell in sweep.cells if cell.exists]
     found = {}
     for cell, state in zip(there, cell_states(there), strict=True):

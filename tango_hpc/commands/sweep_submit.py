@@ -86,7 +86,9 @@ def submit_sweep(sweep: Sweep, console: Console, *, profile: str | None, cluster
 
 
 def cells_to_submit(sweep: Sweep, console: Console, *, resubmit: bool) -> list[Cell]:
-    """Return the cells that are to be submitted; says what becomes of the others. Raises UserError where only --resubmit helps."""
+    """Return the cells that are to be submitted; says what becomes of the others. Raises UserError where only
+    --resubmit helps.
+    """
     known = known_states(sweep)
     unknown = [state for state in known.values() if state.state == "unknown"]
     if unknown:
@@ -176,7 +178,9 @@ def split(cells: Sequence[Cell], size: int) -> list[list[Cell]]:
 
 
 def shared(throttle: int, num_arrays: int) -> list[int]:
-    """Return how many cells of each array run at once, `throttle` in all. Raises UserError where an array would have none."""
+    """Return how many cells of each array run at once, `throttle` in all. Raises UserError where an array would have
+    none.
+    """
     if throttle < num_arrays:
         raise UserError(
             f"the cells need {num_arrays} job arrays on this cluster, and throttle {throttle} leaves none at once for "

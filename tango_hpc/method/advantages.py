@@ -4,7 +4,8 @@ The training loop and `tango score` both come here, so what a dump says can be r
 NumPy out; which responses are normalised together (the rollouts of a question, or with REINFORCE++ the whole
 batch) is decided here and nowhere else.
 
-Shape legend: N responses of the batch, V verifications of each, K steps of one solution (ragged), T tokens of one response (ragged).
+Shape legend: N responses of the batch, V verifications of each, K steps of one solution (ragged), T tokens of one
+response (ragged).
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def generator_advantages_batch(
 
     `prof_rollouts`: of each group only so many solutions are compared and kept (`successors.prof`); `alpha` is 0 then.
 
-    `blend`: "rewards" merges outcome and step rewards before they are normalised (`equations.merged_rewards`), instead of
-    Eq. 7.
+    `blend`: "rewards" merges outcome and step rewards before they are normalised (`equations.merged_rewards`), instead
+    of Eq. 7.
     """
     _check_lengths(len(group_ids_N), correct_N, response_lengths_N)
     _check_lengths(len(group_ids_N) * num_verifications, judgements_N_K, step_end_tokens_N_K)
@@ -183,7 +184,9 @@ def num_right_and_wrong_solutions(
 
 
 def _mean(arrays: Sequence[FloatArray]) -> FloatArray:
-    """Return the mean of arrays of one length. NumPy's own takes ten times as long for the one or the few that there are."""
+    """Return the mean of arrays of one length. NumPy's own takes ten times as long for the one or the few that there
+    are.
+    """
     if len({len(array) for array in arrays}) > 1:
         raise ValueError(f"verifications of one solution differ in length: {[len(array) for array in arrays]}")
     return sum(arrays[1:], start=arrays[0]) / len(arrays)

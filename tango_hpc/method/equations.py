@@ -75,7 +75,8 @@ def policy_loss_terms(
 
 
 def kl_penalties(log_r_T: Tensor, estimator: KlEstimator) -> Tensor:
-    """Return estimates of KL(π_θ ‖ π_ref), in nats, from log_r_t = log π_ref − log π_θ of the sampled tokens. Shape (T,).
+    """Return estimates of KL(π_θ ‖ π_ref), in nats, from log_r_t = log π_ref − log π_θ of the sampled tokens. Shape
+    (T,).
 
     k1 = −log r, k2 = (log r)² / 2, k3 = r − 1 − log r (J. Schulman, "Approximating KL Divergence", 2020). k1 and k3
     have the divergence as their mean, k2 nearly where the two are close; k2 and k3 are never negative; GRPO uses k3.
@@ -249,7 +250,8 @@ def generator_advantages(
 
 
 def merged_rewards(outcome_rewards_M: FloatArray, step_rewards_M_K: Sequence[FloatArray], alpha: float) -> FloatArray:
-    """(1 − α) · outcome reward + α · sum of the step rewards: what Section 3.2 of the paper advises against. Shape (M,).
+    """(1 − α) · outcome reward + α · sum of the step rewards: what Section 3.2 of the paper advises against. Shape
+    (M,).
 
     Normalised as one reward by Eq. 4, so that every token of a response gets the same advantage, and how much the steps
     weigh depends on how far outcomes and judgements happen to be spread.
@@ -262,10 +264,10 @@ def alpha_schedule(
 ) -> float:
     """α of generator step `step` = 0, 1, …, with x = step / (total_steps − 1):
 
-    exponential: start · (end / start)^x; linear: start + (end − start) · x; cosine: end + (start − end) · (1 + cos πx) / 2;
-    constant: start. The first step has `start`, the last of `total_steps` has `end`, and so has any after it; a run of
-    one step has `start`. The paper names the two values and "exponential decay", not the formula; the authors' code
-    has the other two as switches, and comes to `end` one step after the last. `start` = 0 switches step advantages
+    exponential: start · (end / start)^x; linear: start + (end − start) · x; cosine: end + (start − end) · (1 + cos πx)
+    / 2; constant: start. The first step has `start`, the last of `total_steps` has `end`, and so has any after it; a
+    run of one step has `start`. The paper names the two values and "exponential decay", not the formula; the authors'
+    code has the other two as switches, and comes to `end` one step after the last. `start` = 0 switches step advantages
     off (α = 0 throughout).
     """
     if start == 0.0:

@@ -23,7 +23,8 @@ from tango_hpc.method.equations import FloatArray
 def kept_rollouts(
     group_ids_N: Sequence[Hashable], correct_N: Sequence[bool], step_rewards_N_K: Sequence[FloatArray], num_kept: int
 ) -> NDArray[np.bool_]:
-    """Return which of N solutions are trained on: of each group the `num_kept` that PROF chooses, or all if it has fewer.
+    """Return which of N solutions are trained on: of each group the `num_kept` that PROF chooses, or all if it has
+    fewer.
 
     A solution's consistency is the mean judgement of its steps, which is the sum of its step rewards (Eq. 3), times +1
     if its answer is right and -1 if it is wrong; 0 for one without step rewards. Right and wrong solutions are ranked
@@ -44,7 +45,8 @@ def kept_rollouts(
 
 
 def kept_of_each(num_right: int, num_wrong: int, num_kept: int) -> tuple[int, int]:
-    """Return how many right and how many wrong solutions stay: `num_kept` together, as equal in number as there are such.
+    """Return how many right and how many wrong solutions stay: `num_kept` together, as equal in number as there are
+    such.
 
     Of an odd number the wrong ones have one more, as in the paper.
     """

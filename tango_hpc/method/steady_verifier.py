@@ -14,7 +14,8 @@ from tango_hpc.method.prof import kept_of_each
 
 
 def gated_alpha(alpha: float, j: float | None, least: float | None) -> float:
-    """Return the weight of step advantages: `alpha` where J of the verdicts is above `least`, else 0; `alpha` without `least`.
+    """Return the weight of step advantages: `alpha` where J of the verdicts is above `least`, else 0; `alpha` without
+    `least`.
 
     None for `j`, which the solutions of one kind leave undefined, is no evidence that the verifier is of use: 0.
     """

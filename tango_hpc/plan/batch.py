@@ -26,7 +26,9 @@ class RoleBatch:
 
 
 def role_batch(config: Config, name: str) -> RoleBatch:
-    """Return the batch of `name`: the sequences that its policy trains on, M (or what PROF keeps) for each question of a step."""
+    """Return the batch of `name`: the sequences that its policy trains on, M (or what PROF keeps) for each question of
+    a step.
+    """
     role, train = config.roles[name], config.train
     sampled = train.questions_per_step * train.rollouts_per_question
     kept = config.algorithm.prof_rollouts if name == "generator" else None

@@ -16,8 +16,8 @@ from tango_hpc.base.run.weights_alone import whole_in
 def note_on_disk(directory: RunDirectory, stage: str, settings: CheckpointConfig, one: int, weights: int) -> str | None:
     """Return what to tell the user where the disk has no room for all checkpoints to come, else None.
 
-    `one` is the bytes of a checkpoint, `weights` those of one kept as weights alone (0: none is). Raises UserError where
-    not even one checkpoint fits. A quota below what the file system has free is not seen.
+    `one` is the bytes of a checkpoint, `weights` those of one kept as weights alone (0: none is). Raises UserError
+    where not even one checkpoint fits. A quota below what the file system has free is not seen.
     """
     folder = directory.checkpoints / stage
     whole, saved = len(whole_in(folder)), len(steps_in(folder))

@@ -29,7 +29,8 @@ def memory_of_this_machine(root: Path = Path("/")) -> float:
 def host_memory_bytes(root: Path = Path("/")) -> int:
     """Return the memory that the CPUs of this machine have beside them.
 
-    On Grace-Hopper the memory of each GPU is a NUMA node too, one without CPUs, and MemTotal counts it. What a run keeps on the host must fit into the memory of the CPUs.
+    On Grace-Hopper the memory of each GPU is a NUMA node too, one without CPUs, and MemTotal counts it. What a run
+    keeps on the host must fit into the memory of the CPUs.
     """
     total = _total_bytes(root / "proc/meminfo")
     nodes = (root / "sys/devices/system/node").glob("node[0-9]*")

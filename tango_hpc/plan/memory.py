@@ -5,8 +5,8 @@ micro-batch, the pipeline stage that holds most. Phases: `rollout` and `verify` 
 reference's), `train` (forward, backward, optimizer step), `reshard` (weights of trainer and engine together); on a node
 `saving` too, which takes nothing of a GPU.
 A rank has one process for each role, with its trainer and its engine. On a CPU they share one memory all the time. On
-GPUs they take turns: what is not at work waits in host memory, except a trained role's engine weights, which its trainer
-has; contexts, communicators and CUDA graphs of all stay on the GPU.
+GPUs they take turns: what is not at work waits in host memory, except a trained role's engine weights, which its
+trainer has; contexts, communicators and CUDA graphs of all stay on the GPU.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ def saves_in_background(config: Config, node_gb: float) -> bool:
 
 
 def copied_in_fine_tuning(config: Config) -> int:
-    """Return bytes of the copies on the fullest node while the checkpoint of a role that is fine-tuned is written from them.
+    """Return bytes of the copies on the fullest node while the checkpoint of a role that is fine-tuned is written from
+    them.
 
     Raises UserError where a model's sizes are not known.
     """

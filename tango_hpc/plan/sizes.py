@@ -1,9 +1,9 @@
 """Bytes of one rank's trainer and process: weights, optimizer, activations. Pure arithmetic on a model's shape.
 
-Counted from the code that allocates them: `models/trainer/optimizer.py` (gradients in fp32; AdamW's moments in fp32, plus fp32
-masters for 16-bit weights, both spread over data-parallel ranks), `models/trainer/attention.py` and Megatron-core's unfused
-local layers (activations), `models/trainer/vocab_parallel.py` (logits by chunks), `models/trainer/saved_state.py` (a piece at a time).
-An engine's are in `models/engine/capacity.py`.
+Counted from the code that allocates them: `models/trainer/optimizer.py` (gradients in fp32; AdamW's moments in fp32,
+plus fp32 masters for 16-bit weights, both spread over data-parallel ranks), `models/trainer/attention.py` and
+Megatron-core's unfused local layers (activations), `models/trainer/vocab_parallel.py` (logits by chunks),
+`models/trainer/saved_state.py` (a piece at a time). An engine's are in `models/engine/capacity.py`.
 Legend: T tokens of a micro-batch on one rank.
 """
 
@@ -28,7 +28,8 @@ SAVE_BYTES = 2 * 4 * PIECE  # a piece of a checkpoint in fp32, and its bytes on 
 CPU_SHARED_BYTES = int(0.45 * GIB)
 CPU_PROCESS_BYTES = int(0.20 * GIB)
 CPU_ENGINE_BYTES = int(0.28 * GIB)
-# With GPUs: a role's process with all that it has imported (0.64 GB), CUDA's and NCCL's host side and pinned buffers. The
+# With GPUs: a role's process with all that it has imported (0.64 GB), CUDA's and NCCL's host side and pinned buffers.
+# The
 # task that it is forked from has imported next to nothing.
 GPU_PROCESS_BYTES = 5 * GIB
 # What the C library keeps of freed blocks of changing sizes, as a share of what comes and goes.
@@ -93,7 +94,9 @@ class Trainer:
         return self.stage == self.pipeline - 1
 
     def saved_per_token(self) -> int:
-        """Return bytes that one layer makes of one token and needs in its backward pass, the input of the layer included."""
+        """Return bytes that one layer makes of one token and needs in its backward pass, the input of the layer
+        included.
+        """
         size = self.element_bytes
         hidden, query, key, inner = self._widths()
         # Composite RMSNorm keeps its input and the normalised input, in fp32.
@@ -138,7 +141,9 @@ class Trainer:
         return ((6 if backward else 4) * inner + gathered) * self.element_bytes * num_tokens
 
     def head_workspace(self, num_tokens: int, *, backward: bool) -> int:
-        """Return the extra bytes of log-probabilities and, with `backward`, their gradients; only the last stage has a head."""
+        """Return the extra bytes of log-probabilities and, with `backward`, their gradients; only the last stage has a
+        head.
+        """
         if not self.is_last:
             return 0
         rows = padded_vocab_size(self.shape.vocab_size, self.tensor) // self.tensor
@@ -154,7 +159,9 @@ class Trainer:
         return max(forward, (4 + (2 if size == 2 else 0)) * chunk + product + hidden)
 
     def embedding_gradients(self) -> int:
-        """Return the bytes of the gradient of a tied embedding's lookup; that of the output layer is added to the sum at once."""
+        """Return the bytes of the gradient of a tied embedding's lookup; that of the output layer is added to the sum
+        at once.
+        """
         if not self.shape.tied or self.pipeline > 1:
             return 0
         rows = padded_vocab_size(self.shape.vocab_size, self.tensor) // self.tensor
@@ -164,7 +171,8 @@ class Trainer:
         """Return the bytes that forward, backward and the optimizer step need besides `resident`."""
         kept = self.activations(num_tokens, num_in_flight)
         top = max(self.head_workspace(num_tokens, backward=True), self.layer_workspace(num_tokens, backward=True))
-        # AdamW takes nothing (on GPUs it is one kernel), Gloo copies of the bucket that it reduces and of that it gathers.
+        # AdamW takes nothing (on GPUs it is one kernel), Gloo copies of the bucket that it reduces and of that it
+        # gathers.
         step = self.sizes.num_parameters * 4 + self.sizes.weights if self.on_cpu and self.data > 1 else 0
         return max(kept + top, self.embedding_gradients(), step)
 

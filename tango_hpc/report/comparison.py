@@ -1,8 +1,8 @@
 """Runs beside each other, as the paper's Figure 4 has them: curves of each arm over seeds, and a table.
 
-Arms are told apart by what is trained, by the algorithm, and by other settings in which runs differ. The curves are kept
-in one small file, curves.csv, from which figure and table can be made again without the runs: what is there keeps the
-place of a run that is gone.
+Arms are told apart by what is trained, by the algorithm, and by other settings in which runs differ. The curves are
+kept in one small file, curves.csv, from which figure and table can be made again without the runs: what is there keeps
+the place of a run that is gone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ COLUMNS = ("arm", "algorithm", "seed", "run", "kind", *NUMBERS)
 # Settings that do not make another arm: where a run lies, how it is started, what it writes.
 NO_ARM = ("run", "seed", "data", "launch", "checkpoint", "sft", "eval", "teacher", "reshard")
 NO_ARM_OF_TRAINING = ("eval_every", "dump_every", "trace_steps")
-# Of a role: which files its weights are in (every seed may have its own, but see `_models_apart`), where they lie, how a
+# Of a role: which files its weights are in (every seed may have its own, but see `_models_apart`), where they lie, how
+# a
 # batch is cut; and what the name of the arm says anyway.
 NO_ARM_OF_ROLE = ("model.", "parallel.", "rollout.", "micro_batch_tokens", "recompute", "trainable")
 NAMES = {"grpo": "GRPO", "rloo": "RLOO", "reinforce++": "REINFORCE++"}
@@ -80,7 +81,8 @@ def collect(folder: Path) -> list[Point]:
         arms[place] = arm = _apart(known, arm, tree["seed"], place)
         points += _points(run, arm, tree["algorithm"]["name"], tree["seed"], place)
     kept = read_points(folder / CURVES) if (folder / CURVES).is_file() else []
-    # What is usual among runs may be another setting than it was when these were there: their arms are now named otherwise.
+    # What is usual among runs may be another setting than it was when these were there: their arms are now named
+    # otherwise.
     now = {point.arm: arms[point.run] for point in kept if point.run in arms}
     for point in kept:
         if point.run not in arms:
@@ -94,7 +96,9 @@ def _apart(known: dict[tuple[str, int], str], arm: str, seed: int, place: str) -
 
 
 def arms_of(trees: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the name of each run's arm, by its resolved configuration; settings that most runs of a kind share are left out."""
+    """Return the name of each run's arm, by its resolved configuration; settings that most runs of a kind share are
+    left out.
+    """
     kinds = [_kind(tree) for tree in trees]
     flat = [{key: value for key, value in flatten(tree).items() if not _is_of_no_arm(key)} for tree in trees]
     for settings in flat:
@@ -117,7 +121,8 @@ def arms_of(trees: Sequence[Mapping[str, Any]]) -> list[str]:
 def _models_apart(
     trees: Sequence[Mapping[str, Any]], kinds: Sequence[str], flat: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, str]]:
-    """Return the models that runs began with, where they make an arm: where runs that are alike in all else have the same seed.
+    """Return the models that runs began with, where they make an arm: where runs that are alike in all else have the
+    same seed.
 
     Models are named by what tells their paths apart.
     """
@@ -251,9 +256,9 @@ def curve(points: Sequence[Point], arm: str, x: str, y: str) -> list[Mean]:
 
 @dataclass(frozen=True)
 class Row:
-    """An arm of the table: each score at the last evaluation that all its seeds have reached, by steps of the generator or,
-    where it is frozen, of the verifier; and what it took to reach the plain algorithm's. A score that a seed lacks there
-    (no solution was right) is missing.
+    """An arm of the table: each score at the last evaluation that all its seeds have reached, by steps of the generator
+    or, where it is frozen, of the verifier; and what it took to reach the plain algorithm's. A score that a seed lacks
+    there (no solution was right) is missing.
     """
 
     arm: str
@@ -267,8 +272,8 @@ class Row:
 def table(points: Sequence[Point]) -> list[Row]:
     """Return a row for each arm, in the order of the points.
 
-    `to_reach` is of the first evaluation at which the mean over all seeds is at least the last mean over all seeds of the
-    arm without a verifier that has the same algorithm, and the same settings if there is such an arm.
+    `to_reach` is of the first evaluation at which the mean over all seeds is at least the last mean over all seeds of
+    the arm without a verifier that has the same algorithm, and the same settings if there is such an arm.
     """
     rows = []
     for arm in dict.fromkeys(point.arm for point in points):
@@ -290,7 +295,9 @@ def table(points: Sequence[Point]) -> list[Row]:
 
 
 def _without_verifier(points: Sequence[Point], arm: str) -> str:
-    """Return the arm without a verifier to hold `arm` against: its algorithm's with the settings that `arm` is named after."""
+    """Return the arm without a verifier to hold `arm` against: its algorithm's with the settings that `arm` is named
+    after.
+    """
     plain = f"{NAMES[next(point.algorithm for point in points if point.arm == arm)]} alone"
     settings = ", ".join(part for part in arm.split(", ") if "=" in part)
     alike = f"{plain}, {settings}"

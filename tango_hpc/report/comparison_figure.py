@@ -51,8 +51,8 @@ def write_comparison(folder: Path) -> list[Path]:
 
 
 def draw(path: Path, points: Sequence[Point]) -> None:
-    """Draw all arms: lines are means over seeds at the evaluations, thin where not all of its seeds are; bands one standard
-    deviation to either side.
+    """Draw all arms: lines are means over seeds at the evaluations, thin where not all of its seeds are; bands one
+    standard deviation to either side.
 
     A verifier that is not trained is a dotted line, at its score on the last evaluation's solutions.
     """

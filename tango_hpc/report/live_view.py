@@ -1,8 +1,8 @@
 """The live display of a run, from another process.
 
-It needs the run directory only (progress.json, metrics.jsonl, evaluations.jsonl, summary.json, rank 0's heartbeats), so the same display
-serves the foreground command, a job on another machine and a run that has ended. On a terminal it is live; elsewhere
-(a Slurm log, a pipe) it prints one plain line per optimizer step.
+It needs the run directory only (progress.json, metrics.jsonl, evaluations.jsonl, summary.json, rank 0's heartbeats), so
+the same display serves the foreground command, a job on another machine and a run that has ended. On a terminal it is
+live; elsewhere (a Slurm log, a pipe) it prints one plain line per optimizer step.
 """
 
 from __future__ import annotations

@@ -154,8 +154,8 @@ def _tiles(
 
 
 def _rollouts(directory: RunDirectory) -> tuple[list[tuple[str, int, int, list[Any]]], list[str]]:
-    """Return a few judged responses of each role at its last dumped step (role, step, number of responses, examples), and what
-    was passed over because it cannot be read.
+    """Return a few judged responses of each role at its last dumped step (role, step, number of responses, examples),
+    and what was passed over because it cannot be read.
     """
     shown, unreadable = [], []
     for role, steps in sorted(dumped_steps(directory.rollouts).items()):

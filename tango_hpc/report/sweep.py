@@ -53,7 +53,9 @@ class Group:
 
     @property
     def count(self) -> str:
-        """Return how many of the cells are in which state, and how many of those that are done have the metric, if not all."""
+        """Return how many of the cells are in which state, and how many of those that are done have the metric, if not
+        all.
+        """
         told = ", ".join(f"{self.states.count(state)} {state}" for state in dict.fromkeys(self.states))
         done = self.states.count("done")
         return told if len(self.values) == done else f"{told} ({len(self.values)} with a value)"

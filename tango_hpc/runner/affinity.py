@@ -42,8 +42,8 @@ def stay_near_gpu(local_rank: int, num_threads: int, root: Path = Path("/")) -> 
 def gpu_bus_id(local_rank: int) -> str | None:
     """Return the PCI address of a rank's GPU as /sys spells it, or None where the rank has no GPU.
 
-    The CUDA driver answers, and counts GPUs as torch does: it heeds CUDA_VISIBLE_DEVICES (numbers, UUIDs, MIG slices) and
-    the control group. A rank that sees a single GPU has that one.
+    The CUDA driver answers, and counts GPUs as torch does: it heeds CUDA_VISIBLE_DEVICES (numbers, UUIDs, MIG slices)
+    and the control group. A rank that sees a single GPU has that one.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -187,7 +187,9 @@ class Chain:
         return next((entry for entry in submitted_jobs(self._directory) if entry["job"] == job), None)
 
     def _keep_files(self, following: str, own: dict[str, Any]) -> None:
-        """Rename the files that submitit looks for under the name of the job, which has not started: it waits for this one."""
+        """Rename the files that submitit looks for under the name of the job, which has not started: it waits for this
+        one.
+        """
         folder = self._directory.submitit_logs
         for name in ("submitted.pkl", "submission.sh"):
             shutil.copyfile(folder / f"{self._job}_{name}", folder / f"{following}_{name}")

@@ -1,7 +1,7 @@
 """The settings and inputs of an attempt, and their differences from the attempt before.
 
-A run that goes on from a checkpoint must have the data, models and prompts that it began with, by their contents. Settings
-that decide what is computed must be those of before, also where somebody has edited the run's own config.yaml.
+A run that goes on from a checkpoint must have the data, models and prompts that it began with, by their contents.
+Settings that decide what is computed must be those of before, also where somebody has edited the run's own config.yaml.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def compare_with_last(directory: RunDirectory, program: Program, config: Config)
     """Return this attempt's settings and inputs, as provenance.json records them, and the changes that are refused.
 
     Keys: `settings` (by dotted key), `inputs` (by the key that names them: path, files, size and checksum),
-    `resumed_from`, `changes` since the last attempt of the stage, `refused`. Raises UserError for an input that is there
-    and cannot be read.
+    `resumed_from`, `changes` since the last attempt of the stage, `refused`. Raises UserError for an input that is
+    there and cannot be read.
     """
     attempts = read_provenance(directory)["attempts"]
     earlier = [
@@ -130,7 +130,9 @@ def refuse(directory: RunDirectory, refused: list[str]) -> None:
 
 
 def fingerprint(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return path, size and checksum of a file or of all files in a folder; `known` files of that size and time are not read."""
+    """Return path, size and checksum of a file or of all files in a folder; `known` files of that size and time are not
+    read.
+    """
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     found: dict[str, dict[str, Any]] = {}
     for file in files:
@@ -147,7 +149,9 @@ def fingerprint(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str,
 
 
 def _is_whole(entry: Mapping[str, Any]) -> bool:
-    """Return whether an attempt's entry says what it computed with: not one of before there was such, or with damage in it."""
+    """Return whether an attempt's entry says what it computed with: not one of before there was such, or with damage in
+    it.
+    """
     inputs, settings = entry.get("inputs"), entry.get("settings")
     if not (isinstance(inputs, Mapping) and isinstance(settings, Mapping) and isinstance(entry.get("refused"), bool)):
         return False

@@ -60,7 +60,9 @@ class Deadline:
 
 
 class AwakeClock:
-    """Seconds that this process was awake: what it slept through with its ranks, while Slurm had suspended the job, counts little."""
+    """Seconds that this process was awake: what it slept through with its ranks, while Slurm had suspended the job,
+    counts little.
+    """
 
     def __init__(self, longest_gap_seconds: float) -> None:
         self._longest_gap = longest_gap_seconds

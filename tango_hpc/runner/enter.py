@@ -1,4 +1,6 @@
-"""The start of a run in a directory, in the foreground and at submission alike: all that comes before the first attempt."""
+"""The start of a run in a directory, in the foreground and at submission alike: all that comes before the first
+attempt.
+"""
 
 from __future__ import annotations
 

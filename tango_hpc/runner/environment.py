@@ -37,7 +37,8 @@ PORTS = range(20_000, 32_000)
 
 
 def place(env: Mapping[str, str], world_size: int) -> Place:
-    """Return whether a foreground command should start ranks here ("alone"), through srun ("allocation"), or is a rank itself.
+    """Return whether a foreground command should start ranks here ("alone"), through srun ("allocation"), or is a rank
+    itself.
 
     A step of one task is somebody's interactive shell (`srun --pty bash`) and counts as alone. Raises UserError where
     a step has another number of tasks than the configuration has ranks.
@@ -73,7 +74,8 @@ def check_nodes(launch: LaunchConfig, where: Place, env: Mapping[str, str] = os.
 
 
 def own_ranks(env: Mapping[str, str] = os.environ) -> range:
-    """Return the ranks of this task, as a launcher or srun gives them: one, unless `RANKS_OF_TASK` says how many from RANK on.
+    """Return the ranks of this task, as a launcher or srun gives them: one, unless `RANKS_OF_TASK` says how many from
+    RANK on.
 
     Raises UserError where neither started this process.
     """
@@ -104,7 +106,8 @@ def rank_variables(rank: int, env: Mapping[str, str] = os.environ) -> dict[str, 
 
 
 def prepare_rank(directory: RunDirectory, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the torchrun-style variables of this task, none where a launcher has set them. Rank 0 publishes where it listens.
+    """Return the torchrun-style variables of this task, none where a launcher has set them. Rank 0 publishes where it
+    listens.
 
     Raises UserError where rank 0 has no address for its peers, NodeFailed where it publishes none.
     """

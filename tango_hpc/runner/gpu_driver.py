@@ -29,7 +29,9 @@ CUDA_12 = (
 
 @dataclass(frozen=True)
 class GpuSoftware:
-    """The software for GPUs on this machine: `driver` as in 570.148.08, None without one; `cuda` that torch is for, None for the CPU."""
+    """The software for GPUs on this machine: `driver` as in 570.148.08, None without one; `cuda` that torch is for,
+    None for the CPU.
+    """
 
     driver: str | None
     cuda: str | None
@@ -92,7 +94,9 @@ def why_not_shared(num_processes: int) -> tuple[str, str] | None:
 
 
 def _driver() -> str | None:
-    """Return the release of the loaded kernel module; where /proc does not show it (WSL, some containers), what nvidia-smi says."""
+    """Return the release of the loaded kernel module; where /proc does not show it (WSL, some containers), what
+    nvidia-smi says.
+    """
     if PROC_FILE.is_file():
         found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", PROC_FILE.read_text())
         if found:

@@ -87,7 +87,9 @@ def seconds_since_beat(directory: RunDirectory, rank: int) -> float:
 
 
 class PhaseBoard:
-    """Memory in which a process says what it is at, for the parent that forked it: of one who is killed it is up to date."""
+    """Memory in which a process says what it is at, for the parent that forked it: of one who is killed it is up to
+    date.
+    """
 
     SIZE = 256
 
@@ -184,7 +186,8 @@ class Heart:
 
 
 def _waits(entry: traceback.FrameSummary) -> bool:
-    """Return whether a process whose stack ends about here waits for others (`await_work` is the exchange between roles).
+    """Return whether a process whose stack ends about here waits for others (`await_work` is the exchange between
+    roles).
 
     Who writes a checkpoint does not: torch/distributed/checkpoint handles files, and waits through others.
     """

@@ -58,7 +58,8 @@ def run_attempt(
     entry: Entry | None = None,
     chain: Chain | None = None,
 ) -> int:
-    """Run `program` from its last checkpoint and return the exit code; a batch job may requeue itself, or leave to the next.
+    """Run `program` from its last checkpoint and return the exit code; a batch job may requeue itself, or leave to the
+    next.
 
     `entry` is the entry of this process into the run, if there was one; `chain` the jobs that continue each other, if
     this job is one of them.
@@ -165,7 +166,9 @@ class JobAttempt:
         refuse(self.directory, refused)
 
     def _checked(self, entry: Entry | None) -> dict[str, Any] | None:
-        """Return what `entry` found that the attempt computes with; None where it did not look, or inputs were made since."""
+        """Return what `entry` found that the attempt computes with; None where it did not look, or inputs were made
+        since.
+        """
         computes_with = entry.computes_with.get(self.program.name) if entry is not None else None
         if computes_with is None:
             return None

@@ -5,7 +5,8 @@ So the lock names host, boot, process-id namespace, id and start time of its hol
 process taken for it, or signalled. Where that cannot be seen (another node, another container), Slurm is asked, and
 else it counts that a holder touches its lock every few seconds.
 
-Taking it is one `link`, which only one of many can make. A dead holder's lock is taken over in the same way: whoever links
+Taking it is one `link`, which only one of many can make. A dead holder's lock is taken over in the same way: whoever
+links
 `lock.after-ID`, ID being the dead holder's, is its one successor, and then renames its own lock over the old one. A
 successor that dies in between is a dead holder like any other.
 """
@@ -127,7 +128,7 @@ class Holder(Process):
 
     @classmethod
     def read(cls, file: Path) -> Holder | None:
-        """Who has the lock `file`; None where nobody has. A damaged one has a holder without a name."""
+        """Return the holder of the lock `file`; None where nobody holds it. A damaged lock has a holder without a name."""
         try:
             content = read_replaced(file)
         except (FileNotFoundError, NotADirectoryError):
@@ -152,7 +153,7 @@ def _fitting(cls: type[Process], values: dict[str, Any]) -> dict[str, Any]:
 
 
 def holder_of(directory: RunDirectory) -> Holder | None:
-    """Who has the run, or had it when it was killed; None for nobody."""
+    """Return the process that holds the run, or held it when it was killed; None where there is none."""
     return Holder.read(directory.lock_file)
 
 
@@ -272,7 +273,9 @@ class RunLock:
 
 
 def take_lock(directory: RunDirectory, say: Callable[[str], None] = print) -> RunLock:
-    """Return the run's lock, held. A batch job waits where only Slurm could say whether somebody else runs here, and does not."""
+    """Return the run's lock, held. A batch job waits where only Slurm could say whether somebody else runs here, and
+    does not.
+    """
     lock = RunLock(directory)
     until, told = time.monotonic() + PATIENCE_SECONDS, False
     while True:
@@ -387,7 +390,9 @@ def _namespace() -> str:
 
 
 def _start_of(pid: int) -> int | None:
-    """Return when the process with `pid` began, in clock ticks since the boot; None where there is none, or only its shell."""
+    """Return when the process with `pid` began, in clock ticks since the boot; None where there is none, or only its
+    shell.
+    """
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

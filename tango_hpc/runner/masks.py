@@ -70,7 +70,9 @@ def mask_secrets(code: str) -> str:
 
 
 def masked_command(words: Sequence[str]) -> list[str]:
-    """Return a command line without secrets: neither `--token=abc` nor `--token abc`, nor one in a header or an address."""
+    """Return a command line without secrets: neither `--token=abc` nor `--token abc`, nor one in a header or an
+    address.
+    """
     return [
         "***"
         if (i and _BEFORE_SECRET.fullmatch(words[i - 1])) or (i > 1 and _HEADER.fullmatch(words[i - 2]))

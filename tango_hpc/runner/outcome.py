@@ -101,7 +101,8 @@ def outcome_of(worker: Worker, phase: str, error: BaseException | None) -> Outco
 
 
 def outcome_of_dead(directory: RunDirectory, worker: Worker, returncode: int, phase: str = "") -> Outcome:
-    """That of a process which has left none and ended with `returncode` (negative: a signal), in `phase` if that is known.
+    """That of a process which has left none and ended with `returncode` (negative: a signal), in `phase` if that is
+    known.
 
     Where it crashed, Python has left its stacks; else the code is all there is to tell.
     """
@@ -160,7 +161,9 @@ def _short(outcome: Outcome) -> bytes:
 
 
 def said_last(lines: bytes) -> list[Outcome]:
-    """Return the failures in what the processes of a task have told its supervisor, one of each, those with a cause first."""
+    """Return the failures in what the processes of a task have told its supervisor, one of each, those with a cause
+    first.
+    """
     told: dict[Worker | None, Outcome] = {}
     for line in lines.splitlines():
         with contextlib.suppress(ValueError, TypeError):  # cut off

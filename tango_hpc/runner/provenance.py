@@ -34,7 +34,8 @@ ENVIRONMENT_ALLOWED = (
 )  # fmt: skip
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# What the package is made of, as pyproject.toml declares it beside Python files; whatever else lies in its folder is not.
+# What the package is made of, as pyproject.toml declares it beside Python files; whatever else lies in its folder is
+# not.
 PACKAGE_DATA = ("report/templates/*", "base/shipped_prompts/*", "py.typed")
 CODE_STATE_FILE = "code_state.json"
 COPIED_DIFF_FILE = "uncommitted.diff"  # beside it, for the owner alone and only where it was asked for

@@ -185,7 +185,9 @@ class Job:
 
     @property
     def was_cancelled(self) -> bool:
-        """Return whether somebody has ended it: of a job that is being cleared away Slurm names the end only indirectly."""
+        """Return whether somebody has ended it: of a job that is being cleared away Slurm names the end only
+        indirectly.
+        """
         ended_itself = self.was_preempted or self.reason in ENDS_OF_ITS_OWN
         return self.state.startswith("CANCELLED") or (self.state == "COMPLETING" and not ended_itself)
 
@@ -284,7 +286,8 @@ def end_this_step() -> None:
 
 
 def queue(jobs: Mapping[str, int]) -> dict[str, tuple[str, str]]:
-    """(state, reason) of those of `jobs` (id: its owner's uid) that Slurm knows, by job id; waiting array tasks included.
+    """(state, reason) of those of `jobs` (id: its owner's uid) that Slurm knows, by job id; waiting array tasks
+    included.
 
     A job that is missing from the answer has gone. The state is `UNKNOWN`, and the reason why, for all of them where
     Slurm does not answer, and for other people's where it may hide them.

@@ -69,7 +69,9 @@ def staged_path(source: Path, folder: Path) -> Path:
 
 
 def _model_paths(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Path]]:
-    """Yield the `model` and `init` sections of a config's tree whose folder exists, by their keys, each with that folder."""
+    """Yield the `model` and `init` sections of a config's tree whose folder exists, by their keys, each with that
+    folder.
+    """
     for key, value in tree.items():
         if not isinstance(value, dict):
             continue

@@ -27,7 +27,8 @@ from tango_hpc.runner.staging import VARIABLE as STAGE_WEIGHTS_TO
 
 LOOPBACK = "lo"
 CODE_ROOT = Path(__file__).resolve().parents[2]
-# Within which models are to be on the nodes' own disks; less than a lock's holder may be silent (lock.ABANDONED_SECONDS).
+# Within which models are to be on the nodes' own disks; less than a lock's holder may be silent
+# (lock.ABANDONED_SECONDS).
 STAGING_SECONDS = 1500.0
 # How long Slurm is asked to end a step; it takes a second or two, if its controller answers.
 KILL_SECONDS = 60.0

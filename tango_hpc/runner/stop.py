@@ -52,7 +52,7 @@ def read_stop_request(directory: RunDirectory) -> StopRequest | None:
 
 
 class StopSignal(Heart):
-    """What the training loop polls at its safe points: this process's heartbeat, which hears of a stop.
+    """The request to stop as the loop asks for it at its safe points, and this process's heartbeat.
 
     `agree` maps this process's flag to "the flag of any" and is a collective over all of them; whoever joins them sets
     it. `reads_file`: this process looks for the request; one of them does.
@@ -70,7 +70,9 @@ class StopSignal(Heart):
         self.watch_stream: Callable[[], Callable[[], bool]] | None = None
 
     def has_loaded(self) -> None:
-        """Engines are there, their graphs captured: the GPU may be asked what it does, of the stream that they have left."""
+        """Engines are there, their graphs captured: the GPU may be asked what it does, of the stream that they have
+        left.
+        """
         if self.watch_stream is not None:
             self.gpu_is_busy = self.watch_stream()
 
@@ -81,7 +83,8 @@ class StopSignal(Heart):
         super().start()
 
     def check(self, phase: str) -> bool:
-        """Return whether to save and stop now; every process gets the same answer. A collective. `phase` is what comes next.
+        """Return whether to save and stop now; every process gets the same answer. A collective. `phase` is what comes
+        next.
 
         Once it was True it stays True.
         """
@@ -95,7 +98,9 @@ class StopSignal(Heart):
         return self._stopping
 
     def _finds_file(self) -> bool:
-        """Return whether a stop is asked for. Opening a folder has NFS look at it; that a file is missing it may know for a minute."""
+        """Return whether a stop is asked for. Opening a folder has NFS look at it; that a file is missing it may know
+        for a minute.
+        """
         with Patience(math.inf), suppress(FileNotFoundError):
             return self.directory.stop_file.name in os.listdir(self.directory.control)
         return False  # the next safe point looks again

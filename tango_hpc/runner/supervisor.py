@@ -210,7 +210,9 @@ class Supervisor:
                     return
 
     def _await_cause(self) -> None:
-        """Wait for the outcome of the first failure, which may lie on another node, where all known failures are echoes of it."""
+        """Wait for the outcome of the first failure, which may lie on another node, where all known failures are echoes
+        of it.
+        """
         visible_by = time.monotonic() + VISIBLE_SECONDS
         while self.failures and all(failure.echo for failure in self.failures) and time.monotonic() < visible_by:
             if self._all_ended(read_outcomes(self.directory)):

@@ -68,7 +68,9 @@ class Watchdog:
         return now - self._seen[worker, what][1]
 
     def _blame(self, waits: dict[Worker, float], beats: dict[Worker, Beat], silent: Set[Worker]) -> Worker:
-        """Return a worker among those that wait: one that is silent or does not wait for its peers; then the one that got least far."""
+        """Return a worker among those that wait: one that is silent or does not wait for its peers; then the one that
+        got least far.
+        """
 
         def order(worker: Worker) -> tuple[Any, ...]:
             beat = beats[worker]

@@ -50,9 +50,9 @@ BEARS_SECONDS = 1800.0
 def host_ranks(directory: RunDirectory, prepare: Callable[[], tuple[Sequence[str], Body]]) -> int:
     """Be the task that this environment describes; its exit code.
 
-    `prepare` imports what the processes may share and returns the roles and what each process does. What goes wrong in it
-    is written down as the failure of the rank. Without a supervisor the task of rank 0 holds the run's lock; UserError
-    or CheckFailed where somebody else has it.
+    `prepare` imports what the processes may share and returns the roles and what each process does. What goes wrong in
+    it is written down as the failure of the rank. Without a supervisor the task of rank 0 holds the run's lock;
+    UserError or CheckFailed where somebody else has it.
     """
     if SUPERVISED in os.environ or own_ranks()[0] != 0:
         return _host_ranks(directory, prepare, None)
@@ -188,7 +188,9 @@ class _Family:
         return outcomes
 
     def _outcome(self, worker: Worker, returncode: int | None) -> Outcome:
-        """Return the outcome that an ended process wrote, or one made for it. `returncode` None: this task ended the process."""
+        """Return the outcome that an ended process wrote, or one made for it. `returncode` None: this task ended the
+        process.
+        """
         written = read_outcome(self._directory, worker)
         if written is not None:
             return written

@@ -1,4 +1,5 @@
-"""`tango export` and `tango import`: between a run's checkpoints, Hugging Face folders and the hub. One process, on the CPU.
+"""`tango export` and `tango import`: between a run's checkpoints, Hugging Face folders and the hub. One process, on the
+CPU.
 
 Exporting reads a checkpoint that any layout wrote; importing makes a folder that training can read: safetensors of
 one type whose tensors fit config.json, with the tokenizer and its chat template.
@@ -33,7 +34,8 @@ ROLES = ("generator", "verifier")
 def export_run(run: Path, role: str, out: Path, step: int | None = None) -> str:
     """Write the weights of `role` after optimizer step `step` (default: the last saved) as a Hugging Face folder.
 
-    Its chat template is that of the role's training. Returns what was written. Raises `UserError` for a run without that role or checkpoint, or an `out` that exists.
+    Its chat template is that of the role's training. Returns what was written. Raises `UserError` for a run without
+    that role or checkpoint, or an `out` that exists.
     """
     if role not in ROLES:
         raise UserError(f"--role {role!r}: choose generator or verifier")

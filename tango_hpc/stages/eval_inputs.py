@@ -25,7 +25,9 @@ def evaluated_columns(name: str) -> tuple[str, ...]:
 
 
 def evaluated_roles(config: Config) -> list[str]:
-    """Return the models that are loaded: the generator unless only the verifier is asked, the verifier where it is of use."""
+    """Return the models that are loaded: the generator unless only the verifier is asked, the verifier where it is of
+    use.
+    """
     roles = ["generator"] if set(config.eval.benchmarks) != {"processbench"} else []
     if config.verifier is not None and (config.eval.use_verifier or "processbench" in config.eval.benchmarks):
         roles.append("verifier")

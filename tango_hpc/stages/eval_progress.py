@@ -1,8 +1,8 @@
 """The progress of `tango eval` on a set, turn by turn: a stopped evaluation goes on with the next turn.
 
 A turn is one response of a role to each question, or to each solution of one of the generator's turns.
-RUN/eval/LABEL/NAME.turns/TURN.parquet has a response a row: its token ids and why it ended; the file's metadata say what
-it was asked with. The folder goes when the set is complete.
+RUN/eval/LABEL/NAME.turns/TURN.parquet has a response a row: its token ids and why it ended; the file's metadata say
+what it was asked with. The folder goes when the set is complete.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _SCHEMA = pa.schema([("token_ids", pa.list_(pa.int32())), ("finish_reason", pa.s
 class Turns:
     """The turns of one set; the same object in every process.
 
-    `made_with`: what decides the responses, as JSON; those that were asked with something else are asked again. `begin` is
-    called with a turn's name before its responses are generated, and may end the stage. `tell` says something in the log.
+    `made_with`: what decides the responses, as JSON; those that were asked with something else are asked again. `begin`
+    is called with a turn's name before its responses are generated, and may end the stage. `tell` says something in the
+    log.
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class Turns:
         self._made_with = json.loads(json.dumps(made_with))  # as it is read again
 
     def once(self, turn: str, generate: Callable[[], list[Generation]], about: Sequence[str] = ()) -> list[Generation]:
-        """Return the responses of a turn that an interrupted attempt wrote down, or generate and write them. Collective.
+        """Return the responses of a turn that an interrupted attempt wrote down, or generate and write them.
+        Collective.
 
         `about`: texts that are asked about, beside the questions; responses about others are asked for again.
         """

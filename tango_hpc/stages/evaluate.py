@@ -1,8 +1,8 @@
 """`tango eval`: benchmarks asked of a model, its checkpoints or any Hugging Face folder, and judged by a verifier.
 
 RUN/eval/
-  LABEL/NAME.parquet   every answer (questions/benchmarks/records.py); LABEL is "model" or a checkpoint such as step_000200
-  LABEL/NAME.turns/    what a set that is not complete has been answered (stages/eval_progress.py)
+  LABEL/NAME.parquet   every answer (questions/benchmarks/records.py); LABEL is "model" or a checkpoint such as
+  step_000200 LABEL/NAME.turns/    what a set that is not complete has been answered (stages/eval_progress.py)
   results.json results.md answers.html   written after each set, from the Parquet files that are there
 
 A set whose file is there is not asked again: a stopped evaluation goes on with the next turn.
@@ -206,8 +206,8 @@ class BenchmarkRun:
     def _judge(
         self, solved: Mapping[str, list[ReadSolution]], number: int, rounds: int, turns: Turns
     ) -> list[ReadVerification]:
-        """Return the `number`-th of `rounds` verifications of every solution, greedy where it is the only one; those of a
-        generator's turn are a turn of the verifier.
+        """Return the `number`-th of `rounds` verifications of every solution, greedy where it is the only one; those of
+        a generator's turn are a turn of the verifier.
         """
         verifier = self.roles["verifier"]
         assert isinstance(verifier, Verifier)

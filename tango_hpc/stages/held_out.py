@@ -44,8 +44,8 @@ class HeldOut:
         self.answered_K: list[ReadSolution] = []  # of the last evaluation
 
     def evaluate(self) -> dict[str, float | None]:
-        """Return metrics by key: the generator's greedy pass@1, and scores of the verifier's verdicts and step judgements, those
-        of the present generator's solutions as `verifier/present_…`.
+        """Return metrics by key: the generator's greedy pass@1, and scores of the verifier's verdicts and step
+        judgements, those of the present generator's solutions as `verifier/present_…`.
 
         The verifier samples, as it does when it judges in training, with the same seeds every time (the scores:
         `JudgementCounts`). Questions that do not fit the generator's context count as wrong. Collective.

@@ -2,7 +2,8 @@
 
 Needs neither model nor tokenizer nor GPU. Texts are parsed and graded again, and rewards and advantages computed by
 the settings of a config, which may name another algorithm than the run had. What only the run knew is taken from the
-dump: where steps end in tokens, α of the step (Eq. 7), and the class weights s_± that came from earlier batches (Eq. 9).
+dump: where steps end in tokens, α of the step (Eq. 7), and the class weights s_± that came from earlier batches (Eq.
+9).
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ class Role:
 
     What it does is done in the processes of the role (`RoleWorker`) and handed to the others: every method but `fits`
     is collective over all processes. `stale`: its engine lacks the trainer's present weights, and gets them before it
-    generates; so it is at first, after an update, and on a GPU whenever it has slept. `sync_counts`: the next weight sync
-    is one that an uninterrupted run makes too.
+    generates; so it is at first, after an update, and on a GPU whenever it has slept. `sync_counts`: the next weight
+    sync is one that an uninterrupted run makes too.
     """
 
     def __init__(self, name: str, config: Config, exchange: Exchange, stop: StopSignal, total_steps: int = 0) -> None:
@@ -207,8 +207,8 @@ class Verifier(Role):
 
 
 def request_seeds(seed: int, step: int, phase: str, count: int, rollbacks: int = 0) -> list[int]:
-    """Return sampling seeds of `count` requests, a function of run seed, step, phase and the number of times that the run went
-    back alone: a resumed run draws the same, one that went back does not.
+    """Return sampling seeds of `count` requests, a function of run seed, step, phase and the number of times that the
+    run went back alone: a resumed run draws the same, one that went back does not.
     """
     phase_number = int.from_bytes(phase.encode(), "big")
     entropy = (seed, step, phase_number, *([rollbacks] if rollbacks else []))

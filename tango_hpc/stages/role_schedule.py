@@ -6,7 +6,8 @@ from tango_hpc.base.config import Config
 
 
 def role_schedule(config: Config) -> list[str]:
-    """Return the role of every optimizer step: the verifier's warm-up, then N_g generator and N_v verifier steps in turn.
+    """Return the role of every optimizer step: the verifier's warm-up, then N_g generator and N_v verifier steps in
+    turn.
 
     It ends with the last generator step. A role that is not trainable has its steps left out: with a frozen generator
     the verifier takes the steps that it would take beside a training one.

@@ -174,7 +174,9 @@ class RoleWorker:
 
 
 def make_engine(settings: RoleConfig, config: Config, name: str, *, load_weights: bool) -> RolloutEngine:
-    """Return the engine of the role `name`. Collective over its processes. Raises `CheckFailed` where its cache has no room."""
+    """Return the engine of the role `name`. Collective over its processes. Raises `CheckFailed` where its cache has no
+    room.
+    """
     rollout, device = settings.rollout, this_device()
     gpu_bytes = 0
     if device.type == "cuda":  # of the smallest GPU, because all engines of a role must start alike

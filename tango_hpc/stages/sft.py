@@ -68,7 +68,9 @@ def fine_tune(config: Config, directory: RunDirectory, stop: StopSignal, exchang
 
 
 def _check_counts(named: Mapping[str, SftRoleConfig], reached: str, state: Mapping[str, Any]) -> None:
-    """Steps that were done stay as they are: raise `CheckFailed` where a role has fewer now, or one that was done other ones."""
+    """Steps that were done stay as they are: raise `CheckFailed` where a role has fewer now, or one that was done other
+    ones.
+    """
     before = list(named)[: list(named).index(reached)]
     first_step = sum(named[role].steps for role in before)
     began = state.get("first_step", first_step)
@@ -205,7 +207,9 @@ class FineTuning:
 def sft_sequence(
     role: str, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, prompt: Prompt | None = None
 ) -> TrainSequence:
-    """Return a row as the prompt that the role gets in training and the response that it should give, stop token included."""
+    """Return a row as the prompt that the role gets in training and the response that it should give, stop token
+    included.
+    """
     if role == "generator":
         prompt_ids, response = generator_prompt_ids(row["question"], tokenizer, prompt), row["solution_text"]
     else:

@@ -22,7 +22,9 @@ def in_shares(
 
 
 def in_each(exchange: Exchange, work: Callable[[], Result]) -> list[Result]:
-    """Return the results of `work` in each process. Collective; an error is raised where it occurs, `PeerFailedError` elsewhere."""
+    """Return the results of `work` in each process. Collective; an error is raised where it occurs, `PeerFailedError`
+    elsewhere.
+    """
     if exchange.size == 1:
         return [work()]
     failure: Exception | None = None

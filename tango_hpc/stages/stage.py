@@ -1,4 +1,5 @@
-"""The stages of a run: fine-tuning, training, evaluation and the teacher, each an object with the answers that others ask.
+"""The stages of a run: fine-tuning, training, evaluation and the teacher, each an object with the answers that others
+ask.
 
 A stage is a `runner.program.Program`. Only this folder knows the stages apart by name. Imports neither torch nor vLLM:
 login nodes and the supervisor use it. `load` imports what the processes of a rank need.

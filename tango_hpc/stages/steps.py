@@ -1,6 +1,7 @@
 """The batch of a step of either role: responses, advantages, metrics, dump rows.
 
-Shape legend: N responses of the step, V verifications of a solution, K steps of a solution (ragged), T tokens of a response (ragged).
+Shape legend: N responses of the step, V verifications of a solution, K steps of a solution (ragged), T tokens of a
+response (ragged).
 """
 
 from __future__ import annotations
@@ -217,7 +218,8 @@ class VerifierBatch:
         algorithm: Algorithm,
         gamma: float,
     ) -> VerifierBatch:
-        """Eqs. 8 and 9 for these verifications, those of one solution in one of `groups`; the averages take in the step.
+        """Eqs. 8 and 9 for these verifications, those of one solution in one of `groups`; the averages take in the
+        step.
 
         A solution that is too long for the verifier's context was not judged, and teaches nothing. Raises
         `CheckFailed` where that holds for all.

@@ -223,8 +223,8 @@ class Tango:
     ) -> list[Generation]:
         """Return what `role` writes in `phase`, or wrote before an interruption; after the writing comes a safe point.
 
-        The sampling seeds depend on run seed, step, phase, draw and the number of rollbacks alone. `after` puts the name of
-        a checkpoint that is written here behind those of as many draws of questions.
+        The sampling seeds depend on run seed, step, phase, draw and the number of rollbacks alone. `after` puts the
+        name of a checkpoint that is written here behind those of as many draws of questions.
         """
         name = numbered(phase, after - 1 + draw)
         responses = self.memo.responses(name)

@@ -100,7 +100,9 @@ class Teacher:
         self._greedy = greedy
 
     def solve(self, questions: Sequence[dict[str, Any]], chunk: int) -> list[dict[str, Any]]:
-        """Return one row for each question: the first attempt that keeps the form and is right, or what came of the last."""
+        """Return one row for each question: the first attempt that keeps the form and is right, or what came of the
+        last.
+        """
         rows: list[dict[str, Any]] = [
             {"question_id": question["id"], "question": question["question"], "solution_text": None, "outcome": ""}
             for question in questions

@@ -37,7 +37,8 @@ def own_turns(seconds: Mapping[str, float], spent: Mapping[str, Spent]) -> dict[
 def usage_metrics(
     row: Mapping[str, Any], operations: float, num_ranks: int, spent: Mapping[str, Spent]
 ) -> dict[str, float | None]:
-    """Return tokens a second and rank, the update's share of the peak, and the most memory that a process of a role held.
+    """Return tokens a second and rank, the update's share of the peak, and the most memory that a process of a role
+    held.
 
     `row` has tokens and seconds of a step. An operation counts once, whatever is computed again to save memory.
     """

@@ -198,7 +198,9 @@ def what_to_do(
 
 
 def read_rollbacks(directory: RunDirectory) -> int:
-    """Return how often the run has gone back; checkpoints from before do not know. Raises UserError for a file that is damaged."""
+    """Return how often the run has gone back; checkpoints from before do not know. Raises UserError for a file that is
+    damaged.
+    """
     try:
         content = read_replaced(directory.rollbacks_file)
     except FileNotFoundError:

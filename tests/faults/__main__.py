@@ -1,4 +1,5 @@
-"""`python -m tests.faults [--folder DIR] [--only WORDS] [--cells FAULT/PHASE ...] [--again] [--write docs/promises.md]`: the fault matrix.
+"""`python -m tests.faults [--folder DIR] [--only WORDS] [--cells FAULT/PHASE ...] [--again] [--write
+docs/promises.md]`: the fault matrix.
 
 Runs every cell that has no good result yet and prints it, then the whole table. Results are kept in DIR/results.jsonl.
 """

@@ -1,7 +1,8 @@
 """`python -m tests.faults.memory [--folder DIR] [--write]`: what every process of a run holds over 300 steps.
 
-A tiny run with checkpoints, evaluations and dumps, watched from outside: resident memory and open files of each process,
-and what is left in the temporary folder and in shared memory. `--write` puts curve and table into docs/promises.md.
+A tiny run with checkpoints, evaluations and dumps, watched from outside: resident memory and open files of each
+process, and what is left in the temporary folder and in shared memory. `--write` puts curve and table into
+docs/promises.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`python -m tests.fuzz [--runs N] [--guided] [TARGET ...]`: N inputs to each target, and what was counted.
 
-By hypothesis; with `--guided` by atheris, which looks for inputs that reach new lines (tools/fuzz.sh installs it aside).
+By hypothesis; with `--guided` by atheris, which looks for inputs that reach new lines (tools/fuzz.sh installs it
+aside).
 """
 
 from __future__ import annotations

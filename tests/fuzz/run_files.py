@@ -40,7 +40,9 @@ from tests.slurm.jobs import counting_config
 
 @cache
 def a_run(folder: Path) -> tuple[Config, RunDirectory, dict[Path, bytes]]:
-    """A run that has done two steps of another stage, then four and lost the last one's row, and the contents of its files that only show or count things."""
+    """A run that has done two steps of another stage, then four and lost the last one's row, and the contents of its
+    files that only show or count things.
+    """
     config = counting_config(folder, "run", {"nodes": 1})
     directory = prepare_run([TRAIN], config, resume=False)
     attempt(config, directory)
@@ -100,7 +102,8 @@ def damage_one(folder: Path, data: bytes) -> str:
 
 
 def go_on_with(folder: Path, file: Path, damaged: bytes) -> str:
-    """Looks at the run and resumes it with other contents of `file`; its name where that was refused, as of config.yaml.
+    """Looks at the run and resumes it with other contents of `file`; its name where that was refused, as of
+    config.yaml.
 
     Without drawings, and without waiting to see whether the holder of a lock lives: hundreds of these are asked for.
     """

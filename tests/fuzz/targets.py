@@ -1,4 +1,6 @@
-"""What is fed with rubbish. Each target takes bytes, counts what it has fed in `COUNTS`, and raises where something gives way."""
+"""What is fed with rubbish. Each target takes bytes, counts what it has fed in `COUNTS`, and raises where something
+gives way.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +145,9 @@ def graded_here(items: Sequence[GradeItem]) -> None:
 
 
 def graded_by_a_worker(items: Sequence[GradeItem]) -> None:
-    """Without shortcuts. Each has a verdict: of the quick rules the one that they give here, of `math` any that is counted."""
+    """Without shortcuts. Each has a verdict: of the quick rules the one that they give here, of `math` any that is
+    counted.
+    """
     given, items = items, [item for item in items if len(item.answer) <= MAX_ANSWER_CHARACTERS]
     COUNTS["answers too long to be graded"] += len(given) - len(items)
     with patch.object(grading, "shortcut", lambda *_: None):

@@ -22,8 +22,8 @@ SIZES = {"cuda": (256, 256), "cpu": (16, 32)}
 
 
 def rollout(model_dir: str, device: Literal["cuda", "cpu"]) -> dict[str, float]:
-    """Tokens a second through `RolloutEngine`, and of `LLM.generate` of the same engine on the same prompts: asked for the
-    same, or for neither seeds nor log-probabilities.
+    """Tokens a second through `RolloutEngine`, and of `LLM.generate` of the same engine on the same prompts: asked for
+    the same, or for neither seeds nor log-probabilities.
     """
     from vllm import SamplingParams
 

@@ -4,8 +4,8 @@
 counter as training does. RUN.behaviour.json says how: "roles" (the generator alone), "steps", "step_seconds",
 "load_seconds", "save_every", "results" for the summary, "saves": false for checkpoints that never come, "gloo": true
 for torch.distributed in place of plain sockets, which start faster. And what goes wrong: "rank", "role" (the first),
-"step" and "action", which is "fail", "kill", "hang", "crash", "check", "full" (the disk) or "write" (for 24 s, response after response);
-"once": true for the first attempt only.
+"step" and "action", which is "fail", "kill", "hang", "crash", "check", "full" (the disk) or "write" (for 24 s, response
+after response); "once": true for the first attempt only.
 """
 
 from __future__ import annotations

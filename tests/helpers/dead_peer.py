@@ -1,4 +1,5 @@
-"""Two ranks of a role as real processes under their task, one of which is lost: `python -m tests.helpers.dead_peer SPEC.json`.
+"""Two ranks of a role as real processes under their task, one of which is lost: `python -m tests.helpers.dead_peer
+SPEC.json`.
 
 SPEC: `run` (directory), `where` ("sync", in a message of a weight sync; "update", in a collective of a trainer), `how`
 ("held", it does not answer; "killed") and `limit_seconds`. On GPUs where there are two, else over Gloo.

@@ -108,7 +108,8 @@ class Rehearsal:
     ) -> list[str]:
         """Run a stage in all processes. What they raised, each kind of error once, the stages' own ends included.
 
-        A process that has raised breaks its peers' barrier. What they raise of that is left out where the cause is there.
+        A process that has raised breaks its peers' barrier. What they raise of that is left out where the cause is
+        there.
         """
         peers = {role: Peers() for role in roles}
         store, errors = HashStore(), list[Exception]()

@@ -178,6 +178,7 @@ def test_saving_and_loading_take_a_few_pieces_of_memory(tmp_path: Path) -> None:
     make_tiny_hf(tmp_path / "model", hidden_size=256, intermediate_size=1024, num_hidden_layers=6, vocab_size=32768)
     for rank in run_ranks(peaks, 2, tmp_path, timeout=300):
         for state, saving, loading in rank.values():
-            # One tensor of the state is 16 MiB or more, a piece a quarter of one: what is not held at once stays far below.
+            # One tensor of the state is 16 MiB or more, a piece a quarter of one: what is not held at once stays far
+            # below.
             assert state > 80 * MIB
             assert saving < 12 * MIB and loading < 12 * MIB, (state / MIB, saving / MIB, loading / MIB)

@@ -251,7 +251,9 @@ def test_forward_matches_transformers(family: str, loss: str, layout: str, on_ra
 
 @pytest.mark.parametrize("layout", [name_of(*case) for case in CASES])
 def test_updates_get_what_they_need_from_before_the_first(layout: str, on_ranks: Any) -> None:
-    """The first of several gives the others the log-probabilities of its forward pass, bit for bit those of a pass alone."""
+    """The first of several gives the others the log-probabilities of its forward pass, bit for bit those of a pass
+    alone.
+    """
     mine = on_ranks[0][layout]
     for given, computed in (("prepared", "reference"), ("old", "logprobs"), ("old_after", "logprobs")):
         assert len(mine[given]) == len(batch())

@@ -127,7 +127,9 @@ def same_run(trained: Trained, straight: RunDirectory, other: RunDirectory) -> N
 
 
 def interrupted(directory: RunDirectory, job: str, at_row: int, *words: str) -> Attempt:
-    """Runs the command `words` once so many optimizer steps are done; the attempt that this ended, the job waiting again."""
+    """Runs the command `words` once so many optimizer steps are done; the attempt that this ended, the job waiting
+    again.
+    """
     wait_until(lambda: rows(directory) >= at_row, lambda: explain(directory), timeout=600)
     number = len(AttemptLog(directory).read())
     slurm.run_command(*words)

@@ -1,4 +1,6 @@
-"""The sizes that `models/engine/capacity.py` counts are vLLM's own, and every rank of a role starts the engine that the plan says."""
+"""The sizes that `models/engine/capacity.py` counts are vLLM's own, and every rank of a role starts the engine that the
+plan says.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ SETTINGS = (
     "algorithm.min_verifier_j=0.1",
     "algorithm.entropy_coef=0.5",  # so that every step changes the weights all the same
 )
-# Six generator steps without a signal: after the fifth, which is step 7, the run goes back to step 6, once. It was stopped
+# Six generator steps without a signal: after the fifth, which is step 7, the run goes back to step 6, once. It was
+# stopped
 # in the middle of that step.
 GOES_BACK = (
     "train.generator_steps=6",

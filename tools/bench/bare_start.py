@@ -1,4 +1,6 @@
-"""What `python -m tools.bench start` measures against: vLLM alone, from nothing to its first token. An argument names the model."""
+"""What `python -m tools.bench start` measures against: vLLM alone, from nothing to its first token. An argument names
+the model.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`python -m tools.bench growth`: how the seconds of a step, a plan, a sampler and a report grow with the work.
 
-A step here is a rollout and an update of one role on one rank, in one process, so that nothing but the named size grows.
-The exponent of a power law is fitted through all points; where it is above 1.1, `details` has them to look at.
+A step here is a rollout and an update of one role on one rank, in one process, so that nothing but the named size
+grows. The exponent of a power law is fitted through all points; where it is above 1.1, `details` has them to look at.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`python -m tools.bench grpo`, `tango`: whole training steps, as runs of `tango train`, against TRL and against each other."""
+"""`python -m tools.bench grpo`, `tango`: whole training steps, as runs of `tango train`, against TRL and against each
+other.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`python -m tools.bench logprobs`: log-probabilities at a large vocabulary, forward and backward, against plain log_softmax."""
+"""`python -m tools.bench logprobs`: log-probabilities at a large vocabulary, forward and backward, against plain
+log_softmax.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ def on_rank(folder: Path) -> dict[str, Any]:
         values.sum().backward()
         return values
 
-    # The gradients are there before and after, so that what is measured is what comes on top; ours of the weight where a
+    # The gradients are there before and after, so that what is measured is what comes on top; ours of the weight where
+    # a
     # trainer keeps it.
     hidden.grad, weight.grad = torch.zeros_like(hidden), torch.zeros_like(weight)
     weight_of_ours = weight.detach().requires_grad_()

@@ -34,7 +34,8 @@ REPEATS = 5
 
 def measure(folder: Path, repeats: int) -> list[Measurement]:
     """Shard to shard against gather and reload, on the model and the layouts of `configs/bench_reshard.yaml`."""
-    # As many ranks as there are cores to run them, cut by the pipeline; four ranks of two cores would measure the queue.
+    # As many ranks as there are cores to run them, cut by the pipeline; four ranks of two cores would measure the
+    # queue.
     work = folder / "reshard"
     work.mkdir()
     result = run_bench(load_config(run_config(work, make_model(work / "model", _MODEL), verifier=False, steps=1),

@@ -1,4 +1,6 @@
-"""`python -m tools.bench save`: what its checksums cost a checkpoint, of a whole trainer with its optimizer, on this disk."""
+"""`python -m tools.bench save`: what its checksums cost a checkpoint, of a whole trainer with its optimizer, on this
+disk.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """When CUDA starts in a task: in its processes, never in the task itself, which forks them.
 
-Every look is a process of its own and a task: it runs `tango_hpc.stages.rank` to the end. `torch.cuda.device_count` answers 1
-in the task, as with a GPU, and 0 in what the task forks, which therefore ends early.
+Every look is a process of its own and a task: it runs `tango_hpc.stages.rank` to the end. `torch.cuda.device_count`
+answers 1 in the task, as with a GPU, and 0 in what the task forks, which therefore ends early.
 
     python fork_checks.py RUN STAGE STARTS.json [--imports-first]
 """

@@ -1,8 +1,8 @@
 """From a YAML file, its base and `key.path=value` overrides to a checked `Config`, every mistake in one message.
 
-OmegaConf would make this file a sixth shorter, but of its releases since 2.1 only 2.4.0 installs beside math-verify (the
-others pin an older antlr4). It also brings a language of its own into every string, in which `${oc.env:NAME}` writes
-the environment into run directories unless that resolver is removed from the whole process.
+OmegaConf would make this file a sixth shorter, but of its releases since 2.1 only 2.4.0 installs beside math-verify
+(the others pin an older antlr4). It also brings a language of its own into every string, in which `${oc.env:NAME}`
+writes the environment into run directories unless that resolver is removed from the whole process.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def read_run_dir(path: Path, overrides: typing.Sequence[str] = ()) -> Path:
 
 
 def read_tree(path: Path) -> dict[str, Any]:
-    """Return a config file's settings over those of its `base`, as nested dictionaries; `base` is then that file's path.
+    """Return a config file's settings over those of its `base`, as nested dictionaries; `base` is then that file's
+    path.
 
     Mappings merge key by key; any other value, null too, replaces what the base has under its key. The config.yaml of a
     run is read as seen from where it lies now.

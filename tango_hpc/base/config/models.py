@@ -18,8 +18,8 @@ SEED_FILE = (
 
 
 def model_dimensions(model: ModelConfig, config: Config) -> dict[str, Any] | None:
-    """Return the Hugging Face config of `model`: of its folder, of what `sft` will make it from, of `model.build`, or as
-    published; None where all are unknown. Raises `UserError` for a config.json that cannot be read.
+    """Return the Hugging Face config of `model`: of its folder, of what `sft` will make it from, of `model.build`, or
+    as published; None where all are unknown. Raises `UserError` for a config.json that cannot be read.
     """
     file = model.path / "config.json"
     if file.is_file():
@@ -52,7 +52,9 @@ def built_dimensions(sizes: TinyModelConfig) -> dict[str, Any]:
 
 
 def built_otherwise(model: ModelConfig, seed: int) -> str | None:
-    """Return how the model in the folder of `model.build` differs from what is asked for; None where it is that, or missing."""
+    """Return how the model in the folder of `model.build` differs from what is asked for; None where it is that, or
+    missing.
+    """
     file = model.path / "config.json"
     if model.build is None or not file.is_file():
         return None

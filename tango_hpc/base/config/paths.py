@@ -21,11 +21,12 @@ def absolute(path: Path) -> Path:
 
 
 def seen_from_run(tree: dict[str, Any], home: Path, model: type[BaseModel]) -> dict[str, Any]:
-    """Return the settings of a run's own config.yaml, of a `model`, as they are to be read where it lies now, in `home`.
+    """Return the settings of a run's own config.yaml, of a `model`, as they are to be read where it lies now, in
+    `home`.
 
-    What lay in the run directory lies in `home`. What lay elsewhere stays there, unless it is there no more and did move
-    along with the run (a whole project that was moved). Relative paths, which earlier releases wrote, are seen from the
-    folder in which the run was started, if `home` tells which that was, else from the working directory.
+    What lay in the run directory lies in `home`. What lay elsewhere stays there, unless it is there no more and did
+    move along with the run (a whole project that was moved). Relative paths, which earlier releases wrote, are seen
+    from the folder in which the run was started, if `home` tells which that was, else from the working directory.
     """
     section = tree.get("run")
     before = Path(section["dir"]) if isinstance(section, dict) and isinstance(section.get("dir"), str) else home
@@ -49,8 +50,8 @@ def moved(value: Any, before: Path, home: Path) -> Any:
 
 
 def _moved_as_a_whole(value: str, before: Path, home: Path) -> bool:
-    """Return whether the folder with both the run and `value`, which may not be made yet, is gone, and the run lies as it did in
-    another one.
+    """Return whether the folder with both the run and `value`, which may not be made yet, is gone, and the run lies as
+    it did in another one.
     """
     if not before.is_absolute():
         return False

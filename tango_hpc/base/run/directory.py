@@ -106,7 +106,8 @@ def is_run(folder: Path) -> bool:
 
 
 def runs_below(top: Path, *, depth: int | None = None, refused: list[str] | None = None) -> Iterator[Path]:
-    """Return the runs in the folders below `top`, links to folders followed, at most `depth` folders down; each one once.
+    """Return the runs in the folders below `top`, links to folders followed, at most `depth` folders down; each one
+    once.
 
     Folders that may not be read are passed over, and their names come into `refused`.
     """

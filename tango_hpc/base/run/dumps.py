@@ -61,8 +61,8 @@ class RolloutRow:
     """One response with what became of it. `role` is "generator" or "verifier".
 
     In a generator row `verification_text` is the verification of this solution, `other_verifications` are its others,
-    and `step_judgements` and `final_judgement` what they say, by vote (null and empty without a verifier). In a verifier
-    row `response_text` is the verification and
+    and `step_judgements` and `final_judgement` what they say, by vote (null and empty without a verifier). In a
+    verifier row `response_text` is the verification and
     `solution_text` and `solution_correct` are what it judged.
     """
 

@@ -44,7 +44,8 @@ EVENTS = {
 }
 # Those that a resume from an older checkpoint does not repeat.
 _LASTING = ("checkpoint_set_aside", "lines_lost")
-# Stages of optimizer steps: they write a row for each, so that a missing one is a loss, and checkpoints. The others keep
+# Stages of optimizer steps: they write a row for each, so that a missing one is a loss, and checkpoints. The others
+# keep
 # results part by part.
 STEPPED_STAGES = ("sft", "train")
 
@@ -68,9 +69,9 @@ class MetricsWriter:
 
     Rows of this stage after `resumed_step` are dropped when it opens, and TensorBoard is told the same, so that a
     resumed run's files read like those of one that was never interrupted. Every row is on its way to the disk when
-    its call returns. `gaps`: rows of any stage that had been lost when it opened, and lines that were no rows, in words;
-    an event marks each in the file. Scalars also go to `trackers`; `tell` gets a line for one that fails, and for lines
-    that are lost later.
+    its call returns. `gaps`: rows of any stage that had been lost when it opened, and lines that were no rows, in
+    words; an event marks each in the file. Scalars also go to `trackers`; `tell` gets a line for one that fails, and
+    for lines that are lost later.
     """
 
     def __init__(

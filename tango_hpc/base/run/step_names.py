@@ -49,7 +49,9 @@ def steps_in(folder: Path) -> list[tuple[StepName, Path]]:
 
 
 def leftovers_in(folder: Path) -> list[Path]:
-    """Return checkpoints in `folder` that an attempt began to write or to delete; the next one removes them as it starts."""
+    """Return checkpoints in `folder` that an attempt began to write or to delete; the next one removes them as it
+    starts.
+    """
     return sorted(folder.glob(".step_*"))
 
 

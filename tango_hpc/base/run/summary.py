@@ -1,7 +1,8 @@
 """summary.json: the results of a run, for scripts and for the table at its end.
 
 Keys: `status` ("running", "done", "stopped", "failed"), `stages` (by name: status, steps, wall_seconds, attempts),
-`wall_seconds` (of all attempts; where that was lost, of the steps), `generator.accuracy_before` and `_after`, `verifier.outcome_f1_before` and `_after`,
+`wall_seconds` (of all attempts; where that was lost, of the steps), `generator.accuracy_before` and `_after`,
+`verifier.outcome_f1_before` and `_after`,
 `verifier.step_f1_before` and `_after` where gold step labels exist, `tokens_per_second` (generated, over the whole of
 the last stage), `versions`. A dot stands for nesting: {"generator": {"accuracy_before": ...}}.
 """
@@ -85,14 +86,18 @@ def write_provenance(directory: RunDirectory, provenance: Mapping[str, Any]) -> 
 
 
 def resumed_from(directory: RunDirectory, stage: str) -> str | None:
-    """Return the checkpoint that the last attempt went on from, by provenance.json; None where that was no attempt at `stage`."""
+    """Return the checkpoint that the last attempt went on from, by provenance.json; None where that was no attempt at
+    `stage`.
+    """
     last = (read_provenance(directory)["attempts"] or [{}])[-1]
     name = last.get("resumed_from")
     return name if last.get("stage") == stage and isinstance(name, str) else None
 
 
 def note_resumed_from(directory: RunDirectory, stage: str, name: str) -> None:
-    """Have provenance.json say that the present attempt goes on from `name`, where it says a newer one: that was damaged."""
+    """Have provenance.json say that the present attempt goes on from `name`, where it says a newer one: that was
+    damaged.
+    """
     if is_newer(resumed_from(directory, stage), name):
         provenance = read_provenance(directory)
         provenance["attempts"][-1]["resumed_from"] = name
@@ -107,7 +112,9 @@ def code_that_ran(attempt: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str]:
-    """Return versions of Python and of what the product stands on, as installed; a package that is not there is left out."""
+    """Return versions of Python and of what the product stands on, as installed; a package that is not there is left
+    out.
+    """
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

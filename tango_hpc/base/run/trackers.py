@@ -1,4 +1,5 @@
-"""The scalars of metrics.jsonl and evaluations.jsonl for programs that draw curves: TensorBoard, Weights & Biases, MLflow.
+"""The scalars of metrics.jsonl and evaluations.jsonl for programs that draw curves: TensorBoard, Weights & Biases,
+MLflow.
 
 A tracker never ends a run: one that fails is told of once and left out from then on. None of them needs a network:
 Weights & Biases writes a folder for `wandb sync`, and MLflow a database file, unless `WANDB_MODE` or
@@ -50,7 +51,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One run per attempt, in the group of the run directory, over an axis of optimizer steps; keys begin with the stage."""
+    """One run per attempt, in the group of the run directory, over an axis of optimizer steps; keys begin with the
+    stage.
+    """
 
     def __init__(self, directory: RunDirectory, stage: str, resumed_step: int) -> None:
         import wandb

@@ -23,7 +23,9 @@ def is_for_readers(name: str) -> bool:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Return whether a run can go on from a checkpoint. One with a damaged manifest counts: its reader names the damage."""
+    """Return whether a run can go on from a checkpoint. One with a damaged manifest counts: its reader names the
+    damage.
+    """
     try:
         return STATE in read_manifest(checkpoint)
     except ValueError:

@@ -21,8 +21,10 @@ from tango_hpc.models.layout.engine_layout import engine_layout
 MIB = 2**20
 GIB = 2**30
 # What a role's process keeps on its GPU, at work or not; an estimate until it is measured on one. Of the first: a CUDA
-# context with the kernels of torch and vLLM that are loaded into it, 0.5 to 1 GiB; NCCL's communicators of Megatron-core's
-# groups and of vLLM's (plan/communicators.py), with a few hundred MiB of buffers each, 2 GiB; cuBLAS's workspaces and the
+# context with the kernels of torch and vLLM that are loaded into it, 0.5 to 1 GiB; NCCL's communicators of
+# Megatron-core's
+# groups and of vLLM's (plan/communicators.py), with a few hundred MiB of buffers each, 2 GiB; cuBLAS's workspaces and
+# the
 # halves of segments that the caching allocator cannot give back, 0.5 GiB. The second: CUDA graphs of its engine.
 GPU_CONTEXT_BYTES = int(3.5 * GIB)
 GPU_GRAPH_BYTES = int(0.7 * GIB)
@@ -56,10 +58,11 @@ class Engine:
         return count * self.element_bytes
 
     def sampler_tables(self, max_num_seqs: int) -> list[int]:
-        """Return bytes of the tables that vLLM's V2 model runner keeps on a GPU for each sequence and each entry of the vocabulary.
+        """Return bytes of the tables that vLLM's V2 model runner keeps on a GPU for each sequence and each entry of the
+        vocabulary.
 
-        Counts of tokens (int32), and two masks of a bit: of the prompt's tokens, and of those that a grammar allows. vLLM
-        makes them while it loads the weights, so they sleep and wake with the weights.
+        Counts of tokens (int32), and two masks of a bit: of the prompt's tokens, and of those that a grammar allows.
+        vLLM makes them while it loads the weights, so they sleep and wake with the weights.
         """
         mask = 4 * -(-self.shape.vocab_size // 32)
         return [] if self.on_cpu else [size * max_num_seqs for size in (4 * self.shape.vocab_size, mask, mask)]
@@ -175,7 +178,9 @@ def most_sequences(config: Config, role_name: str) -> int:
 
 
 def responses_per_engine(config: Config, role_name: str) -> tuple[int, int]:
-    """Return responses that one engine of a role is asked for at once: in a step's largest phase (a first draw), in an evaluation."""
+    """Return responses that one engine of a role is asked for at once: in a step's largest phase (a first draw), in an
+    evaluation.
+    """
     train = config.train
     asked = train.questions_per_step * train.rollouts_per_question
     asked *= train.verifications_per_solution if role_name == "verifier" else 1

@@ -58,8 +58,8 @@ class RolloutEngine:
     """Completes prompts given as token ids, the same on every rank: global requests in, global generations out.
 
     `load_weights=False` starts from arbitrary weights, for an engine that gets its weights by `WeightSync`; on a GPU it
-    forgets them whenever it sleeps. `gpu_share` of the GPU must be free when it starts, or vLLM refuses. Creating an engine is collective and re-seeds torch's global generators (vLLM does
-    so).
+    forgets them whenever it sleeps. `gpu_share` of the GPU must be free when it starts, or vLLM refuses. Creating an
+    engine is collective and re-seeds torch's global generators (vLLM does so).
     """
 
     def __init__(
@@ -146,7 +146,8 @@ class RolloutEngine:
                 kv_cache_memory_bytes=kv_cache_bytes,  # vLLM would measure a GPU that other processes use as well
                 **arguments,
             )
-            # All have connected to sockets and shared memory; without names, nothing is left behind by a rank that dies.
+            # All have connected to sockets and shared memory; without names, nothing is left behind by a rank that
+            # dies.
             dist.barrier()
         for segment in Path("/dev/shm").glob(f"{ident}-*"):
             segment.unlink(missing_ok=True)
@@ -294,7 +295,9 @@ class RolloutEngine:
 
 
 def import_vllm(device: Literal["cpu", "cuda"]) -> None:
-    """Import vLLM with the variables that it reads; a user's stay. On GPUs its warnings, which name slow paths, are shown."""
+    """Import vLLM with the variables that it reads; a user's stay. On GPUs its warnings, which name slow paths, are
+    shown.
+    """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING" if device == "cuda" else "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")

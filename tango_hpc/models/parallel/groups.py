@@ -81,7 +81,9 @@ class PolicyGroups:
 
 
 def limit_collectives(timeout: timedelta) -> None:
-    """Set how long groups made from now on wait for a peer; without it PyTorch's 30 minutes, whatever the world's limit."""
+    """Set how long groups made from now on wait for a peer; without it PyTorch's 30 minutes, whatever the world's
+    limit.
+    """
     global _timeout
     _timeout = timeout
 
@@ -92,7 +94,8 @@ def forget_groups() -> None:
 
 
 def _group(partition: Partition) -> ProcessGroup:
-    """Return this rank's group of a partition of all ranks, made once: equal ones share their communicators and buffers.
+    """Return this rank's group of a partition of all ranks, made once: equal ones share their communicators and
+    buffers.
 
     All ranks together are the default group. Else only members take part, so that 1,024 ranks do not wait on each other
     for groups that most are not in. PyTorch then names a group after its ranks and after how many groups this process

@@ -90,7 +90,8 @@ def init_distributed(timeout_seconds: float = 1800, store: dist.Store | None = N
     """Join the process group that RANK, WORLD_SIZE and LOCAL_RANK describe.
 
     Its processes meet in `store`, or at MASTER_ADDR and MASTER_PORT. On a GPU, tensors travel over NCCL and objects
-    over Gloo; on a CPU, all over Gloo. A collective that a peer does not join within `timeout_seconds` ends the process.
+    over Gloo; on a CPU, all over Gloo. A collective that a peer does not join within `timeout_seconds` ends the
+    process.
     """
     needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in needed if name not in os.environ]
@@ -160,7 +161,9 @@ def this_device() -> torch.device:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the host there. To a GPU through pinned memory, as from other memory a copy waits for all before it."""
+    """Return a tensor of the host there. To a GPU through pinned memory, as from other memory a copy waits for all
+    before it.
+    """
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

@@ -237,7 +237,8 @@ class Checkpoints:
             warn_once(f"{path} could not be removed wholly: {error}")
 
     def _together(self, write: Callable[[], None], final: Path) -> None:
-        """Run `write` in every process; if it fails anywhere, all fail with the reason of the first that has one of its own.
+        """Run `write` in every process; if it fails anywhere, all fail with the reason of the first that has one of its
+        own.
 
         What was written so far is then removed: on a full disk everybody else needs the room.
         """

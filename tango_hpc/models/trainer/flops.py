@@ -15,7 +15,8 @@ _REPEATS = 5
 
 
 def update_operations(shape: ModelShape, lengths: Sequence[int]) -> float:
-    """Return operations of forward and backward over sequences of these lengths: 6 per parameter and token, and attention's.
+    """Return operations of forward and backward over sequences of these lengths: 6 per parameter and token, and
+    attention's.
 
     Causal attention multiplies half of each sequence's square. What is computed again to save memory does not count.
     """

@@ -146,8 +146,8 @@ def copy_side_files(model_dir: Path, out_dir: Path, dtype: torch.dtype) -> None:
 
 
 def _leave_sampling_out(file: Path) -> None:
-    """Keep of a generation_config.json the special tokens alone: the temperature, penalties and limits in it are those of
-    the model that training began with, and none of them was used in training or evaluation.
+    """Keep of a generation_config.json the special tokens alone: the temperature, penalties and limits in it are those
+    of the model that training began with, and none of them was used in training or evaluation.
     """
     if file.is_file():
         values = json.loads(file.read_text())

@@ -155,7 +155,8 @@ class PolicyOptimizer:
 
 
 def fuses(parameter: Tensor) -> bool | None:
-    """Return whether AdamW is one kernel for `parameter`, which takes no memory on top of its state. None leaves it to PyTorch.
+    """Return whether AdamW is one kernel for `parameter`, which takes no memory on top of its state. None leaves it to
+    PyTorch.
 
     On a CPU PyTorch's choice is a loop over the parameters, whose memory is that of the largest.
     """

@@ -159,7 +159,8 @@ class Policy:
             )
 
     def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, *, last: bool = True) -> UpdateStats:
-        """Take one optimizer step on Eq. 1, with the policy before the step as pi_old unless sequences have `old_logprobs`.
+        """Take one optimizer step on Eq. 1, with the policy before the step as pi_old unless sequences have
+        `old_logprobs`.
 
         The loss is averaged over tokens and responses with global denominators, so the result does not depend on
         the layout. Sequences need advantages, and reference log-probabilities if `kl_coef` is not 0 (see `prepare`).

@@ -1,7 +1,8 @@
 """Matrix products of float32 layers in bfloat16, on CPUs that multiply it faster.
 
 Weights, gradients, residuals, norms, attention and the output layer stay in float32; the products of the layers round
-their operands and their result to 8 bits of mantissa, with sums in float32 in between. T: tokens, K: inputs, N: outputs.
+their operands and their result to 8 bits of mantissa, with sums in float32 in between. T: tokens, K: inputs, N:
+outputs.
 """
 
 from __future__ import annotations

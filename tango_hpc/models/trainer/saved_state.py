@@ -7,7 +7,8 @@ about three copies of the optimizer first. A save in the background copies what 
 a thread writes it while training goes on. What waits on the host while a GPU is another's is written from there.
 
 A rank writes weights into one file and the rest (optimizer, reference) into another, so that weights alone can stay
-(base/run/weights_alone.py). Weights and reference, which all data-parallel ranks hold, are written by all of them in equal parts.
+(base/run/weights_alone.py). Weights and reference, which all data-parallel ranks hold, are written by all of them in
+equal parts.
 
 Two more departures from Megatron-core's way of writing. Each rank writes its file itself instead of starting helper
 processes next to vLLM's threads. And a rank that cannot write (a full disk) goes on to the end of the save with its
@@ -180,7 +181,8 @@ class _Turns:
     def replica(self, copies: tuple[int, ...], num_bytes: int) -> int:
         """Return this rank's number among the copies of a piece; number 0 writes. The rank with least so far gets it.
 
-        `copies` are the piece's numbers among tensor and pipeline ranks. Where one is not 0, none of these ranks writes.
+        `copies` are the piece's numbers among tensor and pipeline ranks. Where one is not 0, none of these ranks
+        writes.
         """
         writer = self._bytes.index(min(self._bytes))
         if not any(copies):
@@ -197,7 +199,8 @@ def _pieces(
 ) -> list[ShardedTensor]:
     """Return boxes of `tensor`, which holds the elements from `start` on of the flattened shard that `entry` places.
 
-    `replica` numbers a box among data-parallel ranks, as in `_Turns`. A factory places the two halves of a feed-forward weight, one after the other in the shard, apart in the whole.
+    `replica` numbers a box among data-parallel ranks, as in `_Turns`. A factory places the two halves of a feed-forward
+    weight, one after the other in the shard, apart in the whole.
     """
     flat_N = tensor.detach().view(-1)
     pieces, first = [], 0

@@ -3,7 +3,8 @@
 T: predicted tokens. K: hidden size. V: this rank's rows of the vocabulary, padding left out.
 
 Logits exist for a chunk of tokens at a time, and once: what a loss makes of a chunk's log-probabilities is asked before
-the next chunk is begun, and its gradients are computed then. Tensor ranks exchange four numbers per token, never logits.
+the next chunk is begun, and its gradients are computed then. Tensor ranks exchange four numbers per token, never
+logits.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ LossOfChunk = Callable[[Tensor, Tensor, slice], Tensor]
 class OutputLayer:
     """This rank's equal share of the padded vocabulary, of which rows past `vocab_size` take no part.
 
-    Log-probabilities and entropies are those of the logits divided by `temperature`. `chunk_tokens`: tokens whose logits
-    exist at once.
+    Log-probabilities and entropies are those of the logits divided by `temperature`. `chunk_tokens`: tokens whose
+    logits exist at once.
     """
 
     weight_VK: Tensor
@@ -72,12 +73,13 @@ def vocab_parallel_logprobs(hidden_TK: Tensor, targets_T: Tensor, layer: OutputL
 
 
 def vocab_parallel_loss(hidden_TK: Tensor, targets_T: Tensor, layer: OutputLayer, loss: LossOfChunk) -> Tensor:
-    """Return the sum of what `loss` gives for each chunk's log-probabilities and entropies, as `vocab_parallel_logprobs` has them.
+    """Return the sum of what `loss` gives for each chunk's log-probabilities and entropies, as
+    `vocab_parallel_logprobs` has them.
 
-    A loss of its tokens alone can be differentiated as soon as it is known, so that logits are computed once; those of a
-    second pass would cost a product more. Its gradients flow into hidden states and weight. A weight that has a
-    `main_grad`, the sum that Megatron-core's data parallelism keeps, gets its gradient added there at once and no `grad`:
-    the value must then enter what is differentiated as it is, neither scaled nor left out.
+    A loss of its tokens alone can be differentiated as soon as it is known, so that logits are computed once; those of
+    a second pass would cost a product more. Its gradients flow into hidden states and weight. A weight that has a
+    `main_grad`, the sum that Megatron-core's data parallelism keeps, gets its gradient added there at once and no
+    `grad`: the value must then enter what is differentiated as it is, neither scaled nor left out.
     """
     total_VK = getattr(layer.weight_VK, "main_grad", None)
     return _VocabParallelLoss.apply(hidden_TK, layer.weight_VK, targets_T, layer, loss, total_VK)
@@ -150,10 +152,11 @@ class _Chunk:
         self.logprobs, self.entropy = target_RT.sum(dim=0) - normaliser_T, self._entropy_T.clone()
 
     def grad_logits_(self, grad_T: Tensor | None, grad_entropy_T: Tensor | None) -> Tensor:
-        """d loss / d logits before they are divided by the temperature, from d loss / d log-probabilities and entropies.
+        """d loss / d logits before they are divided by the temperature, from d loss / d log-probabilities and
+        entropies.
 
-        d log p_target / d logit_i = [i = target] − p_i, and d H / d logit_i = −p_i (log p_i + H). Takes the memory of the
-        exponentials.
+        d log p_target / d logit_i = [i = target] − p_i, and d H / d logit_i = −p_i (log p_i + H). Takes the memory of
+        the exponentials.
         """
         probabilities = self._exponentials.mul_(self._to_probabilities_T[:, None])
         by_entropy = None
@@ -169,7 +172,9 @@ class _Chunk:
 
 
 def _logits(hidden_TK: Tensor, weight_VK: Tensor, scale: float) -> Tensor:
-    """Return scaled logits in float32, whatever the weights are in. On a CPU those of 16-bit weights are rounded to 16 bits."""
+    """Return scaled logits in float32, whatever the weights are in. On a CPU those of 16-bit weights are rounded to 16
+    bits.
+    """
     if _multiplies_wide(weight_VK):
         logits = torch.mm(hidden_TK, weight_VK.t(), out_dtype=torch.float32)
     else:

@@ -1,7 +1,8 @@
 """CRUXEval (Gu et al. 2024), output prediction: what does a Python function return for an input?
 
 The answer is a Python literal, compared by value; a string may lack its quotes. Its braces need not pair up inside
-strings, so it is cut at the end of the answer element rather than at the brace that closes the box. Nothing is executed.
+strings, so it is cut at the end of the answer element rather than at the brace that closes the box. Nothing is
+executed.
 """
 
 import re

@@ -1,4 +1,5 @@
-"""Numbers of an evaluation from the verdicts on its answers, each with a 95% confidence interval. Pure Python and numpy.
+"""Numbers of an evaluation from the verdicts on its answers, each with a 95% confidence interval. Pure Python and
+numpy.
 
 Shape legend: Q questions, S samples of each question, N items (one or several of a question), R resamples.
 """
@@ -72,7 +73,9 @@ def harmonic_mean_f1(*sets: Sequence[tuple[Hashable, bool, bool]]) -> Estimate |
 
 
 def _counts_of_questions(items: Sequence[tuple[Hashable, bool, bool]]) -> np.ndarray:
-    """Return for each question: right items, those of them judged correctly; wrong items, those of them judged correctly."""
+    """Return for each question: right items, those of them judged correctly; wrong items, those of them judged
+    correctly.
+    """
     counts: dict[Hashable, list[int]] = {}
     for question, is_right, hit in items:
         of_question = counts.setdefault(question, [0, 0, 0, 0])
@@ -98,7 +101,8 @@ def pass_at_k(correct_S: Sequence[bool], k: int) -> float:
 
 
 def majority_vote(clusters_S: Sequence[int], weights_S: Sequence[float] | None = None) -> int | None:
-    """Return the sample whose answer wins the vote: the first of the heaviest cluster; None where no sample has an answer.
+    """Return the sample whose answer wins the vote: the first of the heaviest cluster; None where no sample has an
+    answer.
 
     clusters_S: equal answers share a number, -1 is no answer. weights_S: of each vote, by default 1. Of equally
     heavy clusters the one that appeared first wins.

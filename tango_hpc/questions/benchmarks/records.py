@@ -22,9 +22,9 @@ class Answer:
     """A response to one question. `cluster` numbers the different answers to a question, -1 is no answer.
 
     sample: GREEDY or the index of a sample. verdict: 1, 0, -1 for no verdict, None where nothing was verified.
-    asked: whether the prompt had room in the context of who is asked, the verifier for ProcessBench; if not, all is empty
-    and it counts as wrong. score: the verifier's, in [0, 1]. step_labels: gold labels, where the set has them. For ProcessBench `answer` is
-    the first step judged wrong and `gold` the label.
+    asked: whether the prompt had room in the context of who is asked, the verifier for ProcessBench; if not, all is
+    empty and it counts as wrong. score: the verifier's, in [0, 1]. step_labels: gold labels, where the set has them.
+    For ProcessBench `answer` is the first step judged wrong and `gold` the label.
     """
 
     question_id: str
@@ -72,7 +72,9 @@ def read_answers(path: Path) -> list[Answer]:
 
 
 def generator_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
-    """Return every number of a generator benchmark that its answers allow; keys as in the table: `pass@1`, `maj@16`, ..."""
+    """Return every number of a generator benchmark that its answers allow; keys as in the table: `pass@1`, `maj@16`,
+    ...
+    """
     greedy = [answer for answer in answers if answer.sample == GREEDY]
     verified = [answer for answer in answers if answer.verdict is not None]
     judged = [(answer.question_id, answer.correct, answer.verdict == answer.correct) for answer in verified]

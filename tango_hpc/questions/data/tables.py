@@ -26,7 +26,8 @@ SFT_COLUMNS = {
 
 
 def check_table(path: Path, columns: tuple[str, ...]) -> int:
-    """Raise `UserError` unless `path` is a Parquet file with these columns, all text, and at least one row; the row count.
+    """Raise `UserError` unless `path` is a Parquet file with these columns, all text, and at least one row; the row
+    count.
 
     Reads the file's footer only.
     """
@@ -98,7 +99,9 @@ def read_rows(path: Path, columns: tuple[str, ...], limit: int | None = None) ->
 
 
 def read_questions(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
-    """Return the first `limit` questions (default: all), with their metadata where the file has any (text: JSON, of `tango data`)."""
+    """Return the first `limit` questions (default: all), with their metadata where the file has any (text: JSON, of
+    `tango data`).
+    """
     schema = _footer(path).schema_arrow
     has_metadata = "metadata" in schema.names and _is_text(schema.field("metadata").type)
     return read_rows(path, (*QUESTION_COLUMNS, "metadata") if has_metadata else QUESTION_COLUMNS, limit)

@@ -86,7 +86,8 @@ def same_value(gold: Readable, answer: Readable, *, tolerance: float | None = No
     """Return whether two expressions without or with variables have the same value everywhere they are both defined.
 
     `tolerance` is absolute and for numbers only (a benchmark's own); `rounding` is how far an answer
-    that is written as a decimal may be from it, relatively. Relations, sets and tuples are not values: see `same_by_math_verify`.
+    that is written as a decimal may be from it, relatively. Relations, sets and tuples are not values: see
+    `same_by_math_verify`.
     """
     if isinstance(gold, sympy.MatrixBase) or isinstance(answer, sympy.MatrixBase):
         return _same_matrix(gold, answer, tolerance, rounding)
@@ -198,7 +199,9 @@ def _points(gold: sympy.Expr, answer: sympy.Expr, num_symbols: int) -> list[tupl
 
 
 def _drawn_from(base: list[sympy.Rational], num_symbols: int, rise: int = 0) -> list[tuple[sympy.Rational, ...]]:
-    """Return a point for each place in `base`: coordinate j stands 2j places further on and is larger by j times `rise`."""
+    """Return a point for each place in `base`: coordinate j stands 2j places further on and is larger by j times
+    `rise`.
+    """
     return [
         tuple(base[(index + 2 * j) % len(base)] + rise * j for j in range(num_symbols)) for index in range(len(base))
     ]

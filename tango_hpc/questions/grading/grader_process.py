@@ -4,7 +4,8 @@ Started by `pool.GradingPool` as a fresh interpreter, so it holds no copy of the
 itself: address space for memory, and a CPU-time alarm for each request whose signal ends the process even
 inside one long multiplication. CPU time and not wall time, so a busy machine does not change verdicts.
 
-Request: {"rule", "gold", "answer", "options"}. Verdict: {"correct", "outcome"}, with "error" or "labels" where there are any.
+Request: {"rule", "gold", "answer", "options"}. Verdict: {"correct", "outcome"}, with "error" or "labels" where there
+are any.
 """
 
 from __future__ import annotations

@@ -149,7 +149,9 @@ class _Comparison:
         return expected.dimension == answer_unit.dimension and self._value(gold, answer, scale=scale)
 
     def _sign_on_one_side(self, gold: str, gold_unit: Unit | None, answer: str, answer_unit: Unit | None) -> bool:
-        """Return percent or degrees that one side alone writes: left out there, or `50%` is 1/2 and `180^{\\circ}` is pi."""
+        """Return percent or degrees that one side alone writes: left out there, or `50%` is 1/2 and `180^{\\circ}` is
+        pi.
+        """
         signed, bare = (gold, answer) if gold_unit else (answer, gold)
         in_degrees = DEGREE in (gold_unit, answer_unit)
         if in_degrees and r"\pi" in bare:
@@ -197,7 +199,9 @@ class _Comparison:
         return expressions.same_value(*values, tolerance=self.tolerance)
 
     def _equations(self, gold: str, answer: str) -> bool:
-        """Compare two equations with one solution set: one is a constant multiple of the other, or math-verify solves both."""
+        """Compare two equations with one solution set: one is a constant multiple of the other, or math-verify solves
+        both.
+        """
         sides = [text.split("=") for text in (gold, answer)]
         if all(len(parts) == 2 for parts in sides):
             differences = (expressions.read(f"({left})-({right})") for left, right in sides)
@@ -227,7 +231,9 @@ class _Comparison:
 
 
 def _matches(gold_items: list[str], answer_items: list[str], same: Callable[[str, str], bool]) -> bool:
-    """Return whether the answers pair up with the gold ones, each used once. Equality is transitive, so greedy is enough."""
+    """Return whether the answers pair up with the gold ones, each used once. Equality is transitive, so greedy is
+    enough.
+    """
     remaining = list(answer_items)
     for gold in gold_items:
         found = next((index for index, answer in enumerate(remaining) if same(gold, answer)), None)
@@ -263,7 +269,9 @@ def _is_decimal(text: str) -> bool:
 
 
 def _rounding(text: str) -> float:
-    """Return how far, relatively, the longest decimal in the text may be from what it stands for; 0 below six significant digits."""
+    """Return how far, relatively, the longest decimal in the text may be from what it stands for; 0 below six
+    significant digits.
+    """
     found = ((whole + rest).lstrip("0") for whole, rest in re.findall(r"(\d*)\.(\d+)", text))
     digits = max(found, key=len, default="")
     return max(expressions.APPROXIMATE, 0.5 / float(digits)) if len(digits) >= 6 else 0.0

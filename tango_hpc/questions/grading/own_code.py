@@ -24,7 +24,9 @@ MODULE = "tango_hpc_own_task"  # the name that the file has as a module
 def grade(
     gold: str, answer: str, *, file: str, source: str, settings: Mapping[str, Any], question: Mapping[str, Any]
 ) -> bool:
-    """Return whether the class in `source`, which `file` held, calls `answer` right. Raises `UserError` for no truth value."""
+    """Return whether the class in `source`, which `file` held, calls `answer` right. Raises `UserError` for no truth
+    value.
+    """
     with mistakes_in(file):
         result = own_task(file, settings, source).grade(dict(question), answer)
     if not _is_truth_value(result):
@@ -36,7 +38,9 @@ def label_steps(
     gold: str, answer: str, *, file: str, source: str, settings: Mapping[str, Any], question: Mapping[str, Any],
     steps: Sequence[str],
 ) -> list[int] | None:  # fmt: skip
-    """Return the labels that the class in `source` gives these steps, +1 or −1 each. Raises `UserError` for anything else."""
+    """Return the labels that the class in `source` gives these steps, +1 or −1 each. Raises `UserError` for anything
+    else.
+    """
     with mistakes_in(file):
         labels = own_task(file, settings, source).label_steps(dict(question), list(steps))
         labels = None if labels is None else [int(label) for label in labels]

@@ -1,8 +1,8 @@
 """The grading rules by name. Each is a predicate on (gold, answer); a benchmark names its rule and options.
 
 `math` is the only one of ours that evaluates expressions; the others are exact and quick, and run in any process. Where
-one of them raises all the same, a worker process decides like for `math`. `own` and `own_steps` call the code of a user's
-own task, which may do anything.
+one of them raises all the same, a worker process decides like for `math`. `own` and `own_steps` call the code of a
+user's own task, which may do anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The kind of answer that a cleaned text is, read without evaluating anything: list, tuple, interval, named value, words."""
+"""The kind of answer that a cleaned text is, read without evaluating anything: list, tuple, interval, named value,
+words.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def is_collection(text: str) -> bool:
 
 
 def both_signs(text: str) -> list[str]:
-    """Return every reading of the signs: each \\pm on its own, each \\mp against the first \\pm; a tuple takes its sign inside."""
+    """Return every reading of the signs: each \\pm on its own, each \\mp against the first \\pm; a tuple takes its sign
+    inside.
+    """
     num_signs = len(_PLUS_MINUS.findall(text))
     if not 1 <= num_signs <= 4:
         return [text]

@@ -89,7 +89,9 @@ def _byte_level_parts(tokens: list[str]) -> list[str]:
 
 @lru_cache(maxsize=2**18)  # a vocabulary
 def _byte_level_bytes(token: str) -> bytes:
-    """Return the bytes that a token's characters stand for; an added token, with any other character, stands for itself."""
+    """Return the bytes that a token's characters stand for; an added token, with any other character, stands for
+    itself.
+    """
     byte_of = _byte_alphabet()
     if all(character in byte_of for character in token):
         return bytes(byte_of[character] for character in token)

@@ -24,7 +24,8 @@ def find_tags(text: str) -> list[Tag]:
 
 
 def last_box(text: str) -> str | None:
-    r"""Return the stripped text in the last `\boxed{…}`; None where there is no box, or it never closes, or it is empty.
+    r"""Return the stripped text in the last `\boxed{…}`; None where there is no box, or it never closes, or it is
+    empty.
 
     Braces inside may nest; `\{` and `\}` are text.
     """

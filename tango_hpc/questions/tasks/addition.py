@@ -1,4 +1,5 @@
-r"""Adding two numbers column by column, from the right: a carry links the steps, so that one can be wrong and the answer right.
+r"""Adding two numbers column by column, from the right: a carry links the steps, so that one can be wrong and the
+answer right.
 
     question      487+256
     solution      <think><step>7+6+0=13:3</step><step>8+5+1=14:43</step><step>4+2+1=7:743</step></think>
@@ -21,8 +22,8 @@ class Addition:
     """Questions of two numbers with `digits` (from, to) digits each, and two sloppy teachers to fine-tune on.
 
     In a teacher's solution a step goes wrong with probability `slip`: it forgets the carry where there is one, else the
-    sum is one too high. In a teacher's verification a judgement is flipped with probability `verifier_slip`, save in the
-    first rows, a share of `careful`. `rows` is how many there are of each file but the held-out questions, 512.
+    sum is one too high. In a teacher's verification a judgement is flipped with probability `verifier_slip`, save in
+    the first rows, a share of `careful`. `rows` is how many there are of each file but the held-out questions, 512.
     """
 
     def __init__(self, digits=(2, 4), slip=0.3, verifier_slip=0.2, careful=0.8, rows=20000):

@@ -97,7 +97,9 @@ def _read_step(text: str) -> tuple[str, str] | None:
 
 
 def split_of(words: Sequence[str]) -> Split:
-    """Return the split that may ask these words, by a hash of them: no two splits share a question, whatever their seeds."""
+    """Return the split that may ask these words, by a hash of them: no two splits share a question, whatever their
+    seeds.
+    """
     digest = hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest()
     return SPLITS[int.from_bytes(digest, "big") % len(SPLITS)]
 
@@ -254,7 +256,9 @@ def verifier_sft_rows(
 
 
 def solution_text(words: Sequence[str], chosen: Sequence[str], appended: Sequence[str] | None = None) -> str:
-    """Return the solution whose n-th step takes the letter `chosen[n]` from `words[n]` and appends it, or `appended[n]`."""
+    """Return the solution whose n-th step takes the letter `chosen[n]` from `words[n]` and appends it, or
+    `appended[n]`.
+    """
     letters = "".join(chosen if appended is None else appended)
     steps = "".join(
         f"<step>{word}:{letter}->{letters[: n + 1]}</step>"
@@ -266,8 +270,8 @@ def solution_text(words: Sequence[str], chosen: Sequence[str], appended: Sequenc
 def verification_text(
     words: Sequence[str], appended: Sequence[str], judgements: Sequence[bool], verdict: bool | None = None
 ) -> str:
-    """Return the verification of the solution whose steps append these letters, with these judgements; without a `verdict` it is
-    CORRECT if all of them are.
+    """Return the verification of the solution whose steps append these letters, with these judgements; without a
+    `verdict` it is CORRECT if all of them are.
     """
     steps = "".join(
         f"<step>{word}:{word[-1]}{letter}{CORRECT if judgement else INCORRECT}</step>"
@@ -284,7 +288,9 @@ def _question(words: Sequence[str], worded: bool) -> str:
 def _sample_words(
     rng: np.random.Generator, words: Range, letters: Range, split: Split, dictionary: WordsByLength | None
 ) -> list[str]:
-    """Return words of random lengths, their letters, or they from the dictionary, drawn until the words belong to `split`."""
+    """Return words of random lengths, their letters, or they from the dictionary, drawn until the words belong to
+    `split`.
+    """
     lengths = rng.integers(*letters, size=rng.integers(*words, endpoint=True), endpoint=True)
     ends = np.cumsum(lengths).tolist()
     if dictionary is not None and (missing := set(lengths.tolist()) - dictionary.keys()):
@@ -304,7 +310,9 @@ def _sample_words(
 
 
 def _wrong_letter(rng: np.random.Generator, word: str) -> str:
-    """Return a letter of `word` that is not its last: half of the time the first, else any; where all are equal, any other."""
+    """Return a letter of `word` that is not its last: half of the time the first, else any; where all are equal, any
+    other.
+    """
     others = [letter for letter in word if letter != word[-1]]
     if not others:
         return str(rng.choice([letter for letter in LETTERS if letter != word[-1]]))

@@ -48,7 +48,9 @@ class OwnTask(Math):
         return GradeItem("own", row["answer"], answer, {**self._called, "question": row})
 
     def label_all(self, solutions: Sequence[tuple[dict[str, Any], Sequence[Step]]]) -> list[list[int] | None]:
-        """Return the labels of `label_steps` for each solution; None where it fails: `complaints` has the first failure."""
+        """Return the labels of `label_steps` for each solution; None where it fails: `complaints` has the first
+        failure.
+        """
         if not self._has_labels:
             return super().label_all(solutions)
         verdicts = self.pool.grade(
@@ -83,8 +85,8 @@ class OwnRecipe:
         return made if self.split is None else made | {"split": self.split}
 
     def rows(self, limit: int | None = None) -> list[dict[str, str]]:
-        """Return the rows that the class gives, the first `limit` of them; a training question that is also held out is left
-        out. Raises `UserError` for a row that is none.
+        """Return the rows that the class gives, the first `limit` of them; a training question that is also held out is
+        left out. Raises `UserError` for a row that is none.
         """
         if self.kind != "questions":
             return list(islice(self._given(self.split), limit))

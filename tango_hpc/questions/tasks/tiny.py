@@ -30,7 +30,8 @@ def build_tokenizer(out_dir: Path, characters: str = LETTERS) -> PreTrainedToken
     escaped = ["".join(f"\\{c}" if not c.isalnum() else c for c in tag) for tag in longest_first]
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"{'|'.join(escaped)}|[\\s\\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
-    # Other programs go by the model type and put Qwen2's own splitting around the vocabulary; added tokens come first there.
+    # Other programs go by the model type and put Qwen2's own splitting around the vocabulary; added tokens come first
+    # there.
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in (*TAGS, *characters)])
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, unk_token=UNKNOWN, clean_up_tokenization_spaces=False

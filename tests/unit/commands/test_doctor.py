@@ -1,4 +1,6 @@
-"""`tango doctor` on what stops a run before it starts: the C library, and two GPUs of a node that do not reach each other."""
+"""`tango doctor` on what stops a run before it starts: the C library, and two GPUs of a node that do not reach each
+other.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which run is which cell of a sweep, what is submitted of them, and in how many job arrays; with a Slurm that is made up."""
+"""Which run is which cell of a sweep, what is submitted of them, and in how many job arrays; with a Slurm that is made
+up.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ def judged(judgements: list[int], final: int = 1, num_judgements: int | None = N
     [
         # 2 to 1 for each step, and 2 to 1 for "right"
         ([judged([1, -1, -1]), judged([1, 1, -1]), judged([-1, -1, 1], final=0)], [1, -1, -1], 1),
-        # one of three leaves a step out and has no voice about steps, so that the first step is 1 to 1; its verdict counts
+        # one of three leaves a step out and has no voice about steps, so that the first step is 1 to 1; its verdict
+        # counts
         ([judged([1, -1], final=0), judged([-1, -1]), judged([1, 0], final=0)], [0, -1], 0),
         # so has one that judges something that is no step; verdicts 1 to 1
         ([judged([1], final=0), judged([-1], final=1, num_judgements=2)], [1], -1),

@@ -1,5 +1,6 @@
-"""Prints what each way to compute activations again does to the real model, for test_plan.py: bytes that are kept for the
-backward pass, bytes that an update takes, and how far gradients are off. A program of its own: it joins a process group."""
+"""Prints what each way to compute activations again does to the real model, for test_plan.py: bytes that are kept for
+the backward pass, bytes that an update takes, and how far gradients are off. A program of its own: it joins a process
+group."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ WAYS = ("none", "selective", "full")
 
 
 def measure(folder: str, family: str, dtype: str) -> dict[str, dict[str, float]]:
-    """By way: `kept` and `peak` bytes of one sequence, and `off`, the largest error of a gradient over its largest value."""
+    """By way: `kept` and `peak` bytes of one sequence, and `off`, the largest error of a gradient over its largest
+    value.
+    """
     make_tiny_hf(folder, family, **DIMS)
     found: dict[str, dict[str, float]] = {}
     exact: dict[str, torch.Tensor] = {}

@@ -119,7 +119,8 @@ def test_a_sleeping_engines_pinned_backup_by_hand():
     assert Engine(shape, 1, 2, on_cpu=False).backup_bytes(0) == 2 * MIB  # everything shares one small segment
     published = json.loads((Path(__file__).parents[2] / "data/hf_configs.json").read_text())["Qwen2.5-7B"]
     engine = Engine(ModelShape.from_hf_config(published), 2, 2, on_cpu=False)
-    # Hidden 3584, 28 layers, tensor size 2: gate and up 129.5 MiB, down 64.75, q k v 15.75, o 12.25; embedding and output
+    # Hidden 3584, 28 layers, tensor size 2: gate and up 129.5 MiB, down 64.75, q k v 15.75, o 12.25; embedding and
+    # output
     # layer 519.75 each; 57 norms and 28 biases of a few KiB together in one segment.
     assert engine.backup_bytes(0) == (28 * (256 + 128 + 16 + 16) + 2 * 1024 + 2) * MIB
     assert engine.weights / GIB == pytest.approx(7.1, abs=0.05)
@@ -129,7 +130,8 @@ def test_a_sleeping_engines_pinned_backup_by_hand():
 def test_parameters_of_a_few_mib_share_segments_that_are_backed_up_as_32_mib():
     wide = TINY | {"hidden_size": 1024, "vocab_size": 3072, "intermediate_size": 64, "num_attention_heads": 16}
     sizes = ModelShape.from_hf_config(wide | {"num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 64})
-    # 16 bits: per layer q k v 2.5 MiB, o 2, gate and up 0.25, down 0.125; the embedding's 6 MiB; two of 20 MiB hold them.
+    # 16 bits: per layer q k v 2.5 MiB, o 2, gate and up 0.25, down 0.125; the embedding's 6 MiB; two of 20 MiB hold
+    # them.
     assert Engine(sizes, 1, 2, on_cpu=False).backup_bytes(0) == 2 * 32 * MIB + 2 * MIB
 
 
@@ -385,7 +387,8 @@ def test_an_evaluation_and_a_teacher_have_engines_that_sleep_at_level_1(tmp_path
             "phase": "generating", "role": "both", "total_bytes": 8 * (2 * GPU_PROCESS_BYTES + generator + verifier + 2 * weights),
             "items": {
                 "processes": 16 * GPU_PROCESS_BYTES,
-                "generator: engine weights": 8 * generator, "generator: weights": 8 * weights,  # a checkpoint's, on their way
+                # a checkpoint's, on their way
+                "generator: engine weights": 8 * generator, "generator: weights": 8 * weights,
                 "verifier: engine weights": 8 * verifier, "verifier: weights": 8 * weights,
             },
         }

@@ -160,7 +160,8 @@ def test_typos_are_no_mistakes_in_words_and_mistakes_in_letters_appended(task):
             assert (
                 f"<step>{word}:{word[-1]}{letters[-1]}" in row["verification_text"]
             )  # what is there, and what should be
-    # About 1,200 steps: 0.2 ± 4 · 0.0115 misspelt; 0.6 of the solutions are wrong, and 0.2 of their steps: 0.12 ± 4 · 0.01.
+    # About 1,200 steps: 0.2 ± 4 · 0.0115 misspelt; 0.6 of the solutions are wrong, and 0.2 of their steps: 0.12 ± 4 ·
+    # 0.01.
     assert 0.154 < sum(misspelt) / len(misspelt) < 0.246
     assert 0.08 < sum(misjoined) / len(misjoined) < 0.16
 

@@ -194,7 +194,9 @@ def test_what_it_took_to_reach_the_plain_algorithms_end(folder: Path) -> None:
 
 
 def test_an_arm_is_held_against_the_algorithm_alone_with_the_same_settings(tmp_path: Path) -> None:
-    """Where it was run with them: the learning rate of one arm was tried without a verifier, the blend of another was not."""
+    """Where it was run with them: the learning rate of one arm was tried without a verifier, the blend of another was
+    not.
+    """
     runs = [(seed, 1e-5, {}) for seed in (0, 1)] + [(0, 2e-5, {})]
     for verifier in (False, True):
         for seed, rate, algorithm in runs if not verifier else [*runs, (0, 1e-5, {"blend": "rewards"})]:

@@ -28,7 +28,8 @@ BUS_IDS = ["0000:1b:00.0", "0009:01:00.0"]
 
 needs_two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="a process of one CPU cannot be bound to fewer")
 
-# Processes of a task, forked as `host_ranks` forks them, run a stage on a GPU of a machine with the topology of ROOT. They
+# Processes of a task, forked as `host_ranks` forks them, run a stage on a GPU of a machine with the topology of ROOT.
+# They
 # come as far as the question whether there is a GPU.
 RUN_STAGE = """
 import json, multiprocessing, os, subprocess, sys, threading

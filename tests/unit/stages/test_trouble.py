@@ -105,7 +105,8 @@ def test_verdicts_are_pooled_over_five_steps_and_told_once() -> None:
 
 
 def test_verdicts_are_counted_by_items_not_steps() -> None:
-    # Four small steps judge all rightly, one large one all wrongly: 8 of 28 right ones, 20 of 28 wrong ones judged right.
+    # Four small steps judge all rightly, one large one all wrongly: 8 of 28 right ones, 20 of 28 wrong ones judged
+    # right.
     watch = TroubleWatch(None)
     assert "is -0.429" in str(of_verdicts(watch, [GOOD] * 4 + [JudgementCounts(20, 20, 0, 20, 0, 20)])[-1])
 

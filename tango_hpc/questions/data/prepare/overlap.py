@@ -74,7 +74,9 @@ class HeldOut:
 
 
 def core(question: str) -> str:
-    """Return a question without its choices and without the request for a form of its answer; whole where nothing is left."""
+    """Return a question without its choices and without the request for a form of its answer; whole where nothing is
+    left.
+    """
     text = _REQUEST.sub(" ", _CHOICES.sub(" ", _spelled(question)))
     return text if text.strip() else question
 

@@ -85,8 +85,8 @@ def prepare(
 ) -> Report:
     """Prepare data set `name` from `source` (path or hub id; default: its hub data set) into the Parquet file `out`.
 
-    exclude: prepared evaluation files, or folders of them; their questions are left out, reworded ones too (`overlap`). A
-    training split needs it, unless `keep_overlap` says that the overlap is wanted.
+    exclude: prepared evaluation files, or folders of them; their questions are left out, reworded ones too (`overlap`).
+    A training split needs it, unless `keep_overlap` says that the overlap is wanted.
     max_question_characters: longer questions are dropped; by default those of training splits above
     `TRAINING_QUESTION_CHARACTERS`, and none that are evaluated on.
     Rows are streamed: half a million take the memory of their 64-bit fingerprints. A JSON report goes beside `out`,

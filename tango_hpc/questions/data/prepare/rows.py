@@ -62,8 +62,8 @@ def normalized(question: str) -> str:
 
 
 def loosely_normalized(question: str) -> str:
-    """Return letters and digits of a question alone. For overlap with evaluation sets: rather one question less to train on
-    than a variant of an evaluation question among them."""
+    """Return letters and digits of a question alone. For overlap with evaluation sets: rather one question less to
+    train on than a variant of an evaluation question among them."""
     return "".join(filter(str.isalnum, normalized(question))) or question
 
 

@@ -18,7 +18,8 @@ _BATCH_ROWS = 512  # of Parquet held at a time: Eurus rows carry prompts of seve
 
 
 def find_files(source: str, patterns: Sequence[str]) -> list[Path]:
-    """Return the data files of `source`, sorted by path: one file, or all in a folder whose relative path fits a pattern.
+    """Return the data files of `source`, sorted by path: one file, or all in a folder whose relative path fits a
+    pattern.
 
     A `source` that is no path is a hub data set `owner/name`, whose fitting files are downloaded first (the hub's
     cache keeps them). Patterns are those of `fnmatch`, on the path below the folder; the first that fits any file
