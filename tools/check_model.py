@@ -46,8 +46,18 @@ def main() -> int:
         reference(arguments.model, arguments.text or TEXTS, work)
         failed = False
         for tensor in arguments.tensor:
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={tensor}",
-                       __file__, str(arguments.model), "--work", str(work), *(["--vllm"] * (arguments.vllm and tensor == 1))]  # fmt: skip
+            command = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                f"--nproc-per-node={tensor}",
+                __file__,
+                str(arguments.model),
+                "--work",
+                str(work),
+                *(["--vllm"] * (arguments.vllm and tensor == 1)),
+            ]
             subprocess.run(command, check=True)
             found = json.loads((work / "found.json").read_text())
             print(

@@ -78,9 +78,13 @@ def write_rows(answers: list[Answer], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     solutions = [{"question": a.question, "solution_text": a.response.strip()} for a in right]
     checks = [
-        {"question": a.question, "solution_text": a.response.strip(), "verification_text": verification(a.response, a.correct)}
+        {
+            "question": a.question,
+            "solution_text": a.response.strip(),
+            "verification_text": verification(a.response, a.correct),
+        }
         for a in judged
-    ]  # fmt: skip
+    ]
     pq.write_table(pa.Table.from_pylist(solutions), out / "generator.parquet")
     pq.write_table(pa.Table.from_pylist(checks), out / "verifier.parquet")
     print(f"{len(answers):,} answers, {len(formed):,} different ones in the form, {len(right):,} of these right")

@@ -114,7 +114,8 @@ def draw(between: Graph, size: dict[str, int], out: Path) -> None:
             near = level[room] - level[other] == 1
             axes.annotate(
                 "", xy=place[other], xytext=place[room], zorder=1,
-                arrowprops={"arrowstyle": "->", "color": "#2468d2", "alpha": 0.75 if near else 0.15, "shrinkA": 16, "shrinkB": 16},
+                arrowprops={"arrowstyle": "->", "color": "#2468d2", "alpha": 0.75 if near else 0.15,
+                            "shrinkA": 16, "shrinkB": 16},
             )  # fmt: skip
     for room, (x, y) in place.items():
         label = f"{room}\n{size[room]:,} lines"

@@ -37,7 +37,9 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Path, *, instead_of: Path | None = None) -> Iterator[None]:
-    """Errors of the system name `path` where they name nothing, as those of writing do not, or what it is written as."""
+    """Errors of the system name `path` where they name nothing, as those of writing do not, or what it is
+    written as.
+    """
     try:
         yield
     except OSError as error:
@@ -58,7 +60,9 @@ _REMEDIES = {
 
 
 def is_of_disk(error: BaseException | None) -> bool:
-    """Return whether an error says that the disk takes nothing more: no room, also of the user's quota, or read-only."""
+    """Return whether an error says that the disk takes nothing more: no room, also of the user's quota, or
+    read-only.
+    """
     return isinstance(error, OSError) and error.errno in _REMEDIES
 
 
@@ -143,7 +147,9 @@ def write_for_owner(path: Path, text: str) -> None:
 
 
 def open_to_readers(path: Path) -> None:
-    """Give a file that a library has made for its owner alone the mode of any other new file there: the umask decides."""
+    """Give a file that a library has made for its owner alone the mode of any other new file there: the umask
+    decides.
+    """
     probe = path.with_name(f".{path.name}.mode")
     descriptor = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     try:

@@ -40,7 +40,9 @@ def with_colours(text: str) -> str:
 
 
 def say(console: Console, message: str, form: Callable[[str], str] = visible) -> None:
-    """Print `message` in its own words: no markup, no line breaks that would spoil copying, nothing else that commands."""
+    """Print `message` in its own words: no markup, no line breaks that would spoil copying, nothing else that
+    commands.
+    """
     console.print(form(message), markup=False, highlight=False, soft_wrap=True)
 
 

@@ -132,7 +132,9 @@ def response_ids(text: str, tokenizer: Any) -> list[int]:
 
 
 def stop_token_ids(tokenizer: Any) -> tuple[int, ...]:
-    """Return the tokens that end a response: the end of sequence, and the ends of a turn that Qwen and Llama 3 write."""
+    """Return the tokens that end a response: the end of sequence, and the ends of a turn that Qwen and Llama 3
+    write.
+    """
     known = (_token_id(token, tokenizer) for token in ("<|im_end|>", "<|endoftext|>", "<|eot_id|>"))
     ends_of_turn = [token_id for token_id in known if token_id is not None]
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *ends_of_turn]))

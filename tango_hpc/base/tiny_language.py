@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 TAGS = (
-    "<question>", "<solve>", "<solution>", "<verify>", "<think>", "</think>", "<step>", "</step>", "<answer>", "</answer>",
+    "<question>", "<solve>", "<solution>", "<verify>", "<think>", "</think>", "<step>", "</step>",
+    "<answer>", "</answer>",
     "<step_verification>", "</step_verification>", "<final_verification>", "</final_verification>",
     "\\boxed{CORRECT}", "\\boxed{INCORRECT}", "\\boxed{", "}", "->", ":", ",", " ",
 )  # fmt: skip

@@ -13,7 +13,9 @@ LONGEST_SECONDS = 20.0
 
 
 class Asking:
-    """Says when to ask again: at once when an attempt of one of the runs has started or ended, else ever more rarely."""
+    """Says when to ask again: at once when an attempt of one of the runs has started or ended, else ever more
+    rarely.
+    """
 
     def __init__(self, directories: Sequence[RunDirectory]) -> None:
         self._files = [file for directory in directories for file in (directory.attempts_file, directory.jobs_file)]

@@ -106,8 +106,8 @@ def _c_library() -> Iterator[Finding]:
     yield Finding(
         "fail",
         f"this machine has {found}, and llguidance, which vLLM requires, has wheels for glibc {least} and newer only",
-        "run the ranks in a container: apptainer or pyxis in the profile (docs/on_your_cluster.md). A conda environment "
-        "does not help, as its programs use the machine's glibc",
+        "run the ranks in a container: apptainer or pyxis in the profile (docs/on_your_cluster.md). A conda environment"
+        " does not help, as its programs use the machine's glibc",
     )
 
 

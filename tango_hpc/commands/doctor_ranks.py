@@ -25,8 +25,8 @@ PROBE_SECONDS = 180.0
 MAX_SKEW_SECONDS = 2.0
 MIN_FREE_GB = 5.0
 SHOW_ALL_GPUS = (
-    "every rank must see all GPUs of its node: ask for them by --gpus-per-node, or add --gpu-bind=none to --gpus-per-task, "
-    "as gpu_request: gpus-per-task of a profile does"
+    "every rank must see all GPUs of its node: ask for them by --gpus-per-node, or add --gpu-bind=none to"
+    " --gpus-per-task, as gpu_request: gpus-per-task of a profile does"
 )
 
 
@@ -137,8 +137,8 @@ def _compare(found: list[dict[str, Any]], *, interface_named: bool) -> Iterator[
     nodes = sorted({probe["node"] for probe in good})
     yield Finding(
         "fail" if wrong else "ok",
-        f"{good[0]['backend']} all-reduce of 64 MB over {len(good)} ranks on {', '.join(nodes)}: {1000 * slowest:.0f} ms"
-        + (f", wrong sums on ranks {wrong}" if wrong else ""),
+        f"{good[0]['backend']} all-reduce of 64 MB over {len(good)} ranks on {', '.join(nodes)}:"
+        f" {1000 * slowest:.0f} ms" + (f", wrong sums on ranks {wrong}" if wrong else ""),
     )
     for name, label in (("device", "devices"), ("torch", "torch")):
         values = sorted({probe[name] for probe in good})
@@ -170,10 +170,15 @@ def _compare(found: list[dict[str, Any]], *, interface_named: bool) -> Iterator[
 
 
 def _way_out(probe: Mapping[str, Any]) -> str:
-    """Return what may mend a rank's error: two GPUs of one node meet over NVLink or PCIe, other ranks over a network."""
+    """Return what may mend a rank's error: two GPUs of one node meet over NVLink or PCIe, other ranks over a
+    network.
+    """
     if "pair" in probe and "pair_seconds" not in probe and probe["backend"] == "NCCL":
         return f"{SHOW_ALL_GPUS}; NCCL_DEBUG=INFO (env in the profile) names the two GPUs and what failed between them"
-    return f"name the interface that the nodes share as socket_interface in the profile; up there: {', '.join(probe['interfaces'])}"
+    return (
+        "name the interface that the nodes share as socket_interface in the profile; up there:"
+        f" {', '.join(probe['interfaces'])}"
+    )
 
 
 def _inside_nodes(found: list[dict[str, Any]]) -> Iterator[Finding]:

@@ -20,7 +20,9 @@ from tango_hpc.stages.stage import stages_named
 def show_submission(
     stages: str, config: Config, profile: Profile, cluster: Cluster, asked: str, *, resume: bool
 ) -> None:
-    """Print the sbatch script and what is `asked` for; then raise UserError where `tango submit` would. Makes nothing."""
+    """Print the sbatch script and what is `asked` for; then raise UserError where `tango submit` would. Makes
+    nothing.
+    """
     text = script(stages, config, profile)
     typer.echo(text)
     typer.echo(asked, err=True)

@@ -64,7 +64,9 @@ def cancel(path: Path, console: Console) -> None:
 
 
 def _without_copies(directories: list[RunDirectory], console: Console) -> list[RunDirectory]:
-    """Return those that were started where they lie; the jobs and processes in a copy of a run's folder are that run's."""
+    """Return those that were started where they lie; the jobs and processes in a copy of a run's folder are
+    that run's.
+    """
     found = []
     for directory in directories:
         original = _started_in(directory)
@@ -77,7 +79,9 @@ def _without_copies(directories: list[RunDirectory], console: Console) -> list[R
 
 
 def _started_in(directory: RunDirectory) -> Path | None:
-    """Return the run directory that its config.yaml names, as it was when it was last started; None for a damaged file."""
+    """Return the run directory that its config.yaml names, as it was when it was last started; None for a
+    damaged file.
+    """
     with suppress(UserError, KeyError, TypeError):
         return Path(read_yaml(directory.config)["run"]["dir"])
     return None

@@ -93,8 +93,10 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: St
             "verifier_steps": steps["verifier"],
             "draws": config.train.max_draws,
             "verifier_draws": config.train.verifier_draws,
-            "questions": (steps["generator"] * config.train.max_draws + steps["verifier"] * config.train.verifier_draws)
-            * config.train.questions_per_step,
+            "questions": (
+                (steps["generator"] * config.train.max_draws + steps["verifier"] * config.train.verifier_draws)
+                * config.train.questions_per_step
+            ),
         },
         "reshard": reshard,
     }
@@ -142,7 +144,8 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
         _show_role(plan, name, console)
     for stage, processes in plan["processes"].items():
         console.print(
-            f"processes of {stage}: {' and '.join(processes['per_rank'])} on each rank, {processes['per_node']:,} on each node"
+            f"processes of {stage}: {' and '.join(processes['per_rank'])} on each rank, {processes['per_node']:,} on"
+            " each node"
         )
     if plan["communicators"] is not None:
         found = plan["communicators"]
@@ -170,7 +173,7 @@ def _show_role(plan: dict[str, Any], name: str, console: Console) -> None:
     console.print(
         f"  {numbers['responses']:,} responses a step, at most {numbers['tokens']:,} tokens: "
         f"{numbers['micro_batches']} micro-batches of at most {numbers['micro_batch_tokens']:,} tokens on each "
-        f"data-parallel rank"
+        "data-parallel rank"
     )
     waves, longest = numbers["waves"], numbers["longest_waves"]
     console.print(
@@ -199,7 +202,7 @@ def _show_training(plan: dict[str, Any], console: Console) -> None:
     )
     if saved["background"] is None:
         console.print(
-            f"checkpoints are written while training goes on where a node gives the job "
+            "checkpoints are written while training goes on where a node gives the job "
             f"{saved['background_from_bytes'] / GIB:,.0f} GiB or more (checkpoint.background)"
         )
     older = (
@@ -207,8 +210,8 @@ def _show_training(plan: dict[str, Any], console: Console) -> None:
         f"{decimal(saved['weights_bytes'])} each),"
     )
     console.print(
-        f"a checkpoint takes {decimal(saved['bytes'])} of disk; {saved['keep']} kept whole (checkpoint.keep) and one being "
-        f"written{older if saved['keep_weights'] else ''} take {decimal(saved['disk_bytes'])}"
+        f"a checkpoint takes {decimal(saved['bytes'])} of disk; {saved['keep']} kept whole (checkpoint.keep) and one"
+        f" being written{older if saved['keep_weights'] else ''} take {decimal(saved['disk_bytes'])}"
     )
 
 

@@ -55,8 +55,10 @@ class Profile(Section):
     time: str = Field("24:00:00", description="Wall-clock limit of one attempt: minutes, h:m:s, or d-h:m:s.")
     memory: str | None = Field(
         BY_PLAN,
-        description="Memory of each node, e.g. 480G; 0 asks for all of it, null for none in particular. auto: with GPUs "
-        "what the plan says, or all of an exclusive node; else none in particular.",
+        description=(
+            "Memory of each node, e.g. 480G; 0 asks for all of it, null for none in particular. auto: with GPUs "
+            "what the plan says, or all of an exclusive node; else none in particular."
+        ),
     )
     exclusive: bool = Field(False, description="Whole nodes only.")
     cpus_per_rank: Positive | None = Field(
@@ -64,13 +66,18 @@ class Profile(Section):
     )
     gpu_request: Literal["gpus-per-node", "gres", "gpus-per-task"] = Field(
         "gpus-per-node",
-        description="The option for GPUs; by task only where a cluster wants it so, and with --gpu-bind=none: ranks must see their peers' GPUs.",
+        description=(
+            "The option for GPUs; by task only where a cluster wants it so, and with --gpu-bind=none: ranks must see"
+            " their peers' GPUs."
+        ),
     )
     gpu_type: str | None = Field(None, description="e.g. a100: asks for --gpus-per-node=a100:4.")
     requeue: bool | Literal["chain"] = Field(
         True,
-        description="Let the job requeue itself. chain: where that is forbidden, each job submits the next one, which "
-        "waits for its end. false: it ends saying how to resume.",
+        description=(
+            "Let the job requeue itself. chain: where that is forbidden, each job submits the next one, which "
+            "waits for its end. false: it ends saying how to resume."
+        ),
     )
     mail_user: str | None = None
     mail_type: str | None = Field(None, description="e.g. END,FAIL.")
@@ -245,8 +252,8 @@ def variables_here(profile: Profile) -> dict[str, str]:
             known = variables.get(found[1], os.environ.get(found[1]))
             if known is None:
                 raise UserError(
-                    f"{found[0]}, in what the profile gives {name}, is not set here; set it, or take a profile without it "
-                    "for jobs on this machine"
+                    f"{found[0]}, in what the profile gives {name}, is not set here; set it, or take a profile without"
+                    " it for jobs on this machine"
                 )
             return known
 

@@ -1,4 +1,6 @@
-"""docs/configuration.md, made from the types of configurations and profiles: `python -m tango_hpc.commands.reference`."""
+"""docs/configuration.md, made from the types of configurations and profiles: `python -m
+tango_hpc.commands.reference`.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from tango_hpc.commands.profiles import Profile
 
 HEADER = """# Configuration
 
-Generated from the types in `tango_hpc/base/config/` and `tango_hpc/commands/profiles.py` by `python -m tango_hpc.commands.reference`; a
-test keeps it up to date.
+Generated from the types in `tango_hpc/base/config/` and `tango_hpc/commands/profiles.py` by
+`python -m tango_hpc.commands.reference`; a test keeps it up to date.
 
 A config is one YAML file, alone or on a `base`: another config, named by its path from this file, that has no base
 itself. Mappings of the two merge key by key; any other value replaces the base's, and `null` (`verifier: null`) takes a
@@ -28,7 +30,8 @@ The run directory's `config.yaml` holds the outcome and needs no base.
 """
 PROFILES = """# Profiles
 
-`--profile NAME` takes the file of that name in `~/.config/tango_hpc/profiles`, else the one in `slurm/profiles`, or any file by its path.
+`--profile NAME` takes the file of that name in `~/.config/tango_hpc/profiles`, else the one in `slurm/profiles`, or any
+file by its path.
 """
 
 

@@ -1,4 +1,6 @@
-"""`tango submit`: a stage as a batch job, through submitit. Nothing is submitted that a compute node could not start."""
+"""`tango submit`: a stage as a batch job, through submitit. Nothing is submitted that a compute node could not
+start.
+"""
 
 from __future__ import annotations
 

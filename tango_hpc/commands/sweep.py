@@ -123,7 +123,9 @@ class Cell:
         return f"{self.label}, seed {self.seed}"
 
     def changes(self) -> list[ConfigChange]:
-        """Return the settings with which a run that is there would have had another result than the file asks for now."""
+        """Return the settings with which a run that is there would have had another result than the file asks
+        for now.
+        """
         resolved = config_to_yaml(self.config)
         if self.directory.config.read_text(encoding="utf-8") == resolved:
             return []

@@ -177,7 +177,9 @@ def verifier_advantages_batch(
 def num_right_and_wrong_solutions(
     group_ids_N: Sequence[Hashable], solution_correct_N: Sequence[bool]
 ) -> tuple[int, int]:
-    """Return how many of the solutions that a verifier step judges are right and wrong: what `ClassWeightEma` counts."""
+    """Return how many of the solutions that a verifier step judges are right and wrong: what `ClassWeightEma`
+    counts.
+    """
     correct_by_group = dict(zip(group_ids_N, solution_correct_N, strict=True))
     num_right = sum(bool(correct) for correct in correct_by_group.values())
     return num_right, len(correct_by_group) - num_right

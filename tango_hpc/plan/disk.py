@@ -33,8 +33,8 @@ def note_on_disk(directory: RunDirectory, stage: str, settings: CheckpointConfig
     if free < to_come:
         alone = f", weights alone of {settings.keep_weights}" if weights else ""
         return (
-            f"checkpoints will need {decimal(to_come)} more ({decimal(one)} each, {settings.keep} kept and one being "
-            f"written{alone}), and {left}: make room, or lower checkpoint.keep{' or keep_weights' if weights else ''}, or "
-            "the run ends when the disk is full"
+            f"checkpoints will need {decimal(to_come)} more ({decimal(one)} each, {settings.keep} kept and one being"
+            f" written{alone}), and {left}: make room, or lower checkpoint.keep{' or keep_weights' if weights else ''},"
+            " or the run ends when the disk is full"
         )
     return None

@@ -285,7 +285,9 @@ def _ranks_by_node(config: Config) -> list[range]:
 
 
 def _saved_bytes(roles: Iterable[_Role], ranks: Sequence[int]) -> int:
-    """Return what these ranks write into a checkpoint: their shares of the optimizer, of weights and of the reference."""
+    """Return what these ranks write into a checkpoint: their shares of the optimizer, of weights and of the
+    reference.
+    """
     total = 0
     for role in roles:
         for rank in ranks if role.stages else ():
@@ -329,7 +331,9 @@ def _sum(parts: object) -> Items:
 # -- what does not fit ------------------------------------------------------------------------------------------
 
 ADVICE = {
-    "rollout": "lower {role}.rollout.gpu_memory_utilization or {role}.rollout.kv_cache_gb, or raise {role}.rollout.tensor",
+    "rollout": (
+        "lower {role}.rollout.gpu_memory_utilization or {role}.rollout.kv_cache_gb, or raise {role}.rollout.tensor"
+    ),
     "logprobs": "raise {role}.parallel.tensor or pipeline, or lower {role}.micro_batch_tokens",
     "train": (
         "raise {role}.parallel.tensor or pipeline, lower {role}.micro_batch_tokens, set "

@@ -201,8 +201,8 @@ def read_points(path: Path) -> list[Point]:
     reader = csv.DictReader(text.splitlines())
     if tuple(reader.fieldnames or ()) != COLUMNS:
         raise UserError(
-            f"{path}: the first line must name the columns {', '.join(COLUMNS)}; where the runs are still there, remove the "
-            "file, and it is made anew"
+            f"{path}: the first line must name the columns {', '.join(COLUMNS)}; where the runs are still there, remove"
+            " the file, and it is made anew"
         )
     for number, row in enumerate(reader, 2):
         try:
@@ -338,15 +338,19 @@ def as_markdown(rows: Sequence[Row]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
-        "Last evaluation on unseen questions, in percent, mean ± standard deviation over seeds; the verifier judges the "
-        "present generator's solutions. F1: harmonic mean of the accuracies on right and on wrong ones; (p, r): of "
-        "precision and recall, as the paper's authors have it. "
+        "Last evaluation on unseen questions, in percent, mean ± standard deviation over seeds; the verifier judges the"
+        " present generator's solutions. F1: harmonic mean of the accuracies on right and on wrong ones; (p, r): of"
+        " precision and recall, as the paper's authors have it. "
         + ("First solutions: those of the evaluation before training, judged then and at the end. " if on_first else "")
-        + "The last three columns: what it took, warm-up included, until the mean accuracy over seeds was that which the "
+        + "The last three columns: what it took, warm-up included, until the mean accuracy over seeds was that which"
+        " the "
         "same algorithm has at the end without a verifier, with the same settings if it was run with them.",
         "",
-        "In the picture lines are means over seeds, thin where not all seeds are, and bands one standard deviation to either "
-        "side. A verifier that is not trained makes no steps: its dotted line is its score at the last evaluation.",
+        (
+            "In the picture lines are means over seeds, thin where not all seeds are, and bands one standard deviation"
+            " to either side. A verifier that is not trained makes no steps: its dotted line is its score at the last"
+            " evaluation."
+        ),
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,6 @@
-"""The results of an evaluation as files: results.json, the same as a table, and answers.html to read them with filters."""
+"""The results of an evaluation as files: results.json, the same as a table, and answers.html to read them with
+filters.
+"""
 
 from __future__ import annotations
 

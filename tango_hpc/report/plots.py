@@ -190,8 +190,8 @@ PANELS = (
     ),
     Panel(
         "Groups with a signal",
-        "Share of groups (the rollouts of a question, the verifications of a solution) in which some token has an advantage "
-        "other than 0: from the others nothing is learnt. And of solutions on which all verdicts agree.",
+        "Share of groups (the rollouts of a question, the verifications of a solution) in which some token has an"
+        " advantage other than 0: from the others nothing is learnt. And of solutions on which all verdicts agree.",
         (
             *by_role("groups_with_signal"),
             Line("verifier/agreeing_groups", "verdicts agree", "third"),
@@ -304,7 +304,9 @@ def _draw_line(
 
 
 def _curve(axes: Axes, points: Sequence[tuple[float, float]], label: str, color: str, *, faded: bool = False) -> None:
-    """Draw a noisy series: faint as it is, strong as a running mean; `faded` where a better measure is drawn over it."""
+    """Draw a noisy series: faint as it is, strong as a running mean; `faded` where a better measure is drawn
+    over it.
+    """
     x, y = (np.array(values, dtype=float) for values in zip(*points, strict=True))
     window = max(1, len(y) // 20)
     if window > 1:

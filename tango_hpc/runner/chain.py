@@ -81,7 +81,9 @@ class Chain:
         return None
 
     def submit(self) -> None:
-        """Submit the next job unless there is one. To be called again and again: a refusal is tried again in a minute."""
+        """Submit the next job unless there is one. To be called again and again: a refusal is tried again in a
+        minute.
+        """
         if time.monotonic() < self._next_try:
             return
         self._next_try = time.monotonic() + RETRY_WHILE_RUNNING_SECONDS

@@ -1,4 +1,6 @@
-"""The time at which the machine takes a run's ranks away, and the time that the run was awake, by this process's clock."""
+"""The time at which the machine takes a run's ranks away, and the time that the run was awake, by this
+process's clock.
+"""
 
 from __future__ import annotations
 

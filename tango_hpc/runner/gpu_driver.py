@@ -88,7 +88,10 @@ def why_not_shared(num_processes: int) -> tuple[str, str] | None:
     if not found:
         return None
     share = "generator and verifier, a process each, share every GPU" if num_processes > 1 else "no process may use it"
-    ask = "ask the cluster's staff for compute mode Default (nvidia-smi -c 0; at some sites an option of the job, such as "
+    ask = (
+        "ask the cluster's staff for compute mode Default (nvidia-smi -c 0; at some sites an option of the job,"
+        " such as "
+    )
     alone = ", or train without a verifier (verifier=null)" if num_processes > 1 else ""
     return f"compute mode {', '.join(found)}: {share}", f"{ask}--gpu_cmode=shared){alone}"
 

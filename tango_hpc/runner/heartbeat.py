@@ -60,7 +60,9 @@ def is_loading(directory: RunDirectory) -> bool:
 
 
 def part_under_way(directory: RunDirectory, phase: str) -> str:
-    """Return how far rank 0 has come in `phase`, in words; "" where nobody counts, or it is at something else by now."""
+    """Return how far rank 0 has come in `phase`, in words; "" where nobody counts, or it is at something else
+    by now.
+    """
     beats = _beats_of_first_rank(directory)
     return next((beat.part for beat in beats if beat.phase == phase and beat.part), "")
 

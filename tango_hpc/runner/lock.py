@@ -128,7 +128,9 @@ class Holder(Process):
 
     @classmethod
     def read(cls, file: Path) -> Holder | None:
-        """Return the holder of the lock `file`; None where nobody holds it. A damaged lock has a holder without a name."""
+        """Return the holder of the lock `file`; None where nobody holds it. A damaged lock has a holder without
+        a name.
+        """
         try:
             content = read_replaced(file)
         except (FileNotFoundError, NotADirectoryError):
@@ -231,7 +233,8 @@ class RunLock:
         present = Holder.read(self._file)
         if present is not None and present.id != self._holder.id and present.host:
             raise CheckFailed(
-                f"{present} has taken over {self._directory.path}, which had no sign of life of this process for too long"
+                f"{present} has taken over {self._directory.path}, which had no sign of life of this process for too"
+                " long"
             )
         try:
             if present != self._holder:  # somebody deleted or damaged it

@@ -25,7 +25,8 @@ ANSWER_SECONDS = 20.0
 # States of a job that has not come to its end.
 ALIVE_STATES = frozenset(
     {
-        "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "STOPPED",
+        "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "RESIZING",
+        "STOPPED",
         "RESV_DEL_HOLD", "SPECIAL_EXIT", "SIGNALING", "STAGE_OUT",
     }
 )  # fmt: skip
@@ -107,7 +108,9 @@ def would_take(script: str) -> tuple[bool, str]:
 def _run(
     words: tuple[str, ...], text: str = "", env: Mapping[str, str] = os.environ
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command that reads `text`, by what it is told here alone: a user's own defaults would hide jobs and times."""
+    """Run a command that reads `text`, by what it is told here alone: a user's own defaults would hide jobs and
+    times.
+    """
     env = {name: value for name, value in env.items() if not name.startswith("SQUEUE_")}
     try:
         process = subprocess.Popen(
@@ -331,7 +334,9 @@ def _hides_jobs() -> bool:
 
 
 def accounting(job: str) -> str | None:
-    """Return the state that `sacct` remembers of `job`; None where there is no accounting or it does not know the job."""
+    """Return the state that `sacct` remembers of `job`; None where there is no accounting or it does not know
+    the job.
+    """
     if shutil.which("sacct") is None:
         return None
     try:

@@ -66,8 +66,8 @@ def check_runs_snapshot(snapshot: Path) -> None:
     copied = json.loads((snapshot / CODE_STATE_FILE).read_text(encoding="utf-8"))["checksum"]
     if code_checksum(PACKAGE) != copied:
         raise CheckFailed(
-            f"the code in {snapshot} was changed after it was copied (checksum {code_checksum(PACKAGE)[:12]}, not {copied[:12]}); "
-            "submit again with --resume, which takes a new copy"
+            f"the code in {snapshot} was changed after it was copied (checksum {code_checksum(PACKAGE)[:12]}, not"
+            f" {copied[:12]}); submit again with --resume, which takes a new copy"
         )
 
 
@@ -77,6 +77,7 @@ def check_runs_code_of_attempt(directory: RunDirectory) -> None:
     wanted = attempts[-1]["code"].get("checksum") if attempts else None
     if wanted is not None and code_checksum(PACKAGE) != wanted:
         raise CheckFailed(
-            f"this rank runs the code of {PACKAGE.parent} (checksum {code_checksum(PACKAGE)[:12]}), the supervisor that of "
-            f"{attempts[-1]['code']['path']} ({wanted[:12]}); does the container take PYTHONPATH away, or not see that folder?"
+            f"this rank runs the code of {PACKAGE.parent} (checksum {code_checksum(PACKAGE)[:12]}), the supervisor that"
+            f" of {attempts[-1]['code']['path']} ({wanted[:12]}); does the container take PYTHONPATH away, or not see"
+            " that folder?"
         )

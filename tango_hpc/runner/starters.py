@@ -296,7 +296,9 @@ class SrunStarter:
             return file.read().decode(errors="replace")
 
     def _starts_again(self) -> bool:
-        """Return whether srun has failed, was started less than `MAX_STARTS` times, and no task has ever been heard of."""
+        """Return whether srun has failed, was started less than `MAX_STARTS` times, and no task has ever been
+        heard of.
+        """
         assert self._process is not None
         signs = (self._directory.heartbeats, self._directory.outcomes)
         return (

@@ -57,7 +57,8 @@ def export_run(run: Path, role: str, out: Path, step: int | None = None) -> str:
     if damage is not None:
         others = ", ".join(str(other) for other in sorted(checkpoints) if other != chosen) or "none"
         raise UserError(
-            f"the checkpoint {checkpoints[chosen]} is damaged: {damage}. Choose another with --step; there are: {others}"
+            f"the checkpoint {checkpoints[chosen]} is damaged: {damage}. Choose another with --step; there are:"
+            f" {others}"
         )
     out = absolute(out)
     _refuse_existing(out)
@@ -107,7 +108,9 @@ def import_model(source: str, out: Path, dtype: str = "bfloat16") -> str:
 
 
 def _write_chat_template(folder: Path, chosen: str) -> None:
-    """Leave in an exported folder the chat template that the role was trained with: its model's own, a file's, or none."""
+    """Leave in an exported folder the chat template that the role was trained with: its model's own, a file's,
+    or none.
+    """
     if chosen == "auto":
         return
     template, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"

@@ -125,7 +125,9 @@ class BenchmarkRun:
         self.pool.close()
 
     def _answered(self) -> list[str]:
-        """Return all models that were asked, those of this attempt last; of earlier ones the checkpoints may be gone."""
+        """Return all models that were asked, those of this attempt last; of earlier ones the checkpoints may be
+        gone.
+        """
         folders = sorted(path.name for path in self.folder.iterdir() if path.is_dir())
         return [*(name for name in folders if name not in self.labels), *self.labels]
 
@@ -268,7 +270,9 @@ def _answer(read: ReadSolution, sample: int) -> Answer:
 
 
 def _given_solution(row: dict[str, Any]) -> ReadSolution:
-    """Return a ProcessBench sample's solution, as if a generator had written it; its steps are those that it came with."""
+    """Return a ProcessBench sample's solution, as if a generator had written it; its steps are those that it
+    came with.
+    """
     text = processbench.solution_text(row)
     steps = [Step("", 0, 0)] * processbench.num_steps(row)
     solution = Solution(steps, answer=None, well_formed=True)
@@ -302,7 +306,9 @@ def _cluster(exchange: Exchange, task: Task, by_id: Mapping[str, dict[str, Any]]
 
 
 def verifier_score(verification: Verification) -> float:
-    """Return a verification as one number in [0, 1]: its verdict and the share of steps that it finds right, half each."""
+    """Return a verification as one number in [0, 1]: its verdict and the share of steps that it finds right,
+    half each.
+    """
     judgements = verification.judgements
     steps = judgements.count(1) / len(judgements) if judgements else float(verification.final == 1)
     return 0.5 * (verification.final == 1) + 0.5 * steps

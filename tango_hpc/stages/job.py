@@ -1,4 +1,6 @@
-"""The programs of a job: `python -m tango_hpc.stages.job RUN_DIR STAGES` in a batch script, `run_job` through submitit."""
+"""The programs of a job: `python -m tango_hpc.stages.job RUN_DIR STAGES` in a batch script, `run_job` through
+submitit.
+"""
 
 from __future__ import annotations
 

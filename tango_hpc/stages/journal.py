@@ -47,7 +47,9 @@ class Journal:
             self._progress.phase(name, step=self._step, role=role)
 
     def begin(self, phase: str, *, stopped: str) -> None:
-        """Enter `phase` after a safe point. Raises `StoppedEarly`, which says `stopped`, where the run is told to stop."""
+        """Enter `phase` after a safe point. Raises `StoppedEarly`, which says `stopped`, where the run is told
+        to stop.
+        """
         if self._stop.check(phase):
             self.ended("stopped")
             raise StoppedEarly(stopped)

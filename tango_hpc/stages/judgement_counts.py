@@ -92,7 +92,9 @@ def _counts(items: Iterable[tuple[bool, int]]) -> JudgementCounts:
 
 
 class RecentVerdicts:
-    """The counts of verdicts in the last `WINDOW` training steps, of both roles: one step of few questions says little."""
+    """The counts of verdicts in the last `WINDOW` training steps, of both roles: one step of few questions says
+    little.
+    """
 
     WINDOW = 5
 

@@ -29,8 +29,8 @@ def check_model_folder(path: Path, hint: str = "") -> None:
                 missing.append(name)
     except PermissionError as error:
         raise UserError(
-            f"{error.filename} cannot be read by {getpass.getuser()}, as whom the job will run: permission denied; have "
-            f"its owner open it: chmod -R a+rX {shlex.quote(str(path))}, and a+x for the folders above"
+            f"{error.filename} cannot be read by {getpass.getuser()}, as whom the job will run: permission denied; have"
+            f" its owner open it: chmod -R a+rX {shlex.quote(str(path))}, and a+x for the folders above"
         ) from None
     if missing:
         raise UserError(f"the model folder {path} lacks {', '.join(missing)}")

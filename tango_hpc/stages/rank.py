@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 LONGEST_PHASE_SECONDS = 30 * 86_400.0
 OPEN_FILES = 65_536
 STARTED_BEFORE_FORK = (
-    "CUDA was started in the process that this one was forked from, so this one cannot use a GPU. tango_hpc does not do "
-    "that: look for a sitecustomize or .pth file of this Python that uses torch.cuda, or report a bug"
+    "CUDA was started in the process that this one was forked from, so this one cannot use a GPU. tango_hpc does not do"
+    " that: look for a sitecustomize or .pth file of this Python that uses torch.cuda, or report a bug"
 )
 
 

@@ -139,7 +139,9 @@ class RoleWorker:
         return updates
 
     def begin_save(self, folder: Path, *, background: bool) -> None:
-        """Write what `load` needs to go on from the same bits, or have a thread write a copy; `end_save` must follow."""
+        """Write what `load` needs to go on from the same bits, or have a thread write a copy; `end_save` must
+        follow.
+        """
         self.policy.begin_save(folder, background=background)
         self._give_back()
 

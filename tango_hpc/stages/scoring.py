@@ -49,9 +49,11 @@ def score_solutions(
     if len(counts) > 1:
         raise ValueError(f"each solution of a batch needs as many verifications, got {counts}")
     judged_NV = [
-        (verification.judgements, read.step_end_tokens)
-        if verification is not None and verification.is_complete
-        else ([], [])
+        (
+            (verification.judgements, read.step_end_tokens)
+            if verification is not None and verification.is_complete
+            else ([], [])
+        )
         for read, given_V in zip(solutions_N, given_N_V, strict=True)
         for verification in given_V
     ]
@@ -83,7 +85,9 @@ def score_solutions(
 
 
 def _given(read: ScoredSolution, settings: AlgorithmConfig) -> list[Verification | None]:
-    """Return the verifications of a solution that count, each by itself: all, or their vote; a missing one without any."""
+    """Return the verifications of a solution that count, each by itself: all, or their vote; a missing one
+    without any.
+    """
     if not read.verifications:
         return [None]
     if settings.combine_verifications == "vote":

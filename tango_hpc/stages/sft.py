@@ -77,13 +77,13 @@ def _check_counts(named: Mapping[str, SftRoleConfig], reached: str, state: Mappi
     done = state["step"] - began
     if began != first_step:
         raise CheckFailed(
-            f"sft.generator.steps: the generator was done after {began}, it is {first_step} now, and the verifier has been "
-            f"reached; set it back to {began}, or begin in another run.dir"
+            f"sft.generator.steps: the generator was done after {began}, it is {first_step} now, and the verifier has"
+            f" been reached; set it back to {began}, or begin in another run.dir"
         )
     if done > named[reached].steps:
         raise CheckFailed(
-            f"sft.{reached}.steps: {named[reached].steps}, and {done} are done already; give {done} or more, or begin in "
-            "another run.dir"
+            f"sft.{reached}.steps: {named[reached].steps}, and {done} are done already; give {done} or more, or begin"
+            " in another run.dir"
         )
 
 
@@ -119,8 +119,8 @@ class FineTuning:
         self.counts = {"data/rows": len(rows), "data/too_long": len(rows) - len(fitting)}
         if len(fitting) < len(rows):
             journal.note(
-                f"{settings.data}: {len(rows) - len(fitting):,} of {len(rows):,} rows are left out, longer than {limit} "
-                f"tokens (max_prompt_tokens + max_response_tokens of the {role})"
+                f"{settings.data}: {len(rows) - len(fitting):,} of {len(rows):,} rows are left out, longer than {limit}"
+                f" tokens (max_prompt_tokens + max_response_tokens of the {role})"
             )
         if len(fitting) <= settings.eval_rows:
             raise CheckFailed(

@@ -227,8 +227,8 @@ class VerifierBatch:
         asked = [i for i, read in enumerate(verifications) if read.response.was_asked]
         if not asked:
             raise CheckFailed(
-                f"none of the {len(set(groups))} solutions of step {step} fits verifier.max_prompt_tokens; raise it, or "
-                "lower generator.max_response_tokens"
+                f"none of the {len(set(groups))} solutions of step {step} fits verifier.max_prompt_tokens; raise it, or"
+                " lower generator.max_response_tokens"
             )
         group_ids = [f"{step}-{group}" for group in groups]
         group_ids_N, read_N = [group_ids[i] for i in asked], [verifications[i] for i in asked]

@@ -213,7 +213,9 @@ class Tango:
     def _judge(
         self, verifier: Verifier, solutions_N: Sequence[ReadSolution], draw: int = 1, *, after: int = 1
     ) -> list[ReadVerification]:
-        """Return a verification of each solution of the `draw`-th draw; `after` draws of questions at most come before."""
+        """Return a verification of each solution of the `draw`-th draw; `after` draws of questions at most come
+        before.
+        """
         prompts_N = verifier.prompts(solutions_N)
         texts = self.once("verify", draw, verifier, prompts_N, after=after)
         return verifier.read(solutions_N, prompts_N, texts)

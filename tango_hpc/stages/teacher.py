@@ -156,7 +156,8 @@ def _claim(config: Config, settings: TeacherConfig, model: str) -> None:
     if changed:
         difference = ", ".join(f"{key} {before.get(key)!r} -> {made_with.get(key)!r}" for key in changed)
         raise CheckFailed(
-            f"{settings.output} holds solutions made with other settings ({difference}); set teacher.output to another folder"
+            f"{settings.output} holds solutions made with other settings ({difference}); set teacher.output to another"
+            " folder"
         )
 
 

@@ -155,9 +155,9 @@ def _verdict_trouble(pooled: JudgementCounts) -> Trouble | None:
     if j is not None and j <= 0:
         return Trouble(
             "verifier",
-            f"the verifier's verdicts do not tell right solutions from wrong ones: true-positive less false-positive "
-            f"rate (verifier/outcome_j) is {j:.3f} over the last {WINDOW} steps; at 0 or below, learning from it stands "
-            "still or turns around",
+            "the verifier's verdicts do not tell right solutions from wrong ones: true-positive less false-positive"
+            f" rate (verifier/outcome_j) is {j:.3f} over the last {WINDOW} steps; at 0 or below, learning from it"
+            " stands still or turns around",
         )
     if same is not None and same >= SAME_SHARE and (j is None or j < GOOD_J):
         right = pooled.right_judged_right + pooled.wrong_judged_right
@@ -183,14 +183,20 @@ def what_to_do(
         asked[getattr(settings, trouble.kind)].append(trouble)
     if asked["stop"]:
         never = " ".join(f"train.on_trouble.{trouble.kind}=warn" for trouble in asked["stop"])
-        return "stop", (
-            f"{_texts(asked['stop'])}. The state is saved; --resume goes on with it until this begins anew, --resume {never} "
-            "never stops for it again"
+        return (
+            "stop",
+            (
+                f"{_texts(asked['stop'])}. The state is saved; --resume goes on with it until this begins anew,"
+                f" --resume {never} never stops for it again"
+            ),
         )
     if asked["rollback"] and num_rollbacks >= max_rollbacks:
-        return "give up", (
-            f"{_texts(asked['rollback'])}; the run went back {num_rollbacks} times already (train.max_rollbacks). It needs "
-            "other settings in a new run, or train.on_trouble.KIND=warn with --resume"
+        return (
+            "give up",
+            (
+                f"{_texts(asked['rollback'])}; the run went back {num_rollbacks} times already (train.max_rollbacks)."
+                " It needs other settings in a new run, or train.on_trouble.KIND=warn with --resume"
+            ),
         )
     if asked["rollback"]:
         return "rollback", _texts(asked["rollback"])
@@ -207,8 +213,8 @@ def read_rollbacks(directory: RunDirectory) -> int:
         return 0
     if not re.fullmatch(rb"[0-9]{1,6}\n?", content):
         raise UserError(
-            f"{directory.rollbacks_file} is damaged: it holds how often the run has gone back (train.on_trouble), which its "
-            "seeds depend on; write that number into it, or remove it to take the number of the newest checkpoint"
+            f"{directory.rollbacks_file} is damaged: it holds how often the run has gone back (train.on_trouble), which"
+            " its seeds depend on; write that number into it, or remove it to take the number of the newest checkpoint"
         )
     return int(content)
 

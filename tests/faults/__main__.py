@@ -18,7 +18,9 @@ BEGIN, END = "<!-- table: python -m tests.faults -->", "<!-- end of the table --
 
 
 def table(results: dict[Cell, Result]) -> str:
-    """The matrix in Markdown: exit code and seconds until the end, + seconds in which the next attempt ended the run."""
+    """The matrix in Markdown: exit code and seconds until the end, + seconds in which the next attempt ended
+    the run.
+    """
     lines = ["| | " + " | ".join(POINTS) + " |", "| --- |" + " --- |" * len(POINTS)]
     for fault in FAULTS:
         shown = [_shown(results.get(Cell(fault, phase))) for phase in POINTS]

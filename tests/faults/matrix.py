@@ -1,4 +1,6 @@
-"""Runs cells of the fault matrix: a copy of one run is hit, goes on, and must reach what an uninterrupted run reaches."""
+"""Runs cells of the fault matrix: a copy of one run is hit, goes on, and must reach what an uninterrupted run
+reaches.
+"""
 
 from __future__ import annotations
 

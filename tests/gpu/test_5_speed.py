@@ -48,7 +48,9 @@ def matrix_peak() -> float:
 
 
 def speed(model_dir: str, packed_tokens: int, recompute: Any) -> dict[str, float]:
-    """Tokens a second of updates and of log-probabilities, what they are worth in operations, and an update's memory."""
+    """Tokens a second of updates and of log-probabilities, what they are worth in operations, and an update's
+    memory.
+    """
     from tango_hpc.models.trainer.loss import LossSettings
     from tango_hpc.plan.sizes import Trainer
 

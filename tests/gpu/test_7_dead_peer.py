@@ -1,4 +1,6 @@
-"""A rank that is lost in the middle of what NCCL does: who it was and where must be written down, not NCCL's own end."""
+"""A rank that is lost in the middle of what NCCL does: who it was and where must be written down, not NCCL's
+own end.
+"""
 
 from __future__ import annotations
 

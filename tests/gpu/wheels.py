@@ -98,7 +98,9 @@ def package_needs() -> list[str]:
 
 
 def find_missing(roots: Iterable[str], site: Path) -> list[str]:
-    """Return the packages that `roots` need, directly or through others, and that are neither installed nor in `site`."""
+    """Return the packages that `roots` need, directly or through others, and that are neither installed nor in
+    `site`.
+    """
     here: dict[str, metadata.Distribution] = {}
     for found in [*metadata.distributions(path=[str(site)]), *metadata.distributions()]:
         here.setdefault(canonicalize_name(found.metadata["Name"]), found)

@@ -60,7 +60,9 @@ def on_rank(summed: bool) -> list[tuple[torch.Tensor, ...]]:
 
 @pytest.fixture(scope="module")
 def on_ranks() -> list[list[tuple[torch.Tensor, ...]]]:
-    """One and four ranks; with four ranks and 70 words, the last holds padding alone. One adds to a sum of gradients."""
+    """One and four ranks; with four ranks and 70 words, the last holds padding alone. One adds to a sum of
+    gradients.
+    """
     return [run_ranks(on_rank, size, summed) for size, summed in ((1, False), (4, False), (4, True))]  # type: ignore[misc]
 
 

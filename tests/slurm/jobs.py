@@ -135,7 +135,9 @@ class CountingJob:
         return [int(line.split()[-1]) for line in lines if line.startswith(f"rank {rank} step")]
 
     def explain(self) -> str:
-        """All that is known, for a test that waits in vain; the cause comes last, where records of long output keep it."""
+        """All that is known, for a test that waits in vain; the cause comes last, where records of long output
+        keep it.
+        """
         shown = [slurm.run_command("squeue", check=False)]
         for file in sorted(self.directory.logs.rglob("*")):
             if file.is_file() and file.suffix in (".log", ".out"):
@@ -144,7 +146,9 @@ class CountingJob:
 
 
 def processes_of(job: str) -> list[str]:
-    """Command lines of the processes that belong to a job, told by their environment; of an array, to any of its tasks."""
+    """Command lines of the processes that belong to a job, told by their environment; of an array, to any of
+    its tasks.
+    """
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,6 @@
-"""`tango eval` with a real engine and a real verifier: an interrupted evaluation asks no turn twice and says the same."""
+"""`tango eval` with a real engine and a real verifier: an interrupted evaluation asks no turn twice and says
+the same.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def test_an_interrupted_evaluation_asks_no_turn_twice_and_says_the_same(runs: Ru
 
 @pytest.mark.timeout(900)
 def test_weights_alone_are_evaluated_and_exported_like_the_whole_checkpoint(tmp_path: Path) -> None:
-    """The same training twice: one run keeps all checkpoints whole, the other one whole and the weights of two before."""
+    """The same training twice: one run keeps all checkpoints whole, the other one whole and the weights of two
+    before.
+    """
     short = ("train.generator_steps=2", "train.eval_every=0", "eval.benchmarks=[task]", "eval.checkpoints=all")
     settings = ("launch.dtype=bfloat16", "checkpoint.every_steps=1", "algorithm.entropy_coef=0.5", *short)
     kept = {"whole": ("checkpoint.keep=9",), "alone": ("checkpoint.keep=1", "checkpoint.keep_weights=2")}

@@ -1,4 +1,6 @@
-"""Algorithm 1 with real trainers and engines on two ranks: an interrupted run computes what an uninterrupted one does."""
+"""Algorithm 1 with real trainers and engines on two ranks: an interrupted run computes what an uninterrupted
+one does.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,10 @@ def bench(
             with tempfile.TemporaryDirectory(prefix="tango-bench-") as folder:
                 rows += COMPARISONS[name].load()(Path(folder), repeats)
         result = report(on, rows)
-        text = f"{on['cpu']}, {on['cores']} cores, load {on['load_before']:.1f} before; medians of {repeats}\n\n{table(rows)}"
+        text = (
+            f"{on['cpu']}, {on['cores']} cores, load {on['load_before']:.1f} before; medians of"
+            f" {repeats}\n\n{table(rows)}"
+        )
     typer.echo(text)
     if out is not None:
         out.write_text(json.dumps(result, indent=2) + "\n")

@@ -21,10 +21,16 @@ from checks import NOT_HERE, NOT_REACHED, OK, told
 
 COLUMN = 14  # characters
 ONLY_A_GPU = (
-    "that kernels compute the right thing, fast: varlen_attn, products in float32, fused AdamW, vLLM's own (parts 1, 5, 6)",
+    (
+        "that kernels compute the right thing, fast: varlen_attn, products in float32, fused AdamW, vLLM's own (parts"
+        " 1, 5, 6)"
+    ),
     "how many bytes leave the card on offload and sleep, and that copies are done in time (part 2)",
     "that NCCL connects, and weights arrive bit for bit over it (part 3)",
-    "cudaHostRegister, CUDA graphs, custom all-reduce, and that engine and trainer agree on log-probabilities (parts 2 to 4)",
+    (
+        "cudaHostRegister, CUDA graphs, custom all-reduce, and that engine and trainer agree on log-probabilities"
+        " (parts 2 to 4)"
+    ),
 )
 
 

@@ -150,10 +150,15 @@ def fused_adamw() -> None:
 
 @torch_check(
     "process groups",
-    used="models/parallel/ranks.py, models/parallel/groups.py, models/weight_sync/sync.py, models/weight_sync/transfer.py",
+    used=(
+        "models/parallel/ranks.py, models/parallel/groups.py, models/weight_sync/sync.py,"
+        " models/weight_sync/transfer.py"
+    ),
 )
 def process_groups() -> None:
-    """NCCL for tensors and Gloo for objects in one group; a barrier on this rank's GPU; waiting without a limit's end."""
+    """NCCL for tensors and Gloo for objects in one group; a barrier on this rank's GPU; waiting without a
+    limit's end.
+    """
     from torch.distributed.distributed_c10d import BackendConfig
 
     wanted = {"cpu": "gloo", "cuda": "nccl"}

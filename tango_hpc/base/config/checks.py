@@ -59,9 +59,9 @@ def _conflicts(config: Config) -> Iterator[str]:
         )
     if config.launch.collective_timeout_seconds <= config.reshard.timeout_seconds:
         yield (
-            f"reshard.timeout_seconds: {config.reshard.timeout_seconds:g} must be below launch.collective_timeout_seconds "
-            f"({config.launch.collective_timeout_seconds:g}), or NCCL ends a rank that waits in a weight sync before the rank "
-            "has named its peer"
+            f"reshard.timeout_seconds: {config.reshard.timeout_seconds:g} must be below"
+            f" launch.collective_timeout_seconds ({config.launch.collective_timeout_seconds:g}), or NCCL ends a rank"
+            " that waits in a weight sync before the rank has named its peer"
         )
 
 
@@ -91,13 +91,16 @@ def _training_conflicts(config: Config) -> Iterator[str]:
     if train.verifier_draws > 1 and (config.verifier is None or not config.verifier.trainable):
         yield f"train.verifier_draws: {train.verifier_draws} needs a verifier that is trained; set it to 1"
     if train.max_draws > 1 and not config.generator.trainable:
-        yield f"train.max_draws: {train.max_draws} is for the generator's steps, and generator.trainable is false; set it to 1"
+        yield (
+            f"train.max_draws: {train.max_draws} is for the generator's steps, and generator.trainable is false; set it"
+            " to 1"
+        )
     if config.verifier is None and algorithm.min_verifier_j is not None:
         yield f"algorithm.min_verifier_j: {algorithm.min_verifier_j} needs a verifier; set it to null"
     elif algorithm.min_verifier_j is not None and algorithm.alpha_start == 0:
         yield (
-            f"algorithm.min_verifier_j: {algorithm.min_verifier_j} holds back the step advantages, which have no weight with "
-            "algorithm.alpha_start 0; set it to null"
+            f"algorithm.min_verifier_j: {algorithm.min_verifier_j} holds back the step advantages, which have no weight"
+            " with algorithm.alpha_start 0; set it to null"
         )
     if algorithm.alpha_start > 0 and algorithm.alpha_end > algorithm.alpha_start:
         yield f"algorithm.alpha_end: {algorithm.alpha_end} is above alpha_start {algorithm.alpha_start}"
@@ -127,8 +130,8 @@ def _training_conflicts(config: Config) -> Iterator[str]:
         yield "algorithm.alpha_end: an exponential decay never reaches 0; give a small number such as 1e-3"
     if algorithm.blend == "rewards" and algorithm.step_advantage_scale != 1:
         yield (
-            f"algorithm.step_advantage_scale: {algorithm.step_advantage_scale:g} scales advantages, and algorithm.blend rewards "
-            "blends before there are any; set it to 1"
+            f"algorithm.step_advantage_scale: {algorithm.step_advantage_scale:g} scales advantages, and algorithm.blend"
+            " rewards blends before there are any; set it to 1"
         )
 
 
@@ -137,7 +140,10 @@ def _task_conflicts(config: Config) -> Iterator[str]:
     if "processbench" in config.eval.benchmarks and config.verifier is None:
         yield "eval.benchmarks: processbench asks the verifier, and there is none"
     if config.teacher is not None and config.teacher.shard >= config.teacher.num_shards:
-        yield f"teacher.shard: {config.teacher.shard} is not below num_shards {config.teacher.num_shards} (they count from 0)"
+        yield (
+            f"teacher.shard: {config.teacher.shard} is not below num_shards {config.teacher.num_shards} (they count"
+            " from 0)"
+        )
     if config.teacher is not None and config.teacher.temperature == 0 and config.teacher.samples > 1:
         yield "teacher.samples: attempts at temperature 0 are all alike; give a temperature, or one sample"
     if config.teacher is not None and config.teacher.test_rows is not None and config.teacher.test_share is not None:
@@ -162,7 +168,10 @@ def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str
             f"the {config.world_size} ranks (launch.nodes * launch.tasks_per_node)"
         )
     if role.parallel.sequence and role.parallel.tensor == 1:
-        yield f"{name}.parallel.sequence: true, but with parallel.tensor 1 no rank has tokens to share out; set it to false"
+        yield (
+            f"{name}.parallel.sequence: true, but with parallel.tensor 1 no rank has tokens to share out; set it to"
+            " false"
+        )
     if role.trainable and role.top_p < 1:
         yield (
             f"{name}.top_p: {role.top_p} with {name}.trainable: the engine's log-probabilities are those of the "
@@ -251,7 +260,9 @@ def _model_conflicts(key: str, model: ModelConfig, role: RoleConfig, config: Con
         yield f"{key}.build: hidden size {model.build.hidden_size} is not divisible by {model.build.num_heads} heads"
     difference = built_otherwise(model, config.seed)
     if difference is not None:
-        yield f"{key}.build: {difference}. Give what it was built with, remove that folder, or name another in {key}.path"
+        yield (
+            f"{key}.build: {difference}. Give what it was built with, remove that folder, or name another in {key}.path"
+        )
     if config.launch.device == "cpu" and shape.head_dim not in CPU_HEAD_SIZES:
         sizes = ", ".join(map(str, CPU_HEAD_SIZES))
         yield f"{key}: heads of {shape.head_dim} numbers; vLLM on a CPU has attention for {sizes}"

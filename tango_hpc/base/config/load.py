@@ -72,7 +72,9 @@ def load_config(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
 
 
 def read_run_dir(path: Path, overrides: typing.Sequence[str] = ()) -> Path:
-    """Return the `run.dir` of a config alone, absolute; its other settings may have become invalid since its run began."""
+    """Return the `run.dir` of a config alone, absolute; its other settings may have become invalid since its
+    run began.
+    """
     tree = read_tree(path)
     for override in overrides:
         apply_override(tree, override)

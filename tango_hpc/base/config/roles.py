@@ -58,8 +58,10 @@ class ParallelConfig(Section):
     pipeline: Positive = 1
     sequence: bool = Field(
         False,
-        description="Tensor ranks share out the tokens wherever they would all hold the same (norms, residuals), to save "
-        "memory; needs tensor > 1.",
+        description=(
+            "Tensor ranks share out the tokens wherever they would all hold the same (norms, residuals), to save "
+            "memory; needs tensor > 1."
+        ),
     )
 
 
@@ -83,15 +85,19 @@ class RolloutConfig(Section):
     tensor: Positive = 1
     max_num_seqs: Positive | None = Field(
         None,
-        description="Sequences that an engine takes at once; null: its share of the responses of a step or an evaluation, "
-        "as far as its cache holds them at half the allowed length, at most 512 (vLLM's largest CUDA graph) and "
-        "max_batched_tokens.",
+        description=(
+            "Sequences that an engine takes at once; null: its share of the responses of a step or an evaluation, "
+            "as far as its cache holds them at half the allowed length, at most 512 (vLLM's largest CUDA graph) and "
+            "max_batched_tokens."
+        ),
     )
     max_batched_tokens: Positive = 8192
     kv_cache_gb: PositiveFloat | None = Field(None, description="KV cache of a rank; required on a CPU.")
     gpu_memory_utilization: Share | None = Field(
         None,
-        description="Share of the GPU in use while the engine generates, with what all processes keep there; null: 0.88.",
+        description=(
+            "Share of the GPU in use while the engine generates, with what all processes keep there; null: 0.88."
+        ),
     )
     enforce_eager: bool = Field(False, description="Skip CUDA graphs: slower decoding, quicker start.")
 
@@ -111,13 +117,17 @@ class RoleConfig(Section):
     micro_batch_tokens: Positive = Field(16384, description="Most tokens of one packed micro-batch, prompts included.")
     recompute: Literal["none", "selective", "full"] = Field(
         "none",
-        description="What is computed again in the backward pass to save memory: nothing; norms and the activation "
-        "function, which cost little; or each whole layer, a third more work.",
+        description=(
+            "What is computed again in the backward pass to save memory: nothing; norms and the activation "
+            "function, which cost little; or each whole layer, a third more work."
+        ),
     )
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),
-        description="Strings that end a response, beside the tokenizer's ends of turn. The tokens up to the one that "
-        "completes the string are the response, and are trained on.",
+        description=(
+            "Strings that end a response, beside the tokenizer's ends of turn. The tokens up to the one that "
+            "completes the string are the response, and are trained on."
+        ),
     )
     prompt: FilePath | None = Field(
         None, description="File with this role's prompt (docs/data.md); null: the shipped one."

@@ -51,8 +51,10 @@ class AlgorithmConfig(Section):
     alpha_schedule: AlphaSchedule = Field("exponential", description="How alpha gets from its first value to its last.")
     blend: Literal["advantages", "rewards"] = Field(
         "advantages",
-        description="What alpha blends: advantages (Eq. 7), or the rewards before they are normalised, which the paper "
-        "argues against: an ablation.",
+        description=(
+            "What alpha blends: advantages (Eq. 7), or the rewards before they are normalised, which the paper "
+            "argues against: an ablation."
+        ),
     )
     step_advantage_scale: PositiveFloat = Field(
         1.0, description="Multiplies step advantages before they are blended (Eq. 7); the authors' code: 10 for rloo."
@@ -69,38 +71,50 @@ class AlgorithmConfig(Section):
     kl_coef: NonNegative = Field(0.001, description="Beta of Eq. 1; 0 drops the reference model.")
     kl_estimator: Literal["k1", "k2", "k3"] = Field(
         "k3",
-        description="Of the KL term, with r = reference / policy: k1 = -log r (no pull on average), k2 = (log r)^2 / 2, "
-        "k3 = r - 1 - log r.",
+        description=(
+            "Of the KL term, with r = reference / policy: k1 = -log r (no pull on average), k2 = (log r)^2 / 2, "
+            "k3 = r - 1 - log r."
+        ),
     )
     entropy_coef: NonNegative = Field(
         0.0, description="Bonus on the entropy of the distribution that is sampled from, in nats per token."
     )
     loss_average: Literal["response", "token", "constant"] = Field(
         "response",
-        description="Of the tokens' losses: response = over each response, then over responses (Eq. 1); token = over all "
-        "tokens of the batch; constant = their sum over responses * max_response_tokens (Dr. GRPO).",
+        description=(
+            "Of the tokens' losses: response = over each response, then over responses (Eq. 1); token = over all "
+            "tokens of the batch; constant = their sum over responses * max_response_tokens (Dr. GRPO)."
+        ),
     )
     format_weight: NonNegative = Field(0.8, description="Gamma of Eq. 8.")
     verifier_format: Literal["authors", "graded"] = Field(
         "authors",
-        description="Format reward of Eq. 8. authors: 1, less 0.8 without a verdict, 0.8 for a wrong number of "
-        "judgements, 0.4 for text between the steps; 0 for anything beside the two elements. graded: each departure "
-        "takes a small share.",
+        description=(
+            "Format reward of Eq. 8. authors: 1, less 0.8 without a verdict, 0.8 for a wrong number of judgements, 0.4"
+            " for text between the steps; 0 for anything beside the two elements. graded: each departure takes a small"
+            " share."
+        ),
     )
     combine_verifications: Literal["vote", "mean"] = Field(
         "vote",
-        description="With several verifications of a solution: vote = the majority's judgement of each step and verdict "
-        "(SPARK); mean = the mean of their step advantages and outcome rewards, as in the authors' code.",
+        description=(
+            "With several verifications of a solution: vote = the majority's judgement of each step and verdict "
+            "(SPARK); mean = the mean of their step advantages and outcome rewards, as in the authors' code."
+        ),
     )
     prof_rollouts: Annotated[int, Field(ge=2)] | None = Field(
         None,
-        description="PROF: of each question's rollouts train on so many, right and wrong ones in balance, whose step "
-        "judgements agree best with their outcome; needs alpha_start 0. Null: on all.",
+        description=(
+            "PROF: of each question's rollouts train on so many, right and wrong ones in balance, whose step "
+            "judgements agree best with their outcome; needs alpha_start 0. Null: on all."
+        ),
     )
     min_verifier_j: Annotated[float, Field(ge=-1.0, lt=1.0)] | None = Field(
         None,
-        description="Step advantages have weight 0 in steps where J of the verdicts (true-positive less false-positive "
-        "rate, over this and the four steps before it) is not above this. Null: alpha as scheduled.",
+        description=(
+            "Step advantages have weight 0 in steps where J of the verdicts (true-positive less false-positive "
+            "rate, over this and the four steps before it) is not above this. Null: alpha as scheduled."
+        ),
     )
     class_ema_decay: Share = Field(0.8, description="Decay of the moving averages behind the class weights of Eq. 9.")
     importance_cap: PositiveFloat | None = Field(
@@ -122,13 +136,17 @@ class TrainConfig(Section):
     )
     max_draws: Positive = Field(
         1,
-        description="Dynamic sampling: questions of a generator step whose rollouts are equally good in outcome and steps "
-        "are dropped and as many others drawn, in at most so many draws. 1: nothing is dropped.",
+        description=(
+            "Dynamic sampling: questions of a generator step whose rollouts are equally good in outcome and steps "
+            "are dropped and as many others drawn, in at most so many draws. 1: nothing is dropped."
+        ),
     )
     verifier_draws: Positive = Field(
         1,
-        description="Draws of questions of a verifier step, until right and wrong solutions can be judged in equal "
-        "numbers; of what was drawn the most balanced choice is judged. 1: the solutions as they come.",
+        description=(
+            "Draws of questions of a verifier step, until right and wrong solutions can be judged in equal "
+            "numbers; of what was drawn the most balanced choice is judged. 1: the solutions as they come."
+        ),
     )
     on_trouble: TroubleConfig = TroubleConfig()
     max_rollbacks: Count = Field(3, description="How often on_trouble may go back in a run before it stops.")
@@ -150,8 +168,10 @@ class TrainConfig(Section):
     )
     max_logprob_gap: PositiveFloat | None = Field(
         0.05,
-        description="End the run when the mean gap of engine and trainer log-probabilities exceeds this, in nats; a note "
-        "comes from half of it on; null never does. Others see 0.01 to 0.02 in bf16 with models of 4B to 8B.",
+        description=(
+            "End the run when the mean gap of engine and trainer log-probabilities exceeds this, in nats; a note "
+            "comes from half of it on; null never does. Others see 0.01 to 0.02 in bf16 with models of 4B to 8B."
+        ),
     )
 
 
@@ -184,8 +204,10 @@ class SftConfig(Section):
     verifier: SftRoleConfig | None = None
     products: ProductDtype = Field(
         "float32",
-        description="What layers with float32 weights multiply in on a CPU; auto: bfloat16 where that is faster (AMX, or "
-        "AVX512-BF16 on an AMD CPU), float32 elsewhere.",
+        description=(
+            "What layers with float32 weights multiply in on a CPU; auto: bfloat16 where that is faster (AMX, or "
+            "AVX512-BF16 on an AMD CPU), float32 elsewhere."
+        ),
     )
 
 
@@ -229,7 +251,9 @@ class EvalConfig(Section):
     )
     checkpoints_of: FilePath | None = Field(
         None,
-        description="Run whose checkpoints are evaluated; null: this run's own if it has any, else the models as they are.",
+        description=(
+            "Run whose checkpoints are evaluated; null: this run's own if it has any, else the models as they are."
+        ),
     )
     checkpoints: Literal["last", "all"] = Field("last", description="Which checkpoints of that run.")
     use_verifier: bool = Field(True, description="Judge all answers with the verifier, if there is one.")
@@ -287,8 +311,10 @@ class CheckpointConfig(Section):
     )
     background: bool | None = Field(
         None,
-        description="Train on while a copy of the state is written. null: where the machine's memory has room for the "
-        "copy, by the plan. A stop and the end wait for it.",
+        description=(
+            "Train on while a copy of the state is written. null: where the machine's memory has room for the "
+            "copy, by the plan. A stop and the end wait for it."
+        ),
     )
 
 
@@ -304,31 +330,41 @@ class LaunchConfig(Section):
     device: Literal["cpu", "cuda"] = "cuda"
     dtype: Literal["float32", "bfloat16"] = Field(
         "bfloat16",
-        description="Of weights and activations; the optimizer's are float32 always. A CPU without bfloat16 instructions "
-        "(no avx512_bf16 or amx_bf16 in lscpu) is up to four times as fast in float32.",
+        description=(
+            "Of weights and activations; the optimizer's are float32 always. A CPU without bfloat16 instructions "
+            "(no avx512_bf16 or amx_bf16 in lscpu) is up to four times as fast in float32."
+        ),
     )
     peak_tflops: PositiveFloat | None = Field(
         None,
-        description="Most operations a second of a rank, in 10^12, of which speed/mfu is the share; null: as a matrix "
-        "product is measured at the start.",
+        description=(
+            "Most operations a second of a rank, in 10^12, of which speed/mfu is the share; null: as a matrix "
+            "product is measured at the start."
+        ),
     )
     threads_per_rank: Positive | None = Field(
         None,
-        description="CPU threads of each rank; null: 1 with device cpu, with cuda 8, or its share of the node's cores "
-        "where that is less.",
+        description=(
+            "CPU threads of each rank; null: 1 with device cpu, with cuda 8, or its share of the node's cores "
+            "where that is less."
+        ),
     )
     collective_timeout_seconds: PositiveFloat = Field(
         2400.0,
-        description="A collective that takes longer fails the run; above hang_timeout_seconds, so that the rank that hangs "
-        "is named before those that wait for it give up.",
+        description=(
+            "A collective that takes longer fails the run; above hang_timeout_seconds, so that the rank that hangs "
+            "is named before those that wait for it give up."
+        ),
     )
     hang_timeout_seconds: PositiveFloat = Field(
         1800.0, description="A rank without progress for this long ends the run, named."
     )
     loading_timeout_seconds: PositiveFloat | None = Field(
         None,
-        description="The same until its first step, while it loads libraries and models; null: `hang_timeout_seconds`, "
-        "but 600 at least.",
+        description=(
+            "The same until its first step, while it loads libraries and models; null: `hang_timeout_seconds`, "
+            "but 600 at least."
+        ),
     )
     grace_seconds: PositiveFloat = Field(60.0, description="How long before the time limit a run saves and stops.")
     max_attempts_without_progress: Positive = Field(
@@ -336,8 +372,10 @@ class LaunchConfig(Section):
     )
     stopped_exit_code: Literal[0, 85] = Field(
         0,
-        description="Exit code of a batch job that saved and ended as it was told: 0 is COMPLETED to Slurm, and lets an "
-        "`afterok` job start; 85 is FAILED.",
+        description=(
+            "Exit code of a batch job that saved and ended as it was told: 0 is COMPLETED to Slurm, and lets an "
+            "`afterok` job start; 85 is FAILED."
+        ),
     )
 
     @property

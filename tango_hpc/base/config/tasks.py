@@ -31,13 +31,17 @@ class LastLetterConfig(Section):
     verifier_careful: Share = Field(0.0, description="Share of the verifier's rows, the first ones, without flips.")
     verifier_typos: Share = Field(
         0.0,
-        description="Chance that a step of the solutions in the verifier's fine-tuning data misspells its word, which is no "
-        "mistake, and, in wrong solutions, that it appends another letter than it names, which is one.",
+        description=(
+            "Chance that a step of the solutions in the verifier's fine-tuning data misspells its word, which is no "
+            "mistake, and, in wrong solutions, that it appends another letter than it names, which is one."
+        ),
     )
     verifier_verdicts: Literal["judgements", "solution"] = Field(
         "judgements",
-        description="What a fine-tuning verdict says: judgements = whether all judgements above it are CORRECT; solution = "
-        "the truth about the solution, flipped by itself with the chance verifier_slip.",
+        description=(
+            "What a fine-tuning verdict says: judgements = whether all judgements above it are CORRECT; solution = "
+            "the truth about the solution, flipped by itself with the chance verifier_slip."
+        ),
     )
     dictionary: FilePath | None = Field(
         None, description="Text file with a word on each line to choose from. Null: words are random letters."
@@ -75,8 +79,9 @@ class TaskConfig(Section):
     """The questions, and how answers are graded."""
 
     name: Annotated[str, AfterValidator(_task_name)] = Field(
-        description="addition, last_letter, math, or the path of a Python file with a task of your own "
-        "(docs/your_own_task.md)."
+        description=(
+            "addition, last_letter, math, or the path of a Python file with a task of your own (docs/your_own_task.md)."
+        )
     )
     settings: Annotated[dict[str, Any], AfterValidator(_of_json)] = Field(
         {}, description="Of your own task and of addition: the arguments that its class is made with."

@@ -39,7 +39,9 @@ def write_manifest(folder: Path, sums: Mapping[str, FileSum]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, FileSum]:
-    """Return the files that `folder` must have. Raises ValueError, in words, where the manifest is missing or damaged."""
+    """Return the files that `folder` must have. Raises ValueError, in words, where the manifest is missing or
+    damaged.
+    """
     try:
         files = json.loads((folder / NAME).read_bytes())["files"]
         return {name: FileSum(int(entry["size"]), int(entry["crc32"])) for name, entry in files.items()}

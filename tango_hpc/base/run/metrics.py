@@ -40,7 +40,9 @@ EVENTS = {
     "trouble": "something went wrong in training, of a kind of `train.on_trouble`, and is said once",
     "rollback": "the run went back to the checkpoint of `step` and goes on with other sampling seeds",
     "rows_lost": "the rows of the steps `first_step` to `last_step` are missing, the steps themselves are not",
-    "lines_lost": "so many `lines` of this file, besides `rows_lost`, or of evaluations.jsonl were no rows and are put aside",
+    "lines_lost": (
+        "so many `lines` of this file, besides `rows_lost`, or of evaluations.jsonl were no rows and are put aside"
+    ),
 }
 # Those that a resume from an older checkpoint does not repeat.
 _LASTING = ("checkpoint_set_aside", "lines_lost")
@@ -276,7 +278,9 @@ def _aside(path: Path) -> Path:
 
 
 def _steps_done(directory: RunDirectory, stage: str) -> int:
-    """Return how many steps of a stage the run has: of its newest checkpoint, or where there is none of its last row."""
+    """Return how many steps of a stage the run has: of its newest checkpoint, or where there is none of its
+    last row.
+    """
     saved = steps_in(directory.checkpoints / stage)
     return saved[-1][0].step if saved else max((row["step"] for row in read_metrics(directory, stage)), default=0)
 

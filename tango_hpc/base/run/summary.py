@@ -105,7 +105,9 @@ def note_resumed_from(directory: RunDirectory, stage: str, name: str) -> None:
 
 
 def code_that_ran(attempt: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of the code of an attempt in provenance.json: of the copy taken at submission, or where it lies."""
+    """Return the state of the code of an attempt in provenance.json: of the copy taken at submission, or where
+    it lies.
+    """
     copied = attempt["code"].get("copied_from")
     code = copied if isinstance(copied, dict) else attempt["code"]
     return code | fitting(code, {"commit": ""})

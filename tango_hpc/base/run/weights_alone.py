@@ -44,9 +44,9 @@ def only_weights(folder: Path) -> str | None:
         return None
     name, path = saved[-1]
     return (
-        f"{path} holds weights alone, and a run goes on from a whole checkpoint, which has optimizers too: bring one back "
-        f"from a copy, or begin another run with these weights: tango export RUN --role ROLE --step {name.step} --out DIR, "
-        "then ROLE.model.path=DIR run.dir=PATH"
+        f"{path} holds weights alone, and a run goes on from a whole checkpoint, which has optimizers too: bring one"
+        f" back from a copy, or begin another run with these weights: tango export RUN --role ROLE --step {name.step}"
+        " --out DIR, then ROLE.model.path=DIR run.dir=PATH"
     )
 
 

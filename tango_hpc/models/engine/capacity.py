@@ -194,22 +194,23 @@ def cache_problem(config: Config, role_name: str, gpu_bytes: int) -> str | None:
     key, memory = f"{role_name}.rollout", engine_memory(config, role_name, gpu_bytes)
     if memory.cache <= 0:
         return (
-            f"{role_name}, rollout: {key}.gpu_memory_utilization {_share(role.rollout)} leaves nothing for the KV cache "
-            f"after {memory.weights / GIB:.1f} GiB of weights, {(memory.tables + memory.activations) / GIB:.1f} GiB of "
-            f"activations and tables and {resident_gpu_bytes(config) / GIB:.1f} GiB that processes keep on the GPU: raise "
-            f"it or {key}.tensor, or lower {key}.max_batched_tokens or {key}.max_num_seqs"
+            f"{role_name}, rollout: {key}.gpu_memory_utilization {_share(role.rollout)} leaves nothing for the KV cache"
+            f" after {memory.weights / GIB:.1f} GiB of weights, {(memory.tables + memory.activations) / GIB:.1f} GiB of"
+            f" activations and tables and {resident_gpu_bytes(config) / GIB:.1f} GiB that processes keep on the GPU:"
+            f" raise it or {key}.tensor, or lower {key}.max_batched_tokens or {key}.max_num_seqs"
         )
     taken = memory.total + resident_gpu_bytes(config)
     if config.launch.device == "cuda" and taken > gpu_bytes:
         return (
-            f"{role_name}, rollout: {taken / GIB:.1f} GiB of a GPU's {gpu_bytes / GIB:.1f} GiB for weights, activations, a "
-            f"KV cache of {memory.cache / GIB:.1f} GiB and what processes keep there: lower {key}.kv_cache_gb"
+            f"{role_name}, rollout: {taken / GIB:.1f} GiB of a GPU's {gpu_bytes / GIB:.1f} GiB for weights,"
+            f" activations, a KV cache of {memory.cache / GIB:.1f} GiB and what processes keep there: lower"
+            f" {key}.kv_cache_gb"
         )
     length = role.max_prompt_tokens + role.max_response_tokens
     needed = length * engine.cache_bytes_per_token  # vLLM refuses less than one sequence of the allowed length
     if memory.cache < needed:
         return (
-            f"{role_name}, rollout: a KV cache of {memory.cache / GIB:.2f} GiB cannot hold one sequence of {length} tokens "
-            f"({needed / GIB:.2f} GiB): raise {key}.kv_cache_gb or {key}.tensor, or allow fewer tokens"
+            f"{role_name}, rollout: a KV cache of {memory.cache / GIB:.2f} GiB cannot hold one sequence of {length}"
+            f" tokens ({needed / GIB:.2f} GiB): raise {key}.kv_cache_gb or {key}.tensor, or allow fewer tokens"
         )
     return None

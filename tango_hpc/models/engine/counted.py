@@ -10,7 +10,9 @@ from tqdm import tqdm
 
 
 class CountedResponses(tqdm):
-    """The progress bars that vLLM asks for (`use_tqdm` of `LLM.generate`): they draw nothing, that of responses tells."""
+    """The progress bars that vLLM asks for (`use_tqdm` of `LLM.generate`): they draw nothing, that of responses
+    tells.
+    """
 
     monitor_interval = 0  # no thread that draws it again
 

@@ -120,8 +120,8 @@ class RolloutEngine:
 
         if device == "cpu" and not current_platform.is_cpu():
             raise UserError(
-                f"launch.device is cpu, but vLLM in {sys.prefix} is the build for GPUs, which has no engine for CPUs: run "
-                "this in an environment of tools/install.sh, or set launch.device=cuda"
+                f"launch.device is cpu, but vLLM in {sys.prefix} is the build for GPUs, which has no engine for CPUs:"
+                " run this in an environment of tools/install.sh, or set launch.device=cuda"
             )
         # vLLM collects garbage six times per engine, half a second each over all that is imported. It freezes the
         # heap afterwards anyway.

@@ -85,7 +85,9 @@ class EngineWeights:
             yield torch.cat(parts).t()
 
     def _checkpoint_tensor(self, name: str) -> torch.Tensor:
-        """Return the parameter in checkpoint format: itself, or the record that vLLM keeps of one that it has emptied."""
+        """Return the parameter in checkpoint format: itself, or the record that vLLM keeps of one that it has
+        emptied.
+        """
         live = self.tensor(name)
         if live.numel():
             return live

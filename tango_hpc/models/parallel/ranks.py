@@ -106,7 +106,8 @@ def init_distributed(timeout_seconds: float = 1800, store: dist.Store | None = N
             os.environ["LOCAL_RANK"] = "0"  # vLLM counts GPUs by it
         elif local_rank >= num_gpus:
             raise NodeFailed(
-                f"rank {rank} is the {local_rank + 1}th on its node, which shows {num_gpus} GPUs; start one task per GPU"
+                f"rank {rank} is the {local_rank + 1}th on its node, which shows {num_gpus} GPUs; start one task"
+                " per GPU"
             )
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
@@ -145,8 +146,8 @@ def check_cards(cards: Sequence[tuple[str, str]]) -> None:
     if len(kinds) > 1:
         found = ", ".join(f"{kind} (rank {rank})" for kind, rank in kinds.items())
         raise UserError(
-            f"the ranks were given different kinds of GPU: {found}; ask for one of them, by gpu_type or constraint in the "
-            "profile, or sbatch's --gpus-per-node=KIND:COUNT or --constraint"
+            f"the ranks were given different kinds of GPU: {found}; ask for one of them, by gpu_type or constraint in"
+            " the profile, or sbatch's --gpus-per-node=KIND:COUNT or --constraint"
         )
 
 

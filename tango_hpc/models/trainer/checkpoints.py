@@ -112,15 +112,16 @@ class Checkpoints:
         if damaged and newest is None:
             what = "".join(f"\n  {path.name}: {problem}" for path, problem in damaged.items())
             raise CheckFailed(
-                f"no checkpoint in {self._folder} that a run can go on from is intact:{what}\nBring the files back from a copy, or begin again "
-                "in another directory with run.dir=PATH."
+                f"no checkpoint in {self._folder} that a run can go on from is intact:{what}\nBring the files back from"
+                " a copy, or begin again in another directory with run.dir=PATH."
             )
         for path, problem in damaged.items():
             assert newest is not None
             aside = set_aside(path).name if self._exchange.is_first else ""
             aside = self._exchange.all_gather(aside)[0]
             self.set_aside.append(
-                f"checkpoint {path.name} is damaged ({problem}): set aside as {aside}; the run goes on from {newest.name}"
+                f"checkpoint {path.name} is damaged ({problem}): set aside as {aside}; the run goes on from"
+                f" {newest.name}"
             )
         if damaged and newest is not None and self._exchange.is_first:
             note_resumed_from(self._directory, self._stage, newest.name)

@@ -39,7 +39,9 @@ def response_offsets(sequences: Sequence[TrainSequence]) -> np.ndarray:
 
 
 def flat(sequences: Sequence[TrainSequence], name: str) -> np.ndarray:
-    """Return one field of all sequences in one vector, [N]. ValueError unless it has a number for each response token."""
+    """Return one field of all sequences in one vector, [N]. ValueError unless it has a number for each response
+    token.
+    """
     values = [getattr(sequence, name) for sequence in sequences]
     for index, (value, sequence) in enumerate(zip(values, sequences, strict=True)):
         if len(value) != len(sequence.response_ids):

@@ -99,10 +99,10 @@ def _warn_once(problem: str, num_bytes: int) -> None:
     allowed = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit / 2**30:.2f} GiB"
     if not _warned:
         print(
-            f"Warning: {num_bytes / 2**30:.2f} GiB of host memory cannot be page-locked ({problem}). The run goes on, but "
-            "each move of weights and optimizer between GPU and host takes several times as long. This process may lock "
-            f"{allowed} (`ulimit -l`): ask for more, in a shell with `ulimit -l unlimited`, in Slurm jobs through "
-            "LimitMEMLOCK=infinity of slurmd with PropagateResourceLimitsExcept=MEMLOCK in slurm.conf.",
+            f"Warning: {num_bytes / 2**30:.2f} GiB of host memory cannot be page-locked ({problem}). The run goes on,"
+            " but each move of weights and optimizer between GPU and host takes several times as long. This process"
+            f" may lock {allowed} (`ulimit -l`): ask for more, in a shell with `ulimit -l unlimited`, in Slurm jobs"
+            " through LimitMEMLOCK=infinity of slurmd with PropagateResourceLimitsExcept=MEMLOCK in slurm.conf.",
             flush=True,
         )
     _warned.append(problem)

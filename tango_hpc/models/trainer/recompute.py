@@ -47,7 +47,9 @@ class _Cheap(nn.Module):
 
 
 class TokenNorm(_Cheap, nn.RMSNorm):
-    """PyTorch's norm, also of a share of the tokens: the gradients of its weight are then added up over tensor ranks."""
+    """PyTorch's norm, also of a share of the tokens: the gradients of its weight are then added up over tensor
+    ranks.
+    """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps)
@@ -75,7 +77,9 @@ class SwiGLU(_Cheap):
 
 
 def forget_cheap_outputs(model: nn.Module) -> None:
-    """Let the layers of a GPTModel keep matrix products, attention and residuals, and nothing that follows from them."""
+    """Let the layers of a GPTModel keep matrix products, attention and residuals, and nothing that follows from
+    them.
+    """
     for layer in model.decoder.layers:
         layer.input_layernorm.forget_after(layer.self_attention)
         layer.pre_mlp_layernorm.forget_after(layer.mlp)

@@ -303,7 +303,9 @@ class _Writer(filesystem_async.FileSystemWriterAsync):
 
 @contextlib.contextmanager
 def _without_zip_checksums() -> Iterator[None]:
-    """Have torch.save leave out its own CRC-32 of every tensor, which torch.load does not look at: the time for ours."""
+    """Have torch.save leave out its own CRC-32 of every tensor, which torch.load does not look at: the time for
+    ours.
+    """
     before = get_crc32_options()
     set_crc32_options(False)
     try:

@@ -44,7 +44,9 @@ def mean(values_Q: Sequence[float]) -> Estimate:
 
 
 def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
-    """Return unweighted mean of the sets' means, as the paper averages its benchmarks; each set is resampled by itself."""
+    """Return unweighted mean of the sets' means, as the paper averages its benchmarks; each set is resampled by
+    itself.
+    """
     arrays = [np.asarray(group, dtype=np.float64) for group in groups]
     rng = np.random.default_rng(0)
     means = [array[rng.integers(len(array), size=(_RESAMPLES, len(array)))].mean(axis=1) for array in arrays]

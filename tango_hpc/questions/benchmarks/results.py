@@ -41,7 +41,9 @@ def model_results(sets: dict[str, list[Answer]]) -> dict[str, Any]:
 
 
 def summary_values(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return the main number of each set for summary.json, of the last model that has it; `results` by model and set."""
+    """Return the main number of each set for summary.json, of the last model that has it; `results` by model
+    and set.
+    """
     values: dict[str, float | None] = {}
     for sets in results.values():
         for name, entry in sets.items():

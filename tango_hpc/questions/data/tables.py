@@ -54,8 +54,8 @@ def check_ids(path: Path) -> None:
     repeated = [name for name, count in ids.items() if count > 1]
     if repeated:
         raise UserError(
-            f"{path}: the id {repeated[0]!r} stands in {ids[repeated[0]]} rows, and so do {len(repeated) - 1} more in several; "
-            "give every row its own (`tango data` does)"
+            f"{path}: the id {repeated[0]!r} stands in {ids[repeated[0]]} rows, and so do {len(repeated) - 1} more in"
+            " several; give every row its own (`tango data` does)"
         )
 
 

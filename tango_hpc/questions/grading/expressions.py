@@ -43,7 +43,7 @@ _FOR_PARSER: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] 
     (re.compile(r"\*\*"), "^"),
     (re.compile(r"\*"), r"\\cdot "),
     (re.compile(r"(?<![A-Za-z\\])sqrt\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
-    (re.compile(r"(?<![A-Za-z\\])(pi|sin|cos|tan|cot|sec|csc|ln|log|arcsin|arccos|arctan|infty)(?![A-Za-z])"), r"\\\1 "),
+    (re.compile(r"(?<![A-Za-z\\])(pi|sin|cos|tan|cot|sec|csc|ln|log|arcsin|arccos|arctan|infty)(?![A-Za-z])"), r"\\\1 "),  # noqa: E501
     (re.compile(r"\^\s*\(([^()]*)\)"), r"^{\1}"),
     (re.compile(r"\^\s*(-?\d+)"), r"^{\1}"),
     (re.compile(r"(\d+(?:\.\d+)?)\s*\^\{\\circ\}"), r"(\\frac{\1\\pi}{180})"),
@@ -181,7 +181,9 @@ def _close(left: mpmath.mpc, right: mpmath.mpc, relative: mpmath.mpf | float) ->
 
 
 def _points(gold: sympy.Expr, answer: sympy.Expr, num_symbols: int) -> list[tuple[sympy.Rational, ...]]:
-    """Return points of the domain: whole numbers where an expression counts something, else rationals, some negative."""
+    """Return points of the domain: whole numbers where an expression counts something, else rationals, some
+    negative.
+    """
     counts = gold.has(*_COUNTING) or answer.has(*_COUNTING) or _has_sign_power(gold, answer)
     if counts or gold.has(*_ROUNDING) or answer.has(*_ROUNDING):
         points = _drawn_from(_WHOLE_POINTS, num_symbols, rise=12)

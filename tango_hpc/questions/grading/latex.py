@@ -40,7 +40,7 @@ _REWRITES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
     (re.compile(r"\\l(?:brack|vert|Vert)(?![A-Za-z])"), lambda m: "[" if m[0] == r"\lbrack" else "|"),
     (re.compile(r"\\r(?:brack|vert|Vert)(?![A-Za-z])"), lambda m: "]" if m[0] == r"\rbrack" else "|"),
     (re.compile(r"\\(?:math(?:rm|it|bf|sf|tt)|boldsymbol|bm|operatorname\*?)\s*\{\s*([A-Za-z])\s*\}"), r"\1"),
-    (re.compile(r"\\(?:mbox|hbox|text(?:rm|bf|it|sf|tt|normal)|math(?:rm|bf|it|sf|tt)|operatorname\*?)(?=\s*\{)"), r"\\text"),
+    (re.compile(r"\\(?:mbox|hbox|text(?:rm|bf|it|sf|tt|normal)|math(?:rm|bf|it|sf|tt)|operatorname\*?)(?=\s*\{)"), r"\\text"),  # noqa: E501
     (re.compile(r"\\text\s*\{\s*([+-]?[\d.,]+)\s*\}"), r"\1"),
     (re.compile(r"^\s*\\approx(?![A-Za-z])"), ""),
     (re.compile(r"\\varnothing(?![A-Za-z])|^\s*\\\{\s*\\\}\s*$"), r"\\emptyset"),

@@ -188,7 +188,9 @@ class _Comparison:
         return expressions.same_by_math_verify(gold_found, answer_found)
 
     def _matrices(self, gold: str, answer: str) -> bool:
-        """Return matrices as whole expressions (`\\frac{1}{3} A`, `-A`); a tuple stands for the column of its entries."""
+        """Return matrices as whole expressions (`\\frac{1}{3} A`, `-A`); a tuple stands for the column of its
+        entries.
+        """
         values: list[expressions.Readable | None] = []
         for text in (gold, answer):
             entries = None if r"\begin{" in text else tuple_of(text)

@@ -224,8 +224,9 @@ class GradingPool:
         if not worker.is_ready:
             worker.close()
             raise NoWorker(
-                "a grading worker did not start (it needs the address space that `ulimit -v` may keep from it); try: "
-                f"{sys.executable} -P -m tango_hpc.questions.grading.grader_process {self.time_limit_seconds} {self.memory_limit_bytes}"
+                "a grading worker did not start (it needs the address space that `ulimit -v` may keep from it); try:"
+                f" {sys.executable} -P -m tango_hpc.questions.grading.grader_process {self.time_limit_seconds}"
+                f" {self.memory_limit_bytes}"
             )
         with contextlib.suppress(subprocess.TimeoutExpired):  # still alive: close() kills it
             worker.process.wait(timeout=0.5 if outcome is None and worker.key else 0)

@@ -29,7 +29,9 @@ def number(gold: str, answer: str) -> bool:
 
 
 def label(gold: str, answer: str, labels: Sequence[str], synonyms: Mapping[str, str] | None = None) -> bool:
-    """Yes or no, true or false: exactly one of `labels` (or its synonym) must be the whole answer, as of the gold one."""
+    """Yes or no, true or false: exactly one of `labels` (or its synonym) must be the whole answer, as of the
+    gold one.
+    """
     given, wanted = ((synonyms or {}).get(text, text) for text in (words(clean(answer)), words(gold)))
     return given in labels and given == wanted
 

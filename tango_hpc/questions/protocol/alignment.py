@@ -64,7 +64,9 @@ def _by_decoding_prefixes(
 
 
 def _settled_chars(parts_T: list[str], text: str) -> list[int] | None:
-    """Return how many characters of `text` are complete after each token; None where the parts do not spell the text."""
+    """Return how many characters of `text` are complete after each token; None where the parts do not spell the
+    text.
+    """
     spelled = "".join(parts_T)
     stripped = 0
     if spelled != text:

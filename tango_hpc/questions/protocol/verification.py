@@ -189,7 +189,9 @@ def _ends_in_judgement(text: str) -> bool:
 
 
 def _split(text: str) -> tuple[list[_StepText], str, bool, str]:
-    """Return the step elements, the text of the final element, whether all tags are in place, the text outside of tags."""
+    """Return the step elements, the text of the final element, whether all tags are in place, the text outside
+    of tags.
+    """
     head, _, tail = text.partition("<final_verification>")
     final_text, closing, after = tail.partition("</final_verification>")
     elements: list[_StepText] = []

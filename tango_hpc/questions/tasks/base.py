@@ -41,7 +41,9 @@ class Task(Protocol):
 
 
 class PlainQuestions(ABC):
-    """Of a task whose questions say all, whose answers stand where `find_answer` looks, and whose steps have no labels."""
+    """Of a task whose questions say all, whose answers stand where `find_answer` looks, and whose steps have no
+    labels.
+    """
 
     complaints: Sequence[str] = ()
 

@@ -49,7 +49,9 @@ class LastLetter(PlainQuestions):
     name = "last_letter"
 
     def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[Verdict]:
-        """Return whether each answer is the gold string; case, white space and a surrounding `\\text{}` do not count."""
+        """Return whether each answer is the gold string; case, white space and a surrounding `\\text{}` do not
+        count.
+        """
         return [Verdict(answer is not None and _plain(answer) == _plain(row["answer"])) for row, answer in answers]
 
     def label_all(self, solutions: Sequence[tuple[dict[str, Any], Sequence[Step]]]) -> list[list[int] | None]:
@@ -113,8 +115,8 @@ def read_dictionary(path: Path) -> WordsByLength:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"task.last_letter.dictionary: {path} cannot be read ({error}); give a text file with one word on each line, "
-            "such as /usr/share/dict/words of Debian's package wamerican"
+            f"task.last_letter.dictionary: {path} cannot be read ({error}); give a text file with one word on each"
+            " line, such as /usr/share/dict/words of Debian's package wamerican"
         ) from None
     found: WordsByLength = {}
     for word in sorted({line.strip() for line in lines}):

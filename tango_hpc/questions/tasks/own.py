@@ -97,8 +97,8 @@ class OwnRecipe:
         made = [{"id": f"{name}-{self.split}-{self.seed}-{number}", **row, "source": name} for number, row in asked]
         if not made and held_out:
             raise UserError(
-                f"{_file(self.task)}: questions gives nothing for the split 'train' that it does not give for 'eval' too, "
-                "and what is held out is not trained on; give each split questions of its own"
+                f"{_file(self.task)}: questions gives nothing for the split 'train' that it does not give for 'eval'"
+                " too, and what is held out is not trained on; give each split questions of its own"
             )
         return made
 
@@ -123,8 +123,8 @@ class OwnRecipe:
                 texts = {column: _text(file, self.kind, number, row, column) for column in COLUMNS[self.kind]}
                 if self.kind == "questions" and (more := ", ".join(repr(key) for key in row if key not in texts)):
                     raise UserError(
-                        f"{file}: row {number} of questions has {more} beside 'question' and 'answer', which alone are kept "
-                        "and given to grade; put the rest into the answer, as JSON for example"
+                        f"{file}: row {number} of questions has {more} beside 'question' and 'answer', which alone are"
+                        " kept and given to grade; put the rest into the answer, as JSON for example"
                     )
                 yield texts
 
@@ -187,15 +187,15 @@ def _check_sft_row(config: Config, row: Mapping[str, str]) -> None:
     file, solution = _file(config.task), parse_solution(row["solution_text"])
     if not solution.well_formed:
         raise UserError(
-            f"{file}: a solution_text does not keep the form <think><step>…</step>…</think><answer>\\boxed{{…}}</answer>: "
-            f"{row['solution_text']!r}"
+            f"{file}: a solution_text does not keep the form"
+            f" <think><step>…</step>…</think><answer>\\boxed{{…}}</answer>: {row['solution_text']!r}"
         )
     if "verification_text" in row:
         read = read_verification(row["verification_text"], solution, config.algorithm.verifier_format)
         if read.final == -1 or 0 in read.judgements or len(read.judgements) != len(solution.steps):
             raise UserError(
-                f"{file}: a verification_text does not judge each of its {len(solution.steps)} steps and the whole in the "
-                f"form of docs/your_own_task.md: {row['verification_text']!r}"
+                f"{file}: a verification_text does not judge each of its {len(solution.steps)} steps and the whole in"
+                f" the form of docs/your_own_task.md: {row['verification_text']!r}"
             )
 
 

@@ -1,4 +1,6 @@
-"""The configuration: every shipped file parses, every mistake is named with its key's path, nothing heavy is imported."""
+"""The configuration: every shipped file parses, every mistake is named with its key's path, nothing heavy is
+imported.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ def test_overrides_references_and_round_trip(tmp_path: Path) -> None:
 
 
 def test_importing_the_configuration_loads_no_heavy_library() -> None:
-    code = "import sys, tango_hpc.base.config; print([m for m in ('torch', 'vllm', 'megatron', 'transformers') if m in sys.modules])"
+    code = (
+        "import sys, tango_hpc.base.config; print([m for m in ('torch', 'vllm', 'megatron', 'transformers') if m in"
+        " sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

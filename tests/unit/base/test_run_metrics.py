@@ -174,7 +174,12 @@ def test_an_event_is_no_step_and_outlives_a_resume(directory):
     (event,) = read_events(directory)
     assert (
         event.items()
-        >= {"stage": "train", "step": 3, "event": "checkpoint_set_aside", "text": "it was damaged"}.items()
+        >= {
+            "stage": "train",
+            "step": 3,
+            "event": "checkpoint_set_aside",
+            "text": "it was damaged",
+        }.items()
     )
     assert [row["step"] for row in read_metrics(directory)] == [1, 2, 3]
 

@@ -20,7 +20,10 @@ from tango_hpc.commands.findings import Finding
 from tango_hpc.runner.environment import free_port
 
 ROOT = Path(__file__).parents[3]
-PEER = "NCCL error\nunhandled cuda error\nLast error:\nCuda failure 'peer access is not supported between these two devices'"
+PEER = (
+    "NCCL error\nunhandled cuda error\nLast error:\nCuda failure 'peer access is not supported between these two"
+    " devices'"
+)
 
 # Ranks 0 and 1 on a node n1, ranks 2 and 3 on n2. One rank may fail (`raise`) or die (`kill`) in an all-reduce of two.
 PROBE = """

@@ -126,9 +126,7 @@ def test_a_dry_run_prints_what_is_asked(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["submit", "train", str(PAPER / "4x8/qwen_grpo_tango.yaml"), "--dry-run"])
     assert isinstance(shown.exception, UserError)  # the models are not here, and submission would say so too
     assert "#SBATCH --mem=392G" in shown.stdout and "#SBATCH --cpus-per-task=8" in shown.stdout
-    assert shown.stderr == (
-        "Each node is asked for 8 ranks of 8 CPUs, 392G memory (351 GiB by the plan and 10% more).\n"
-    )
+    assert shown.stderr == "Each node is asked for 8 ranks of 8 CPUs, 392G memory (351 GiB by the plan and 10% more).\n"
 
 
 def test_a_refusal_says_what_was_asked_and_what_changes_it() -> None:
@@ -138,10 +136,11 @@ def test_a_refusal_says_what_was_asked_and_what_changes_it() -> None:
     memory = node_memory([config], [TRAIN], Profile(memory="0"))
     with pytest.raises(UserError) as caught, refused_by_slurm(asked_of_a_node(config, Profile(), memory)):
         raise FailedJobError("sbatch: error: Requested node configuration is not available")
-    assert str(caught.value) == (
-        "Slurm refused the job: sbatch: error: Requested node configuration is not available\n"
-        "Each node was asked for 8 ranks of 8 CPUs, all its memory (the profile's memory); cpus_per_rank and memory of the "
-        "profile change that"
+    assert (
+        str(caught.value)
+        == "Slurm refused the job: sbatch: error: Requested node configuration is not available\nEach node was asked"
+        " for 8 ranks of 8 CPUs, all its memory (the profile's memory); cpus_per_rank and memory of the profile"
+        " change that"
     )
     with pytest.raises(UserError) as caught, refused_by_slurm("eight ranks"):
         raise FailedJobError("sbatch: error: Invalid account or account/partition combination specified")
@@ -190,8 +189,9 @@ def test_the_doctor_names_an_allocation_that_is_too_small(tmp_path: Path, monkey
         return f"{finding.text}: {finding.remedy}" if finding else ""
 
     assert told(2, "4(x2)", started=False) == told(2, "1(x2)", started=True) == ""
-    assert told(2, "4,2", started=False) == (
-        "this allocation has 2 node(s) of 2 task(s); the config wants launch.nodes=2 of launch.tasks_per_node=4: "
+    assert (
+        told(2, "4,2", started=False)
+        == "this allocation has 2 node(s) of 2 task(s); the config wants launch.nodes=2 of launch.tasks_per_node=4: "
         "ask for --nodes=2 --ntasks-per-node=4, or give the doctor launch.nodes=2 launch.tasks_per_node=2"
     )
     assert told(1, "4", started=True).startswith("this allocation has 1 node(s) of 4 task(s); the config wants")

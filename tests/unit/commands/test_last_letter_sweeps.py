@@ -1,4 +1,6 @@
-"""The sweeps of last letter and of addition: every cell is a run that can start, and the report tells their arms apart."""
+"""The sweeps of last letter and of addition: every cell is a run that can start, and the report tells their
+arms apart.
+"""
 
 from __future__ import annotations
 

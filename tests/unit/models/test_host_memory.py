@@ -1,4 +1,6 @@
-"""Page-locked memory and what moves into it. CUDA's two calls are recorded instead of made; all else is the real code."""
+"""Page-locked memory and what moves into it. CUDA's two calls are recorded instead of made; all else is the
+real code.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,9 @@ def test_the_groups_of_a_trainer_are_those_that_are_counted(world_size: int, ten
     ],
 )
 def test_what_the_recipes_make(recipe: str, per_node: int, per_gpu: int) -> None:
-    """By hand, for a role on 8 GPUs at tensor size 2: 4 tensor pairs, 2 data groups, all ranks; 4 pairs of the engine."""
+    """By hand, for a role on 8 GPUs at tensor size 2: 4 tensor pairs, 2 data groups, all ranks; 4 pairs of the
+    engine.
+    """
     found = count_communicators(load_config(CONFIGS / f"{recipe}.yaml", []))
     assert (found["per_node"], found["per_gpu"]) == (per_node, per_gpu)
     assert sum(sum(parts.values()) for parts in found["roles"].values()) == per_node

@@ -178,7 +178,9 @@ def test_a_step_takes_gloos_copies_on_a_cpu_and_nothing_on_a_gpu():
 
 
 def test_gradients_of_the_output_layer_have_no_second_copy():
-    """In fp32: twice the logits of a chunk, forward; a CPU multiplies a chunk's gradient of the weight beside its sum."""
+    """In fp32: twice the logits of a chunk, forward; a CPU multiplies a chunk's gradient of the weight beside
+    its sum.
+    """
     rows_bytes, logits_bytes, hidden_bytes = 64 * 8 * 4, 4 * 64, 2 * 8 * 4
     cpu, gpu = trainer(), trainer(on_cpu=False)
     assert cpu.head_workspace(9, backward=True) == 9 * (2 * logits_bytes + hidden_bytes)
@@ -350,12 +352,12 @@ def test_what_a_trainer_keeps_on_the_host_is_counted_exactly(tmp_path):
 def test_copies_to_save_from_are_what_a_checkpoint_holds(tmp_path):
     """Two roles, tensor 4 x data 2: every rank its shares of the optimizer, of weights and of the reference."""
     background = make_config(tmp_path, checkpoint={"background": True})
-    (phase, *_) = make_plan(background, gpu_gb=80, node_gb=None)["memory"]["node"]["phases"]
+    phase, *_ = make_plan(background, gpu_gb=80, node_gb=None)["memory"]["node"]["phases"]
     count = trainer(shape=role_shape(background, "generator"), tensor=4).sizes.num_parameters
     copies = 2 * (8 * 12 * -(-count // 2) + 4 * 2 * 2 * count)
     assert phase["items"][COPIES] == copies
     for_later = make_plan(make_config(tmp_path), gpu_gb=80, node_gb=None)
-    (without, *_) = for_later["memory"]["node"]["phases"]
+    without, *_ = for_later["memory"]["node"]["phases"]
     assert phase["total_bytes"] - without["total_bytes"] == copies
     fullest = max(phase["total_bytes"] for phase in for_later["memory"]["node"]["phases"])
     from_bytes = for_later["checkpoint"]["background_from_bytes"]
@@ -538,6 +540,9 @@ def test_command_prints_tables_or_json_and_refuses_with_exit_2(tmp_path):
 
 
 def test_planning_loads_neither_torch_nor_vllm():
-    code = "import sys, tango_hpc.commands.plan_report; print({'torch', 'vllm', 'megatron', 'transformers'} & set(sys.modules))"
+    code = (
+        "import sys, tango_hpc.commands.plan_report; print({'torch', 'vllm', 'megatron', 'transformers'} &"
+        " set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -163,7 +163,7 @@ def test_processbench_solutions_become_solutions_of_our_format():
 
 def test_processbench_solutions_without_a_box_have_no_answer_element():
     question = row("processbench", steps=["First, $1+1=2$.", "So there are 2."])
-    assert solution_text(question) == ("<think>\n<step>First, $1+1=2$.</step>\n<step>So there are 2.</step>\n</think>")
+    assert solution_text(question) == "<think>\n<step>First, $1+1=2$.</step>\n<step>So there are 2.</step>\n</think>"
 
 
 @needs_real_data
@@ -192,8 +192,8 @@ def test_the_math_task_grades_each_row_by_its_source():
 
 def test_tasks_and_benchmarks_load_no_heavy_library():
     code = (
-        "import sys, tango_hpc.questions.tasks.math, tango_hpc.questions.benchmarks as b; [b.get_benchmark(n) for n in b.NAMES]; "
-        "print([m for m in ('torch', 'vllm', 'megatron', 'transformers', 'sympy') if m in sys.modules])"
+        "import sys, tango_hpc.questions.tasks.math, tango_hpc.questions.benchmarks as b; [b.get_benchmark(n) for n in"
+        " b.NAMES]; print([m for m in ('torch', 'vllm', 'megatron', 'transformers', 'sympy') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 

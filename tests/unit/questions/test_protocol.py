@@ -407,7 +407,10 @@ def test_prompts_without_a_chat_template(character_tokenizer):
 
 
 def test_prompts_through_a_chat_template(character_tokenizer):
-    character_tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}[me]{% endif %}"
+    character_tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}[me]{%"
+        " endif %}"
+    )
     text = text_of(prompts.generator_prompt_ids("2 + 2?", character_tokenizer), character_tokenizer)
     system = prompts.shipped_prompt("generator").system
     assert text == f"[system]{system}<|im_end|>[user]2 + 2?<|im_end|>[me]"
@@ -436,7 +439,10 @@ def test_a_prompt_of_ones_own_is_the_whole_prompt_where_there_is_no_template(tmp
 
 def test_a_prompt_does_not_depend_on_the_day(tmp_path, character_tokenizer):
     """As the templates of Llama 3.2 have it."""
-    character_tokenizer.chat_template = "{%- if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }}"
+    character_tokenizer.chat_template = (
+        "{%- if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{"
+        " date_string }}"
+    )
     (tmp_path / "mine.txt").write_text("{question}")
     for arguments, day in (({}, "26 Jul 2024"), ({"date_string": "1 May 2030"}, "1 May 2030")):
         prompt = prompts.read_prompt("generator", tmp_path / "mine.txt", arguments)

@@ -1,4 +1,6 @@
-"""Runs beside each other: which arm a run is of, means over seeds, and what it took to reach the plain algorithm's end."""
+"""Runs beside each other: which arm a run is of, means over seeds, and what it took to reach the plain
+algorithm's end.
+"""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ def test_a_package_that_starts_cuda_is_imported_after_the_fork_on_gpus_alone(
 def test_before_the_fork_a_task_on_gpus_imports_nothing_heavy(tmp_path: Path, stage: str) -> None:
     directory = make_run(tmp_path, "train", "cuda")
     code = (
-        "import sys\nfrom tango_hpc.stages.rank import prepare_stage\nfrom tango_hpc.base.run.directory import RunDirectory\n"
-        f"prepare_stage(RunDirectory({str(directory.path)!r}), {stage!r})\nprint(*sys.modules)"
+        "import sys\nfrom tango_hpc.stages.rank import prepare_stage\nfrom tango_hpc.base.run.directory import"
+        f" RunDirectory\nprepare_stage(RunDirectory({str(directory.path)!r}), {stage!r})\nprint(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert set(HEAVY) & set(done.stdout.split()) == set()

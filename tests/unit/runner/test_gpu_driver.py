@@ -1,4 +1,6 @@
-"""Driver and torch that do not fit each other are named, with the way out; ranks that should use GPUs must be on NCCL."""
+"""Driver and torch that do not fit each other are named, with the way out; ranks that should use GPUs must be
+on NCCL.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ from tests.slurm.jobs import counting_config
 
 # First lines of /proc/driver/nvidia/version, of the proprietary and of the open kernel module.
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.148.08  Thu May  8 20:28:33 UTC 2025\n"
-OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22-I3)  Tue Sep 23\n"
+OPEN = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22-I3)  Tue Sep"
+    " 23\n"
+)
 COMPILER = "GCC version:  gcc version 11.4.0 (Ubuntu 11.4.0-1ubuntu1~22.04)\n"
 
 
@@ -46,7 +51,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
         (tmp_path / "torch").mkdir()
         (tmp_path / "torch" / "version.py").write_text(
-            f"from typing import Optional\n__version__ = '2.13.0'\ncuda: Optional[str] = {cuda!r}\nhip: Optional[str] = None\n"
+            f"from typing import Optional\n__version__ = '2.13.0'\ncuda: Optional[str] = {cuda!r}\nhip: Optional[str] ="
+            " None\n"
         )
         spec = ModuleSpec("torch", None, origin=str(tmp_path / "torch" / "__init__.py"))
         monkeypatch.setattr(gpu_driver, "find_spec", lambda name: spec if name == "torch" else None)

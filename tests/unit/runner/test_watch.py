@@ -80,8 +80,9 @@ def test_the_rank_that_does_not_wait_for_its_peers_is_blamed(directory: RunDirec
         found = dog.look(now=second)
         assert second or found is None
     assert found is not None and found.rank == 2
-    assert found.title() == (
-        "rank 2 (generator) on n2 failed in phase 'rollout': hangs: no progress for 11 s (limit launch.hang_timeout_seconds)"
+    assert (
+        found.title() == "rank 2 (generator) on n2 failed in phase 'rollout': hangs: no progress for 11 s (limit"
+        " launch.hang_timeout_seconds)"
     )
     assert "stack of 2" in found.traceback
     assert "rank 0 (generator): 'rollout' for 11 s (waits for its peers)" in found.traceback
@@ -113,14 +114,22 @@ def test_echoes_come_after_the_cause_even_when_they_are_older(directory: RunDire
 def test_outcomes_are_the_files_that_the_docs_describe(directory: RunDirectory) -> None:
     """Their names, keys and values stand here as in docs/run_directory.md, so that a rename breaks no run of before."""
     files = {
-        "rank_00001.generator.json": """{"rank": 1, "role": "generator", "error": "ValueError: late", "code": 1,
-            "host": "n1", "phase": "train", "traceback": "Traceback\\nValueError: late\\n", "echo": false, "time": 2.5}""",
-        "rank_00000.verifier.json": """{"rank": 0, "role": "verifier", "error": "RuntimeError: Connection closed by peer",
-            "code": 1, "host": "n0", "phase": "verify", "traceback": "", "echo": true, "time": 1.5}""",
-        "rank_00000.generator.json": """{"rank": 0, "role": "generator", "error": "", "code": 85, "host": "n0",
-            "phase": "rollout", "traceback": "", "echo": false, "time": 3.0}""",
-        "rank_00002.json": """{"rank": 2, "role": "", "error": "ImportError: no", "code": 1, "host": "n2",
-            "phase": "loading libraries", "traceback": "", "echo": false, "time": 3.5}""",
+        "rank_00001.generator.json": (
+            """{"rank": 1, "role": "generator", "error": "ValueError: late", "code": 1,
+            "host": "n1", "phase": "train", "traceback": "Traceback\\nValueError: late\\n", "echo": false, "time": 2.5}"""
+        ),
+        "rank_00000.verifier.json": (
+            """{"rank": 0, "role": "verifier", "error": "RuntimeError: Connection closed by peer",
+            "code": 1, "host": "n0", "phase": "verify", "traceback": "", "echo": true, "time": 1.5}"""
+        ),
+        "rank_00000.generator.json": (
+            """{"rank": 0, "role": "generator", "error": "", "code": 85, "host": "n0",
+            "phase": "rollout", "traceback": "", "echo": false, "time": 3.0}"""
+        ),
+        "rank_00002.json": (
+            """{"rank": 2, "role": "", "error": "ImportError: no", "code": 1, "host": "n2",
+            "phase": "loading libraries", "traceback": "", "echo": false, "time": 3.5}"""
+        ),
     }
     for name, text in files.items():
         (directory.outcomes / name).write_text(text)

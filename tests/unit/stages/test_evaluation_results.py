@@ -1,4 +1,6 @@
-"""What becomes of an evaluation's answers: one page, one table, and the summary; which checkpoints and files it reads."""
+"""What becomes of an evaluation's answers: one page, one table, and the summary; which checkpoints and files it
+reads.
+"""
 
 from __future__ import annotations
 

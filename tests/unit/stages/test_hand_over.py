@@ -243,7 +243,9 @@ def test_weights_are_compared_by_the_rules_when_trainer_and_engine_disagree(
 
 
 def test_the_rules_hold_where_a_run_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing carries a signal here: after five generator steps to the checkpoint of the fourth, and there it gives up."""
+    """Nothing carries a signal here: after five generator steps to the checkpoint of the fourth, and there it
+    gives up.
+    """
     back = ("train.on_trouble.equal_rewards=rollback", "train.max_rollbacks=1", "checkpoint.every_steps=4")
     settings = (*ON_A_GPU, *NO_STEPS, *back, "train.generator_steps=6", "train.eval_every=0")
     events, errors = Run(tmp_path, monkeypatch, *settings).rehearse("train")
@@ -257,7 +259,9 @@ def test_the_rules_hold_where_a_run_goes_back(tmp_path: Path, monkeypatch: pytes
 
 
 def test_how_often_a_run_went_back_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed after it went back, before it saved again: it goes on with the seeds that it had, and not back once more."""
+    """Killed after it went back, before it saved again: it goes on with the seeds that it had, and not back
+    once more.
+    """
     back = ("train.on_trouble.equal_rewards=rollback", "train.max_rollbacks=1", "checkpoint.every_steps=4")
     run = Run(tmp_path, monkeypatch, *NO_STEPS, *back, "train.generator_steps=6", "train.eval_every=0")
     first, _ = run.rehearse("train")

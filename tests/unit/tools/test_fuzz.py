@@ -1,4 +1,6 @@
-"""Rubbish through everything that reads what a model, a user or a disk gives; `tools/fuzz.sh` does the same for longer."""
+"""Rubbish through everything that reads what a model, a user or a disk gives; `tools/fuzz.sh` does the same for
+longer.
+"""
 
 from __future__ import annotations
 

@@ -22,9 +22,11 @@ ROOT = Path(__file__).parents[3]
 CHECKS = {
     "test_4_wheel.py": "SECONDS = 1\ndef test():\n    'Part 4: wheel.'\n    import able_too\n",
     "test_1_fine.py": "SECONDS = 1\ndef test(note):\n    'Part 1: fine.'\n    note('speed', 5.0, 'tokens/s')\n",
-    "test_2_crash.py": "SECONDS = 1\nimport os, sys\ndef test():\n    'Part 2: crash.'\n"
-    "    if not os.path.exists(os.environ['PYTEST_MENDED']):\n"
-    "        print('NCCL WARN gone', file=sys.stderr, flush=True)\n        os.abort()\n",
+    "test_2_crash.py": (
+        "SECONDS = 1\nimport os, sys\ndef test():\n    'Part 2: crash.'\n"
+        "    if not os.path.exists(os.environ['PYTEST_MENDED']):\n"
+        "        print('NCCL WARN gone', file=sys.stderr, flush=True)\n        os.abort()\n"
+    ),
     "test_3_after.py": "SECONDS = 1\ndef test():\n    'Part 3: after the crash.'\n",
     "test_5_long.py": "SECONDS = 1000\ndef test():\n    'Part 5: long.'\n",
     "test_7_endless.py": "SECONDS = 1\nimport time\ndef test():\n    'Part 7: endless.'\n    time.sleep(1000)\n",
@@ -182,7 +184,10 @@ def test_what_is_missing_is_found_through_what_is_there(tmp_path: Path) -> None:
 
 
 def test_collecting_the_checks_imports_nothing_that_may_start_cuda() -> None:
-    program = "import sys, pytest; pytest.main(['--collect-only', '-q', sys.argv[1]]); print(sorted({'megatron', 'vllm', 'flashinfer'} & set(sys.modules)))"
+    program = (
+        "import sys, pytest; pytest.main(['--collect-only', '-q', sys.argv[1]]); print(sorted({'megatron', 'vllm',"
+        " 'flashinfer'} & set(sys.modules)))"
+    )
     words = [sys.executable, "-c", program, str(ROOT / "tests/gpu")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert " tests collected" in done.stdout and done.stdout.splitlines()[-1] == "[]", done.stdout[-2000:]

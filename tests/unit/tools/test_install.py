@@ -1,4 +1,6 @@
-"""tools/install.sh with a pip that has other indexes: where the CPU build of torch comes from, and for which Pythons."""
+"""tools/install.sh with a pip that has other indexes: where the CPU build of torch comes from, and for which
+Pythons.
+"""
 
 from __future__ import annotations
 

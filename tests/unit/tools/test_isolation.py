@@ -70,7 +70,9 @@ def test_no_variable_that_steers_the_product_is_left() -> None:
 
 @pytest.mark.skipif("PYTEST_OF_A_STRANGER" in os.environ, reason="this is the inner one")
 def test_the_tests_pass_where_a_stranger_starts_them(tmp_path: Path) -> None:
-    """In the folder of a finished quick start, from somebody's home with a profile of that name, within a Slurm step."""
+    """In the folder of a finished quick start, from somebody's home with a profile of that name, within a Slurm
+    step.
+    """
     here, home = tmp_path / "here", tmp_path / "home"
     lay_out_decoys(here)
     profiles = home / ".config" / "tango_hpc" / "profiles"

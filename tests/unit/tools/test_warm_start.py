@@ -1,4 +1,6 @@
-"""tools/warm_start.py: easy questions, and fine-tuning data from a model's own answers, in the form that is trained on."""
+"""tools/warm_start.py: easy questions, and fine-tuning data from a model's own answers, in the form that is
+trained on.
+"""
 
 from __future__ import annotations
 

@@ -181,8 +181,14 @@ def _check_text(row: PreparedRow, file: Path, index: int) -> None:
             ) from None
 
 
-def _fault(row: PreparedRow, seen: dict[int, int], report: Report, held_out: HeldOut, max_question_characters: int | None,
-           questions_repeat: bool) -> str | None:  # fmt: skip
+def _fault(
+    row: PreparedRow,
+    seen: dict[int, int],
+    report: Report,
+    held_out: HeldOut,
+    max_question_characters: int | None,
+    questions_repeat: bool,
+) -> str | None:
     """Return why a row is dropped, counted in the report; None for a good one."""
     kind = None
     if not row.question:

@@ -167,7 +167,9 @@ def _truth(record: Record, true: str, false: str) -> str:
 
 
 def tablebench(record: Record, file: Path, index: int) -> PreparedRow | None:
-    """Return number reasoning and fact checking, whose answers can be compared; the table is written out in Markdown."""
+    """Return number reasoning and fact checking, whose answers can be compared; the table is written out in
+    Markdown.
+    """
     if record.get("qtype") not in ("NumericalReasoning", "FactChecking"):
         return None
     table = _first(record, "table")
