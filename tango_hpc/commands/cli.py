@@ -185,16 +185,7 @@ def data(
             typer.echo(f"{key:16} {data_set.hub:42} {data_set.licence:12} {data_set.default_split}")
         typer.echo(f"{'last_letter':16} (made by seed)")
         return
-    if out is None:
-        raise UserError(f"give the file to write: tango data {name} --out {name}.parquet")
-    if out.is_dir():
-        raise UserError(f"--out {out} is a folder; name the file, {out / name}.parquet, say")
-    of_files = {"source", "exclude", "keep_overlap", "max_question_characters", "limit"}
-    of_made = {"kind", "rows", "words", "letters", "slip", "seed"}
-    unused = of_files if name == "last_letter" else of_made
-    if stray := [key for key in sorted(unused) if was_given(context, key)]:
-        options = ", ".join("--" + key.replace("_", "-") for key in stray)
-        raise UserError(f"{name} has no {options}; see tango data --help")
+    out = _check_data(context, name, out)
     if name == "last_letter":
         from tango_hpc.questions.tasks.last_letter_files import make_last_letter
 
@@ -216,6 +207,21 @@ def data(
         limit=limit,
     )
     typer.echo("\n".join([*report.lines(), f"written to {out}"]))
+
+
+def _check_data(context: typer.Context, name: str, out: Path | None) -> Path:
+    """Return the file to write. Raises UserError for a missing or wrong one, and for options that the set has not."""
+    if out is None:
+        raise UserError(f"give the file to write: tango data {name} --out {name}.parquet")
+    if out.is_dir():
+        raise UserError(f"--out {out} is a folder; name the file, {out / name}.parquet, say")
+    of_files = {"source", "exclude", "keep_overlap", "max_question_characters", "limit"}
+    of_made = {"kind", "rows", "words", "letters", "slip", "seed"}
+    unused = of_files if name == "last_letter" else of_made
+    if stray := [key for key in sorted(unused) if was_given(context, key)]:
+        options = ", ".join("--" + key.replace("_", "-") for key in stray)
+        raise UserError(f"{name} has no {options}; see tango data --help")
+    return out
 
 
 plan_commands.add_commands(app)

@@ -82,22 +82,9 @@ def generator_advantages_batch(
     _check_lengths(len(group_ids_N) * num_verifications, judgements_N_K, step_end_tokens_N_K)
     if outcome_rewards_N is None:
         outcome_rewards_N = equations.outcome_rewards(correct_N)
-    verified = [i for i in range(len(group_ids_N)) for _ in range(num_verifications)]  # the solution of each
-    rewards_NV_K = [equations.step_rewards(judgements_K) for judgements_K in judgements_N_K]
-    step_advantages_NV_T = _step_advantages(
-        [group_ids_N[i] for i in verified],
-        rewards_NV_K,
-        step_end_tokens_N_K,
-        [response_lengths_N[i] for i in verified],
-        algorithm,
+    step_rewards_N_K, step_advantages_N_T = _over_verifications(
+        group_ids_N, judgements_N_K, step_end_tokens_N_K, response_lengths_N, algorithm, num_verifications
     )
-    of_solution_N = [slice(i * num_verifications, (i + 1) * num_verifications) for i in range(len(group_ids_N))]
-    step_rewards_N_K = [
-        _mean([rewards_K for rewards_K in rewards_NV_K[its] if len(rewards_K)] or [np.zeros(0)])
-        for its in of_solution_N
-    ]
-    step_advantages_N_T = [_mean(step_advantages_NV_T[its]) for its in of_solution_N]
-
     kept_N = np.ones(len(group_ids_N), dtype=bool)
     if prof_rollouts is not None:
         assert alpha == 0.0, "PROF chooses by the step rewards instead of blending them in"
@@ -114,6 +101,32 @@ def generator_advantages_batch(
         for i, step_advantages_T in enumerate(step_advantages_N_T)
     ]
     return GeneratorAdvantages(outcome_rewards_N, step_rewards_N_K, outcome_advantages_N, kept_N, advantages_N_T)
+
+
+def _over_verifications(
+    group_ids_N: Sequence[Hashable],
+    judgements_NV_K: Sequence[Sequence[int]],
+    step_end_tokens_NV_K: Sequence[Sequence[int]],
+    response_lengths_N: Sequence[int],
+    algorithm: Algorithm,
+    num_verifications: int,
+) -> tuple[list[FloatArray], list[FloatArray]]:
+    """Return step rewards (Eq. 4) and step advantages (Eqs. 5, 6) of N solutions, means over the V verifications."""
+    verified = [i for i in range(len(group_ids_N)) for _ in range(num_verifications)]  # the solution of each
+    rewards_NV_K = [equations.step_rewards(judgements_K) for judgements_K in judgements_NV_K]
+    advantages_NV_T = _step_advantages(
+        [group_ids_N[i] for i in verified],
+        rewards_NV_K,
+        step_end_tokens_NV_K,
+        [response_lengths_N[i] for i in verified],
+        algorithm,
+    )
+    of_solution_N = [slice(i * num_verifications, (i + 1) * num_verifications) for i in range(len(group_ids_N))]
+    rewards_N_K = [
+        _mean([rewards_K for rewards_K in rewards_NV_K[its] if len(rewards_K)] or [np.zeros(0)])
+        for its in of_solution_N
+    ]
+    return rewards_N_K, [_mean(advantages_NV_T[its]) for its in of_solution_N]
 
 
 def _step_advantages(

@@ -49,6 +49,7 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield from _model_conflicts(f"sft.{role_name}.init", sft.init, tuned, config)
         yield from _optimizer_conflicts(f"sft.{role_name}.optimizer", sft.optimizer)
     yield from _training_conflicts(config)
+    yield from _algorithm_conflicts(config)
     yield from _task_conflicts(config)
     if config.launch.grace_seconds >= config.launch.hang_timeout_seconds:
         yield "launch.grace_seconds: must be below launch.hang_timeout_seconds"
@@ -66,8 +67,8 @@ def _conflicts(config: Config) -> Iterator[str]:
 
 
 def _training_conflicts(config: Config) -> Iterator[str]:
-    """Yield which steps are taken, and with which weight of the step advantages."""
-    train, algorithm = config.train, config.algorithm
+    """Yield conflicts of the steps that are taken."""
+    train = config.train
     steps = train.verifier_warmup_steps + train.generator_steps * (1 + train.verifier_steps_per_cycle)
     for what, count in {
         "verifier_warmup_steps, generator_steps and verifier_steps_per_cycle: steps of a run": steps,
@@ -95,6 +96,18 @@ def _training_conflicts(config: Config) -> Iterator[str]:
             f"train.max_draws: {train.max_draws} is for the generator's steps, and generator.trainable is false; set it"
             " to 1"
         )
+    if config.verifier is None and train.verifications_per_solution > 1:
+        yield f"train.verifications_per_solution: {train.verifications_per_solution} needs a verifier; set it to 1"
+    if train.max_draws > 1 and config.algorithm.name == "reinforce++":
+        yield (
+            f"train.max_draws: {train.max_draws} with reinforce++, which compares a question's rollouts with the whole "
+            "batch: no question is without signal by itself; set it to 1, or take grpo or rloo"
+        )
+
+
+def _algorithm_conflicts(config: Config) -> Iterator[str]:
+    """Yield conflicts of rewards and advantages."""
+    train, algorithm = config.train, config.algorithm
     if config.verifier is None and algorithm.min_verifier_j is not None:
         yield f"algorithm.min_verifier_j: {algorithm.min_verifier_j} needs a verifier; set it to null"
     elif algorithm.min_verifier_j is not None and algorithm.alpha_start == 0:
@@ -106,8 +119,6 @@ def _training_conflicts(config: Config) -> Iterator[str]:
         yield f"algorithm.alpha_end: {algorithm.alpha_end} is above alpha_start {algorithm.alpha_start}"
     if config.verifier is None and algorithm.ground_truth_weight < 1:
         yield f"algorithm.ground_truth_weight: {algorithm.ground_truth_weight} needs a verifier; set it to 1"
-    if config.verifier is None and train.verifications_per_solution > 1:
-        yield f"train.verifications_per_solution: {train.verifications_per_solution} needs a verifier; set it to 1"
     if algorithm.prof_rollouts is not None:
         if config.verifier is None:
             yield "algorithm.prof_rollouts: needs a verifier, whose step judgements choose the rollouts; set it to null"
@@ -121,11 +132,6 @@ def _training_conflicts(config: Config) -> Iterator[str]:
                 "algorithm.prof_rollouts: chooses by the step judgements instead of blending them in; set "
                 "algorithm.alpha_start to 0"
             )
-    if train.max_draws > 1 and algorithm.name == "reinforce++":
-        yield (
-            f"train.max_draws: {train.max_draws} with reinforce++, which compares a question's rollouts with the whole "
-            "batch: no question is without signal by itself; set it to 1, or take grpo or rloo"
-        )
     if algorithm.alpha_start > 0 and algorithm.alpha_end == 0 and algorithm.alpha_schedule == "exponential":
         yield "algorithm.alpha_end: an exponential decay never reaches 0; give a small number such as 1e-3"
     if algorithm.blend == "rewards" and algorithm.step_advantage_scale != 1:

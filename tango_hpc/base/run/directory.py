@@ -32,36 +32,47 @@ from tango_hpc.base.run.step_names import StepName
 from tango_hpc.base.run.worker import Worker
 
 
+class Below:
+    """A file or folder below a run directory."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __get__(self, directory: RunDirectory, _: type) -> Path:
+        return directory.path.joinpath(*self._names)
+
+
 class RunDirectory:
-    """Knows the path of every file of one run. Making one touches nothing."""
+    """The path of every file of one run. Making one touches nothing."""
+
+    config = Below("config.yaml")
+    provenance = Below("provenance.json")
+    metrics = Below("metrics.jsonl")
+    evaluations = Below("evaluations.jsonl")
+    tensorboard = Below("tensorboard")
+    trackers = Below("trackers")
+    rollouts = Below("rollouts")
+    traces = Below("traces")
+    checkpoints = Below("checkpoints")
+    logs = Below("logs")
+    srun_log = Below("logs", "srun.log")
+    submitit_logs = Below("logs", "submitit")
+    progress = Below("progress.json")
+    summary = Below("summary.json")
+    report = Below("report.html")
+    report_curves = Below("report_curves.png")
+    control = Below("control")
+    lock_file = Below("control", "lock")
+    attempts_file = Below("control", "attempts.jsonl")
+    jobs_file = Below("control", "jobs.json")
+    stop_file = Below("control", "stop")
+    rollbacks_file = Below("control", "rollbacks")
+    heartbeats = Below("heartbeat")
+    outcomes = Below("outcomes")
+    snapshot = Below("snapshot")
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).expanduser().absolute()
-        self.config = self.path / "config.yaml"
-        self.provenance = self.path / "provenance.json"
-        self.metrics = self.path / "metrics.jsonl"
-        self.evaluations = self.path / "evaluations.jsonl"
-        self.tensorboard = self.path / "tensorboard"
-        self.trackers = self.path / "trackers"
-        self.rollouts = self.path / "rollouts"
-        self.traces = self.path / "traces"
-        self.checkpoints = self.path / "checkpoints"
-        self.logs = self.path / "logs"
-        self.srun_log = self.logs / "srun.log"
-        self.submitit_logs = self.logs / "submitit"
-        self.progress = self.path / "progress.json"
-        self.summary = self.path / "summary.json"
-        self.report = self.path / "report.html"
-        self.report_curves = self.path / "report_curves.png"
-        self.control = self.path / "control"
-        self.lock_file = self.control / "lock"
-        self.attempts_file = self.control / "attempts.jsonl"
-        self.jobs_file = self.control / "jobs.json"
-        self.stop_file = self.control / "stop"
-        self.rollbacks_file = self.control / "rollbacks"
-        self.heartbeats = self.path / "heartbeat"
-        self.outcomes = self.path / "outcomes"
-        self.snapshot = self.path / "snapshot"
 
     def __repr__(self) -> str:
         return f"RunDirectory({str(self.path)!r})"

@@ -88,43 +88,13 @@ class RolloutEngine:
         self._awake: tuple[str, ...] = ("weights", "kv_cache")
         self.num_cached_tokens = 0  # of this shard's prompts in the last `generate`: computed once for several requests
         self.forgets_when_asleep = device in FORGETFUL_DEVICES and not load_weights
-        arguments: dict[str, Any] = {}
         ident = _host_ident()
         import_vllm(device)
-        if device == "cpu":
-            # vLLM compiles some helpers when it first samples: 13 s, and a C++ compiler, for nothing measurable here.
-            torch._dynamo.config.disable = True
-            from tango_hpc.models.engine.cpu_worker import GROUP_IDENT
-
-            os.environ[GROUP_IDENT] = ident
-            arguments = {
-                "worker_cls": "tango_hpc.models.engine.cpu_worker.NamedCPUWorker",
-                "enforce_eager": True,
-                # A prompt cut in two would rewind its request's generator, which a CPU generator cannot.
-                "enable_chunked_prefill": False,
-                # vLLM shares whole blocks of a prompt, and takes 128 tokens for one; no fewer than these can be had.
-                "block_size": 32,
-            }
-        else:
-            arguments = {
-                "enable_sleep_mode": True,
-                # Logits of 16-bit weights in fp32, as the trainer has them on a GPU; on a CPU both round them.
-                "hf_overrides": {"head_dtype": "float32"},
-                "enforce_eager": enforce_eager,
-                "gpu_memory_utilization": gpu_share,
-                # Its handles to the memory of other GPUs need them all visible.
-                "disable_custom_all_reduce": sees_one_gpu(torch.cuda.device_count()),
-            }
+        arguments = _device_arguments(device, ident, enforce_eager=enforce_eager, gpu_share=gpu_share)
         from vllm import LLM
-        from vllm.platforms import current_platform
 
-        if device == "cpu" and not current_platform.is_cpu():
-            raise UserError(
-                f"launch.device is cpu, but vLLM in {sys.prefix} is the build for GPUs, which has no engine for CPUs:"
-                " run this in an environment of tools/install.sh, or set launch.device=cuda"
-            )
-        # vLLM collects garbage six times per engine, half a second each over all that is imported. It freezes the
-        # heap afterwards anyway.
+        _check_build(device)
+        # vLLM collects garbage six times per engine, half a second each over all that is imported.
         gc.freeze()
         # vLLM's tensor groups meet in sockets, which it would leave in the temporary folder for good.
         with socket_folder():
@@ -146,15 +116,11 @@ class RolloutEngine:
                 kv_cache_memory_bytes=kv_cache_bytes,  # vLLM would measure a GPU that other processes use as well
                 **arguments,
             )
-            # All have connected to sockets and shared memory; without names, nothing is left behind by a rank that
-            # dies.
+            # All ranks have connected to sockets and shared memory, whose names are not needed any more.
             dist.barrier()
         for segment in Path("/dev/shm").glob(f"{ident}-*"):
             segment.unlink(missing_ok=True)
-        # Since 0.31 set to run when the client is collected: it would end this process's default process group.
-        finalizer = getattr(self.llm.llm_engine.engine_core, "_finalizer", None)
-        if finalizer is not None:
-            finalizer.detach()
+        _keep_process_group(self.llm)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -292,6 +258,53 @@ class RolloutEngine:
         del self.llm
         gc.unfreeze()
         gc.collect()
+
+
+def _device_arguments(
+    device: Literal["cpu", "cuda"], ident: str, *, enforce_eager: bool, gpu_share: float
+) -> dict[str, Any]:
+    """Return the arguments of `LLM` that a CPU or a GPU needs; `ident` names this rank's sockets on a CPU."""
+    if device == "cuda":
+        return {
+            "enable_sleep_mode": True,
+            # Logits of 16-bit weights in fp32, as the trainer has them on a GPU; on a CPU both round them.
+            "hf_overrides": {"head_dtype": "float32"},
+            "enforce_eager": enforce_eager,
+            "gpu_memory_utilization": gpu_share,
+            # Its handles to the memory of other GPUs need them all visible.
+            "disable_custom_all_reduce": sees_one_gpu(torch.cuda.device_count()),
+        }
+    # vLLM compiles some helpers when it first samples: 13 s, and a C++ compiler, for nothing measurable here.
+    torch._dynamo.config.disable = True
+    from tango_hpc.models.engine.cpu_worker import GROUP_IDENT
+
+    os.environ[GROUP_IDENT] = ident
+    return {
+        "worker_cls": "tango_hpc.models.engine.cpu_worker.NamedCPUWorker",
+        "enforce_eager": True,
+        # A prompt cut in two would rewind its request's generator, which a CPU generator cannot.
+        "enable_chunked_prefill": False,
+        # vLLM shares whole blocks of a prompt, and takes 128 tokens for one; no fewer than these can be had.
+        "block_size": 32,
+    }
+
+
+def _check_build(device: Literal["cpu", "cuda"]) -> None:
+    """Raise UserError where engines for CPUs are asked of vLLM's build for GPUs."""
+    from vllm.platforms import current_platform
+
+    if device == "cpu" and not current_platform.is_cpu():
+        raise UserError(
+            f"launch.device is cpu, but vLLM in {sys.prefix} is the build for GPUs, which has no engine for CPUs:"
+            " run this in an environment of tools/install.sh, or set launch.device=cuda"
+        )
+
+
+def _keep_process_group(llm: Any) -> None:
+    """Undo what vLLM since 0.31 does when its client is collected: end this process's default process group."""
+    finalizer = getattr(llm.llm_engine.engine_core, "_finalizer", None)
+    if finalizer is not None:
+        finalizer.detach()
 
 
 def import_vllm(device: Literal["cpu", "cuda"]) -> None:

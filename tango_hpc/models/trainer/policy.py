@@ -208,14 +208,7 @@ class Policy:
                 "largest_gap": largest,
             }
 
-        def check(totals: dict[str, float]) -> None:
-            gap_mean = totals["gap"] / max(len(weights_N), 1)
-            if loss.max_logprob_gap is not None and gap_mean > loss.max_logprob_gap:
-                raise LogprobGapError(
-                    f"trainer and engine differ by {gap_mean:.4g} in the mean log-probability of a sampled token, "
-                    f"more than {loss.max_logprob_gap:g} allowed (train.max_logprob_gap); weights were not updated"
-                )
-
+        check = partial(_check_gap, loss.max_logprob_gap, len(weights_N))
         stats = self._step(sequences, token_loss, loss.temperature, num_responses, check)
         if first_N is not None:
             give(sequences, "old_logprobs", self._of_all_ranks(first_N, response_offsets(sequences)))
@@ -409,3 +402,13 @@ class Policy:
 
     def _to_device(self, values: np.ndarray) -> Tensor:
         return to_device(torch.from_numpy(values.astype(np.float32)), self.device)
+
+
+def _check_gap(limit: float | None, num_tokens: int, totals: dict[str, float]) -> None:
+    """Raise `LogprobGapError` where trainer and engine differ by more than `limit` in the mean over the tokens."""
+    gap_mean = totals["gap"] / max(num_tokens, 1)
+    if limit is not None and gap_mean > limit:
+        raise LogprobGapError(
+            f"trainer and engine differ by {gap_mean:.4g} in the mean log-probability of a sampled token, "
+            f"more than {limit:g} allowed (train.max_logprob_gap); weights were not updated"
+        )

@@ -198,25 +198,21 @@ def verifier_sft_rows(
 ) -> list[dict[str, str]]:
     """`count` verifications by a teacher that flips the judgement of a step with probability `slip` at the end.
 
-    The rows are a curriculum. The first `drill` of them have words of one letter, `DRILL_WORDS` of them: there is
-    nothing to learn from them but to compare two letters, which a tiny model takes long to begin with. The first
-    `careful` have no flips: letters are best compared by a teacher that does; the careless rows that follow make a
-    verifier that knows better than it judges.
+    The rows are a curriculum. The first `drill` of them have `DRILL_WORDS` words of one letter, which teach to compare
+    two letters. The first `careful` have no flips; the careless rows that follow make a verifier that knows better than
+    it judges.
 
     `WRONG_SOLUTIONS` of the solutions are wrong: in them each step is wrong with probability `WRONG_STEPS`, at least
     one step is, and a wrong step has the first letter or, as often, any other of the word. With probability `typos` a
     step misspells its word, which is no mistake (`label_steps`), and a step of a wrong solution appends another letter
     than it names, which is one: RL leads generators to both, and a verifier that was never shown either misses them.
 
-    The teacher names both letters rightly, and its final verdict follows from its own judgements: a model that learns
-    from it ties the verdict to the steps, so that rewards for verdicts reach the judgements. (A teacher whose verdicts,
-    not judgements, were unreliable left a verifier that RL drove to one verdict for everything.) With `verdicts`
-    "solution" it is the truth about the solution instead, flipped with probability `slip` by itself: nothing then ties
-    it to the steps.
+    The teacher names both letters rightly, and its final verdict follows from its own judgements, so that rewards for
+    verdicts reach the judgements. With `verdicts` "solution" the verdict is the truth about the solution, flipped with
+    probability `slip` by itself.
     Columns question, solution_text, verification_text. The same seed, the same rows.
     """
-    rng = np.random.default_rng(seed)
-    rows = []
+    rng, rows = np.random.default_rng(seed), []
     for index in range(count):
         drills = index < drill * count
         lengths = (DRILL_WORDS, (1, 1)) if drills else (words, letters)
@@ -224,12 +220,7 @@ def verifier_sft_rows(
         chosen = [word[-1] for word in sampled]
         misjoins = np.zeros(len(sampled), bool)
         if rng.random() < WRONG_SOLUTIONS:
-            wrong = rng.random(len(sampled)) < WRONG_STEPS
-            wrong[rng.integers(len(sampled))] = True
-            chosen = [
-                _wrong_letter(rng, word) if is_wrong else word[-1]
-                for word, is_wrong in zip(sampled, wrong, strict=True)
-            ]
+            chosen = _letters_with_mistakes(rng, sampled)
             if typos and not drills:
                 misjoins = rng.random(len(sampled)) < typos
         appended = [
@@ -238,15 +229,11 @@ def verifier_sft_rows(
         spelled = sampled
         if typos and not drills:
             spelled = [_misspelt(rng, word) if rng.random() < typos else word for word in sampled]
-        flips = rng.random(len(sampled)) < (slip if index >= careful * count else 0.0)
-        judgements = [
-            (letter == joined == word[-1]) != flip
-            for word, letter, joined, flip in zip(sampled, chosen, appended, flips, strict=True)
-        ]
+        flip = slip if index >= careful * count else 0.0
+        judgements = _flipped(rng, sampled, chosen, appended, flip)
         verdict = all(judgements)
         if verdicts == "solution":
-            is_right = appended == [word[-1] for word in sampled]
-            verdict = is_right != (rng.random() < (slip if index >= careful * count else 0.0))
+            verdict = (appended == [word[-1] for word in sampled]) != (rng.random() < flip)
         rows.append(
             {
                 "question": _question(sampled, worded),
@@ -255,6 +242,24 @@ def verifier_sft_rows(
             }
         )
     return rows
+
+
+def _letters_with_mistakes(rng: np.random.Generator, words: Sequence[str]) -> list[str]:
+    """Return a letter of each word: the last one, or a wrong one with probability `WRONG_STEPS`, and at least once."""
+    wrong = rng.random(len(words)) < WRONG_STEPS
+    wrong[rng.integers(len(words))] = True
+    return [_wrong_letter(rng, word) if is_wrong else word[-1] for word, is_wrong in zip(words, wrong, strict=True)]
+
+
+def _flipped(
+    rng: np.random.Generator, words: Sequence[str], chosen: Sequence[str], appended: Sequence[str], slip: float
+) -> list[bool]:
+    """Return the right judgement of each step, flipped with probability `slip`."""
+    flips = rng.random(len(words)) < slip
+    return [
+        (letter == joined == word[-1]) != flip
+        for word, letter, joined, flip in zip(words, chosen, appended, flips, strict=True)
+    ]
 
 
 def solution_text(words: Sequence[str], chosen: Sequence[str], appended: Sequence[str] | None = None) -> str:
