@@ -12,35 +12,35 @@ import traceback
 from collections.abc import Callable
 
 from tango_hpc.runner.outcome import outcome_of, reserve_outcome, write_outcome
-from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.process import RankProcess
 
 # Set by the supervisor to its process id, or to "srun" or "wrapped" where it is not, or may not be, the parent.
 SUPERVISED = "TANGO_SUPERVISED"
 
 
-def run_guarded(stop: StopSignal, body: Callable[[StopSignal], None]) -> None:
-    """Run `body` under the heartbeat of `stop` and leave an outcome, whatever happens.
+def run_guarded(process: RankProcess, body: Callable[[RankProcess], None]) -> None:
+    """Run `body` under the heartbeat of `process` and leave an outcome, whatever happens.
 
     Codes of an outcome: 0 done, 85 saved and resumable, the `exit_code` of our own errors, 1 otherwise.
     """
-    crash_file = stop.directory.crash_file(stop.worker)
+    crash_file = process.directory.crash_file(process.worker)
     ended_by: BaseException | None = None
     try:
         with crash_file.open("w") as crash:
             faulthandler.enable(crash)  # a segmentation fault leaves its Python stacks there
             try:
-                reserve_outcome(stop.directory, stop.worker)
-                stop.start()
-                body(stop)
+                reserve_outcome(process.directory, process.worker)
+                process.start()
+                body(process)
             finally:
-                stop.close()
+                process.heart.close()
                 faulthandler.enable()
     except BaseException as error:
         ended_by = error
     with contextlib.suppress(OSError):  # on a disk that has become read-only it stays
         crash_file.unlink()
-    outcome = outcome_of(stop.worker, stop.phase, ended_by)
-    write_outcome(stop.directory, outcome)
+    outcome = outcome_of(process.worker, process.heart.phase, ended_by)
+    write_outcome(process.directory, outcome)
     if outcome.failed:
         with contextlib.suppress(OSError):  # the log is on the same disk
             traceback.print_exception(ended_by)

@@ -19,8 +19,6 @@ from typing import Literal
 
 from tango_hpc.base.files import Patience, read_replaced, write_atomically
 from tango_hpc.base.run.directory import RunDirectory
-from tango_hpc.base.run.worker import Worker
-from tango_hpc.runner.heartbeat import Heart, PhaseBoard
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 
@@ -51,58 +49,42 @@ def read_stop_request(directory: RunDirectory) -> StopRequest | None:
         return StopRequest("user", text.strip() or "the file control/stop")
 
 
-class StopSignal(Heart):
-    """The request to stop as the loop asks for it at its safe points, and this process's heartbeat.
+class StopSignal:
+    """The answer to "must I stop?" of one process.
 
-    `agree` maps this process's flag to "the flag of any" and is a collective over all of them; whoever joins them sets
-    it. `reads_file`: this process looks for the request; one of them does.
+    `agree` maps this process's flag to "the flag of any" and is a collective over all processes; the code that joins
+    them sets it. `reads_file`: this process looks for the request; one of them does.
     """
 
-    def __init__(
-        self, directory: RunDirectory, worker: Worker, *, reads_file: bool, board: PhaseBoard | None = None
-    ) -> None:
-        super().__init__(directory, worker, board)
+    def __init__(self, directory: RunDirectory, *, reads_file: bool) -> None:
         self.agree: Callable[[bool], bool] | None = None
-        self._reads_file = reads_file
+        self._directory, self._reads_file = directory, reads_file
         self._stopping = False
         self._received: str | None = None
-        # For whoever has a GPU: how to ask whether the calling thread's stream is busy.
-        self.watch_stream: Callable[[], Callable[[], bool]] | None = None
 
-    def has_loaded(self) -> None:
-        """Engines are there, their graphs captured: the GPU may be asked what it does, of the stream that they have
-        left.
-        """
-        if self.watch_stream is not None:
-            self.gpu_is_busy = self.watch_stream()
-
-    def start(self) -> None:
-        """Install the signal handlers and start the heartbeat; call it before anything slow."""
+    def install(self) -> None:
+        """Install the signal handlers."""
         for number in STOP_SIGNALS:
             signal.signal(number, self.receive)
-        super().start()
 
-    def check(self, phase: str) -> bool:
-        """Return whether to save and stop now; every process gets the same answer. A collective. `phase` is what comes
-        next.
+    def must_stop(self) -> bool:
+        """Return whether to save and stop now; every process gets the same answer. A collective.
 
-        Once it was True it stays True.
+        Once the answer was True it stays True.
         """
         assert self.agree is not None, "nobody to agree with"
-        self.reached_safe_point = True
-        self.has_loaded()
-        self.enter(phase)
         if not self._stopping:
             asked = self._received is not None or (self._reads_file and self._finds_file())
             self._stopping = self.agree(asked)
         return self._stopping
 
     def _finds_file(self) -> bool:
-        """Return whether a stop is asked for. Opening a folder has NFS look at it; that a file is missing it may know
-        for a minute.
+        """Return whether the file with a request exists.
+
+        Opening the folder has NFS look at it; that a file is missing NFS may remember for a minute.
         """
         with Patience(math.inf), suppress(FileNotFoundError):
-            return self.directory.stop_file.name in os.listdir(self.directory.control)
+            return self._directory.stop_file.name in os.listdir(self._directory.control)
         return False  # the next safe point looks again
 
     def receive(self, number: int, frame: FrameType | None = None) -> None:

@@ -4,7 +4,7 @@ Codes: 0 done; 85 saved and resumable; 78 or 2 wrong input, trying again cannot 
 starting; 1 failed. The same class serves one machine and, around srun, a Slurm job.
 
 A stop's way (Ctrl-C, SIGTERM, SIGUSR2, a near time limit; `tango stop` joins at the file), => for a message:
-signal => `Supervisor._receive` -> `request_stop` => control/stop: `StopSignal.check` on rank 0 -> `Exchange.any` =>
+signal => `Supervisor._receive` -> `request_stop` => control/stop: `RankProcess.check` on rank 0 -> `Exchange.any` =>
 all processes: `Tango._safe_point` -> `save` -> `Checkpoints.save`; `StoppedEarly` -> `run_guarded` => outcomes/:
 `Supervisor.run` -> `run_attempt` -> `scontrol requeue`.
 """

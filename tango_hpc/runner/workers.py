@@ -1,4 +1,4 @@
-"""The program of a task: it starts and minds one process per rank and role.
+"""The program of a task: it starts one process per rank and role and waits for them.
 
 Under Slurm a task is one rank; on one machine a single task is all of its ranks. On CPUs a task imports what is heavy
 before it forks its processes, which share the pages; on GPUs each process imports by itself (stages/rank.py).
@@ -34,10 +34,11 @@ from tango_hpc.runner.guard import SUPERVISED, die_with_parent, run_guarded
 from tango_hpc.runner.heartbeat import Beat, PhaseBoard, write_beat
 from tango_hpc.runner.lock import RunLock, take_lock
 from tango_hpc.runner.outcome import STOPPED, Outcome, outcome_of, outcome_of_dead, read_outcome, write_outcome
+from tango_hpc.runner.process import RankProcess
 from tango_hpc.runner.slurm import NoAnswer
-from tango_hpc.runner.stop import STOP_SIGNALS, StopSignal
+from tango_hpc.runner.stop import STOP_SIGNALS
 
-Body = Callable[[Worker, StopSignal], None]
+Body = Callable[[Worker, RankProcess], None]
 
 LOADING = "loading libraries"
 POLL_SECONDS = 1.0
@@ -90,11 +91,11 @@ def _host_ranks(
     if lock is not None:
         lock.touch()  # importing may have taken so long that somebody else has the run: nothing is written then
     workers = [Worker(rank, role) for rank in ranks for role in roles]
-    family = _Family(directory, workers, signals, lock)
+    children = ChildProcesses(directory, workers, signals, lock)
     try:
-        return _exit_code(family.run(body))
+        return _exit_code(children.run(body))
     except BaseException as error:  # a full disk, no more processes: whoever was started would wait for its peers
-        family.kill()
+        children.kill()
         outcome = outcome_of(Worker(ranks[0]), LOADING, error)
         write_outcome(directory, outcome)
         _print_if_possible(error)
@@ -128,8 +129,8 @@ class _Signals:
                     os.kill(process.pid, number)
 
 
-class _Family:
-    """The processes of a task."""
+class ChildProcesses:
+    """The processes that a task forks."""
 
     def __init__(
         self, directory: RunDirectory, workers: Sequence[Worker], signals: _Signals, lock: RunLock | None
@@ -153,14 +154,14 @@ class _Family:
         for worker in self._workers:
             self._directory.outcome_file(worker).unlink(missing_ok=True)
             write_beat(self._directory, worker, beat)
-            process = context.Process(target=self._be, args=(worker, body), name=str(worker))
+            process = context.Process(target=self.child_main, args=(worker, body), name=str(worker))
             process.start()
             self._signals.processes[worker] = process
         for number in self._signals.received:  # those that came before all of them were there
             self._signals.pass_on(number)
-        return self._mind(dict(self._signals.processes))
+        return self.wait(dict(self._signals.processes))
 
-    def _mind(self, running: dict[Worker, BaseProcess]) -> list[Outcome]:
+    def wait(self, running: dict[Worker, BaseProcess]) -> list[Outcome]:
         """Wait for all; where one fails and the others do not notice, or it does not exit, they are ended."""
         outcomes: list[Outcome] = []
         end_by = None
@@ -204,7 +205,7 @@ class _Family:
             self._directory.crash_file(worker).unlink(missing_ok=True)
         return outcome
 
-    def _be(self, worker: Worker, body: Body) -> None:
+    def child_main(self, worker: Worker, body: Body) -> None:
         """Be one child process from its start to its end."""
         self._signals.processes = {}
         die_with_parent(self._parent)
@@ -215,12 +216,11 @@ class _Family:
             os.dup2(log, sys.stderr.fileno())
             os.close(log)
         reads_file, board = worker == self._workers[0] and worker.rank == 0, self._boards[worker]
-        stop = StopSignal(self._directory, worker, reads_file=reads_file, board=board)
-        for stop_signal in STOP_SIGNALS:
-            signal.signal(stop_signal, stop.receive)
+        process = RankProcess(self._directory, worker, reads_file=reads_file, board=board)
+        process.stop.install()
         for number in self._signals.received:
-            stop.receive(number)
-        run_guarded(stop, lambda stop: body(worker, stop))
+            process.stop.receive(number)
+        run_guarded(process, lambda process: body(worker, process))
 
 
 def _exit_code(outcomes: Sequence[Outcome]) -> int:

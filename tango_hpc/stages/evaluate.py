@@ -34,7 +34,7 @@ from tango_hpc.questions.protocol.verification import Verification
 from tango_hpc.questions.tasks import Task, get_task
 from tango_hpc.questions.tasks.evaluated import BenchmarkTask
 from tango_hpc.report.evaluation import write_results
-from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.process import RankProcess
 from tango_hpc.stages.eval_inputs import (
     AS_THEY_ARE,
     answers_file,
@@ -57,15 +57,15 @@ _COMPARED_ANSWERS = 16
 _HOW = {"parallel", "optimizer", "rollout", "trainable", "micro_batch_tokens", "recompute"}
 
 
-def evaluate(config: Config, directory: RunDirectory, stop: StopSignal, exchange: Exchange) -> None:
+def evaluate(config: Config, directory: RunDirectory, process: RankProcess, exchange: Exchange) -> None:
     """Evaluate what the config's `eval` section names. Raises `StoppedEarly` between turns when told to stop."""
-    BenchmarkRun(config, directory, stop, exchange).evaluate()
+    BenchmarkRun(config, directory, process, exchange).evaluate()
 
 
 class BenchmarkRun:
     """The roles that are asked, and where their answers go."""
 
-    def __init__(self, config: Config, directory: RunDirectory, stop: StopSignal, exchange: Exchange) -> None:
+    def __init__(self, config: Config, directory: RunDirectory, process: RankProcess, exchange: Exchange) -> None:
         self.config, self.settings, self.exchange = config, config.eval, exchange
         self.directory = directory
         self.folder = directory.path / "eval"
@@ -78,14 +78,14 @@ class BenchmarkRun:
         frozen = _for_evaluation(config)
         self.roles: dict[str, Role] = {}
         for name in evaluated_roles(config):
-            stop.enter(f"loading the {name}")
-            self.roles[name] = (Generator if name == "generator" else Verifier)(name, frozen, exchange, stop)
+            process.heart.enter(f"loading the {name}")
+            self.roles[name] = (Generator if name == "generator" else Verifier)(name, frozen, exchange, process)
         self.num_units = len(self.labels) * len(self.settings.benchmarks)
         self.num_left = len(self.todo)
         self.journal = Journal(
             directory,
             STAGE,
-            stop,
+            process,
             self.num_units,
             self.num_units - len(self.todo),
             writes=exchange.is_first,

@@ -13,7 +13,7 @@ from tango_hpc.base.run.metrics import MetricsRow, MetricsWriter
 from tango_hpc.base.run.progress import ProgressReporter
 from tango_hpc.base.run.summary import Status, update_summary
 from tango_hpc.base.types import TrackerName
-from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.process import RankProcess
 
 
 class Journal:
@@ -23,14 +23,14 @@ class Journal:
         self,
         directory: RunDirectory,
         stage: str,
-        stop: StopSignal,
+        process: RankProcess,
         total_steps: int,
         resumed_step: int,
         *,
         writes: bool,
         trackers: Sequence[TrackerName],
     ) -> None:
-        self._directory, self._stage, self._stop = directory, stage, stop
+        self._directory, self._stage, self._process = directory, stage, process
         self._trackers = trackers
         self._started = time.monotonic()
         self._step = resumed_step
@@ -42,7 +42,7 @@ class Journal:
 
     def phase(self, name: str, *, role: str | None = None) -> None:
         """Say what happens from now on, to the watchdog (every process) and to whoever looks at the run."""
-        self._stop.enter(name)
+        self._process.heart.enter(name)
         if self._writes:
             self._progress.phase(name, step=self._step, role=role)
 
@@ -50,7 +50,7 @@ class Journal:
         """Enter `phase` after a safe point. Raises `StoppedEarly`, which says `stopped`, where the run is told
         to stop.
         """
-        if self._stop.check(phase):
+        if self._process.check(phase):
             self.ended("stopped")
             raise StoppedEarly(stopped)
         self.phase(phase)

@@ -28,9 +28,9 @@ from tango_hpc.runner.environment import rank_variables, threads_of_rank
 from tango_hpc.runner.gpu_driver import why_no_gpu, why_not_shared
 from tango_hpc.runner.gpu_environment import prepare_gpu_environment
 from tango_hpc.runner.guard import SUPERVISED
+from tango_hpc.runner.process import RankProcess
 from tango_hpc.runner.snapshot import check_runs_code_of_attempt
 from tango_hpc.runner.staging import staged_overrides
-from tango_hpc.runner.stop import StopSignal
 from tango_hpc.runner.workers import LOADING, Body, host_ranks
 from tango_hpc.stages.stage import STAGES, SavesSteps, Stage
 
@@ -64,18 +64,18 @@ def prepare_stage(directory: RunDirectory, stage: str) -> tuple[Sequence[str], B
     else:
         for line in prepare_gpu_environment():
             print(line, flush=True)
-    return roles, lambda worker, stop: run_stage(directory, config, chosen, roles, worker, stop)
+    return roles, lambda worker, process: run_stage(directory, config, chosen, roles, worker, process)
 
 
 def run_stage(
-    directory: RunDirectory, config: Config, stage: Stage, roles: Sequence[str], worker: Worker, stop: StopSignal
+    directory: RunDirectory, config: Config, stage: Stage, roles: Sequence[str], worker: Worker, process: RankProcess
 ) -> None:
     """Join the other processes and run the stage to its end; a user's mistake found here becomes `CheckFailed`."""
     os.environ.update(rank_variables(worker.rank))
     num_threads = threads_of_rank(config.launch)  # while this process still has all its CPUs
     if config.launch.device == "cuda":
         stay_near_gpu(int(os.environ["LOCAL_RANK"]), num_threads)  # first of all: imports start threads and take memory
-    stop.enter(LOADING)
+    process.heart.enter(LOADING)
 
     import torch
     from torch.distributed import PrefixStore
@@ -95,16 +95,16 @@ def run_stage(
     torch.set_num_threads(num_threads)
     try:
         function = stage.load(launch.device)
-        stop.enter("meeting the other ranks")
+        process.heart.enter("meeting the other ranks")
         store = open_store(launch.collective_timeout_seconds, hosts=worker == (0, roles[0]))
         device = init_distributed(launch.collective_timeout_seconds, PrefixStore(worker.role, store)).device
         if device.type == "cuda":
-            stop.watch_stream = lambda: partial(is_busy, torch.cuda.current_stream(device))
+            process.watch_stream = lambda: partial(is_busy, torch.cuda.current_stream(device))
         exchange = Exchange.join(store, roles, worker.role, LONGEST_PHASE_SECONDS)
-        stop.agree = exchange.any
+        process.stop.agree = exchange.any
         if isinstance(stage, SavesSteps):
             config = decided(config, exchange)
-        function(config, directory, stop, exchange)
+        function(config, directory, process, exchange)
     except (CheckFailed, NodeFailed):
         raise
     except UserError as error:

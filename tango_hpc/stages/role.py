@@ -18,7 +18,7 @@ from tango_hpc.models.trainer.loss import LossSettings, UpdateStats
 from tango_hpc.models.weight_sync.sync import SyncStats
 from tango_hpc.questions.protocol.tokenizer import load_tokenizer
 from tango_hpc.questions.tasks import Task
-from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.process import RankProcess
 from tango_hpc.stages.responses import (
     NOT_ASKED,
     Grading,
@@ -42,8 +42,10 @@ class Role:
     sync is one that an uninterrupted run makes too.
     """
 
-    def __init__(self, name: str, config: Config, exchange: Exchange, stop: StopSignal, total_steps: int = 0) -> None:
-        self.name, self.config, self.exchange, self._stop = name, config, exchange, stop
+    def __init__(
+        self, name: str, config: Config, exchange: Exchange, process: RankProcess, total_steps: int = 0
+    ) -> None:
+        self.name, self.config, self.exchange, self._process = name, config, exchange, process
         self.settings = config.roles[name]
         self.tokenizer = load_tokenizer(self.settings.model.path, self.settings.chat_template)
         self.prompt_text = read_prompt(
@@ -100,8 +102,8 @@ class Role:
 
     def _count(self, done: int, total: int) -> None:
         """Tell whoever looks at the run how far this process has come."""
-        share = f" of rank {self._stop.worker.rank}" if self.exchange.size > len(self.exchange.roles) else ""
-        self._stop.advance(f"{done} of {total} responses{share}" if done < total else "")
+        share = f" of rank {self._process.worker.rank}" if self.exchange.size > len(self.exchange.roles) else ""
+        self._process.heart.advance(f"{done} of {total} responses{share}" if done < total else "")
 
     def sync_weights(self) -> SyncStats:
         """Bring the trainer's weights into the engine, which must generate next.

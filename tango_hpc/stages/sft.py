@@ -30,7 +30,7 @@ from tango_hpc.questions.data.tables import SFT_COLUMNS, evenly_spaced, read_row
 from tango_hpc.questions.protocol.solution import parse_solution
 from tango_hpc.questions.protocol.tokenizer import load_tokenizer
 from tango_hpc.questions.tasks.tiny import build_tiny_model
-from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.process import RankProcess
 from tango_hpc.stages.journal import Clock, Journal
 from tango_hpc.stages.sharing import in_shares
 from tango_hpc.stages.throughput import Spent, usage_metrics
@@ -38,20 +38,20 @@ from tango_hpc.stages.throughput import Spent, usage_metrics
 STAGE = "sft"
 
 
-def fine_tune(config: Config, directory: RunDirectory, stop: StopSignal, exchange: Exchange) -> None:
+def fine_tune(config: Config, directory: RunDirectory, process: RankProcess, exchange: Exchange) -> None:
     """Fine-tune every role that `config.sft` names and write it as a Hugging Face folder."""
     both = {"generator": config.sft.generator, "verifier": config.sft.verifier}
     named = {role: settings for role, settings in both.items() if settings is not None}
     total_steps = sum(settings.steps for settings in named.values())
     kept = config.checkpoint.model_copy(update={"keep_weights": 0})  # evaluation and export read those of training
     checkpoints = Checkpoints(directory, STAGE, kept, exchange)
-    stop.has_loaded()  # no engine, no graphs
-    stop.enter("verifying the checkpoint")
+    process.has_loaded()  # no engine, no graphs
+    process.heart.enter("verifying the checkpoint")
     latest = checkpoints.latest()
     name = StepName.read(latest.name) if latest is not None else None
     resumed_step = name.step if name is not None else 0
     writes, trackers = exchange.is_first, config.run.trackers
-    journal = Journal(directory, STAGE, stop, total_steps, resumed_step, writes=writes, trackers=trackers)
+    journal = Journal(directory, STAGE, process, total_steps, resumed_step, writes=writes, trackers=trackers)
     journal.checkpoints_set_aside(checkpoints.set_aside)
     first_step, reached = 0, next((role for role in named if latest is not None and (latest / role).is_dir()), None)
     if latest is not None and reached is not None:
@@ -60,7 +60,7 @@ def fine_tune(config: Config, directory: RunDirectory, stop: StopSignal, exchang
         last_step = first_step + settings.steps
         if resumed_step < last_step or role == reached or not (settings.output / "config.json").exists():
             here = latest if role == reached else None
-            FineTuning(config, role, settings, checkpoints, journal, stop, exchange, first_step).finish(here)
+            FineTuning(config, role, settings, checkpoints, journal, process, exchange, first_step).finish(here)
             gc.collect()  # Megatron-core's modules refer to each other in circles; the next role needs their memory
             give_back_freed_memory(this_device())
         first_step = last_step
@@ -97,12 +97,12 @@ class FineTuning:
         settings: SftRoleConfig,
         checkpoints: Checkpoints,
         journal: Journal,
-        stop: StopSignal,
+        process: RankProcess,
         exchange: Exchange,
         first_step: int,
     ) -> None:
         self.config, self.role, self.settings = config, role, settings
-        self.checkpoints, self.journal, self.stop, self.first_step = checkpoints, journal, stop, first_step
+        self.checkpoints, self.journal, self.process, self.first_step = checkpoints, journal, process, first_step
         journal.phase("loading", role=role)
         build = settings.init.build
         if build is not None and not settings.init.path.exists():
@@ -160,7 +160,7 @@ class FineTuning:
             self.checkpoints.complete(wait=False)
             if not last and save_every and step % save_every == 0:
                 self._save(step, background=bool(self.config.checkpoint.background))
-            if not last and self.stop.check("between steps"):
+            if not last and self.process.check("between steps"):
                 self._save(step)
                 self.journal.ended("stopped")
                 raise StoppedEarly(f"stopped after {step} of {self.settings.steps} steps of the {self.role}")

@@ -44,7 +44,7 @@ from tango_hpc.stages.model_folder import check_model_folder
 
 if TYPE_CHECKING:
     from tango_hpc.models.parallel.exchange import Exchange
-    from tango_hpc.runner.stop import StopSignal
+    from tango_hpc.runner.process import RankProcess
 
 TRAINER = "trainer"  # the one process of a rank that fine-tunes: the roles take turns in it, without an engine
 
@@ -56,7 +56,7 @@ class Stage:
     saves = "result"
     rank_module = "tango_hpc.stages.rank"
     job_module = "tango_hpc.stages.job"
-    function: str  # "module:name"; every process of a rank calls it with (config, directory, stop, exchange)
+    function: str  # "module:name"; every process of a rank calls it with (config, directory, process, exchange)
     has_engine = True
     trains = False  # with the schedule, the batches and the checkpoints of `train`
     takes_checkpoints = False  # a role's weights may come from checkpoints, one after the other
@@ -147,7 +147,7 @@ class Stage:
         return function
 
 
-StageFunction = Callable[[Config, RunDirectory, "StopSignal", "Exchange"], None]
+StageFunction = Callable[[Config, RunDirectory, "RankProcess", "Exchange"], None]
 
 
 class InputProblems:

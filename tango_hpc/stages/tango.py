@@ -26,7 +26,7 @@ from tango_hpc.models.trainer.checkpoints import Checkpoints
 from tango_hpc.models.weight_sync.sync import SyncStats
 from tango_hpc.questions.data.tables import evenly_spaced, read_questions
 from tango_hpc.questions.tasks import get_task
-from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.process import RankProcess
 from tango_hpc.stages.held_out import HeldOut
 from tango_hpc.stages.journal import Journal
 from tango_hpc.stages.memo import StepMemo
@@ -44,9 +44,9 @@ from tango_hpc.stages.update import loss_settings, update_metrics
 STAGE = "train"
 
 
-def train(config: Config, directory: RunDirectory, stop: StopSignal, exchange: Exchange) -> None:
+def train(config: Config, directory: RunDirectory, process: RankProcess, exchange: Exchange) -> None:
     """Train by Algorithm 1 until the schedule is done. Raises `StoppedEarly` when told to stop, having saved."""
-    Tango(config, directory, stop, exchange).train()
+    Tango(config, directory, process, exchange).train()
 
 
 @dataclass
@@ -67,17 +67,17 @@ class Done:
 class Tango:
     """The state of a run: both roles, and the counters that a checkpoint holds."""
 
-    def __init__(self, config: Config, directory: RunDirectory, stop: StopSignal, exchange: Exchange) -> None:
-        self.config, self.directory, self.stop, self.exchange = config, directory, stop, exchange
+    def __init__(self, config: Config, directory: RunDirectory, process: RankProcess, exchange: Exchange) -> None:
+        self.config, self.directory, self.process, self.exchange = config, directory, process, exchange
         self.schedule = role_schedule(config)
         self.task = get_task(config.task)
         num_updates = {name: steps * config.train.updates_per_batch for name, steps in Counter(self.schedule).items()}
-        stop.enter("loading the generator")
-        self.generator = Generator("generator", config, exchange, stop, num_updates.get("generator", 0))
+        process.heart.enter("loading the generator")
+        self.generator = Generator("generator", config, exchange, process, num_updates.get("generator", 0))
         self.verifier: Verifier | None = None
         if config.verifier is not None:
-            stop.enter("loading the verifier")
-            self.verifier = Verifier("verifier", config, exchange, stop, num_updates.get("verifier", 0))
+            process.heart.enter("loading the verifier")
+            self.verifier = Verifier("verifier", config, exchange, process, num_updates.get("verifier", 0))
         eval_questions = evenly_spaced(read_questions(config.data.eval), config.data.eval_questions)
         self.held_out = HeldOut(self.task, eval_questions, self.generator, self.verifier, self._ready_to_evaluate)
         self.questions = TrainingQuestions(config, self.task, self.generator, exchange)
@@ -102,7 +102,7 @@ class Tango:
 
     def train(self) -> None:
         """Train from the last checkpoint, or from the start, to the end of the schedule."""
-        self.stop.has_loaded()
+        self.process.has_loaded()
         self._restore()
         self._open_journal()
         if self.done.steps == 0 and not self.memo.results:
@@ -357,7 +357,7 @@ class Tango:
     def _safe_point(self, phase: str = "") -> None:
         """Save and leave if the run was told to stop. Nothing is lost and nothing is computed twice."""
         self.checkpoints.complete(wait=False)
-        if not self.stop.check(phase or "between steps"):
+        if not self.process.check(phase or "between steps"):
             return
         self.save(phase)
         self.journal.ended("stopped", self.done.tokens_per_second)
@@ -367,7 +367,7 @@ class Tango:
         """Open the journal of this attempt, and say which checkpoints and questions it leaves out."""
         total, first, trackers = len(self.schedule), self.exchange.is_first, self.config.run.trackers
         self.journal = Journal(
-            self.directory, STAGE, self.stop, total, self.done.steps, writes=first, trackers=trackers
+            self.directory, STAGE, self.process, total, self.done.steps, writes=first, trackers=trackers
         )
         self.journal.checkpoints_set_aside(self.checkpoints.set_aside)
         limit = self.generator.settings.max_prompt_tokens
@@ -396,11 +396,11 @@ class Tango:
 
     def _restore(self) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
-        self.stop.enter("verifying the checkpoint")
+        self.process.heart.enter("verifying the checkpoint")
         path = self.checkpoints.latest()
         if path is None:
             return
-        self.stop.enter("loading the checkpoint")
+        self.process.heart.enter("loading the checkpoint")
         state = self.checkpoints.load(path, self.trained)
         self.questions.load_state_dict(state["sampler"])
         self.class_weights.load_state_dict(state["class_weights"])

@@ -34,7 +34,7 @@ from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.models.parallel.exchange import Exchange
 from tango_hpc.questions.data.tables import read_questions
 from tango_hpc.questions.tasks import get_task
-from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.process import RankProcess
 from tango_hpc.stages.journal import Journal
 from tango_hpc.stages.responses import FailureWatch, ReadSolution, settled
 from tango_hpc.stages.role import Generator, request_seeds
@@ -50,7 +50,7 @@ _PART = pa.schema(
 )
 
 
-def teach(config: Config, directory: RunDirectory, stop: StopSignal, exchange: Exchange) -> None:
+def teach(config: Config, directory: RunDirectory, process: RankProcess, exchange: Exchange) -> None:
     """Write the solutions of this shard. Raises `StoppedEarly` between chunks when told to stop."""
     settings = config.teacher
     assert settings is not None, "checked before the ranks start"
@@ -60,10 +60,10 @@ def teach(config: Config, directory: RunDirectory, stop: StopSignal, exchange: E
     todo = [index for index in range(len(chunks)) if not _part(settings, index).is_file()]
     todo = exchange.all_gather(todo)[0]  # where NFS is late, processes see different folders
     writes, trackers = exchange.is_first, config.run.trackers
-    journal = Journal(directory, STAGE, stop, len(chunks), len(chunks) - len(todo), writes=writes, trackers=trackers)
+    journal = Journal(directory, STAGE, process, len(chunks), len(chunks) - len(todo), writes=writes, trackers=trackers)
     if todo:
-        stop.enter("loading the teacher")
-        teacher = Teacher(config, exchange, stop, journal.note)
+        process.heart.enter("loading the teacher")
+        teacher = Teacher(config, exchange, process, journal.note)
     for index in todo:
         journal.begin(f"chunk {index + 1} of {len(chunks)}", stopped=f"stopped after {index} of {len(chunks)} chunks")
         rows = teacher.solve(chunks[index], index)
@@ -86,7 +86,7 @@ def question_chunks(settings: TeacherConfig) -> list[list[dict[str, Any]]]:
 class Teacher:
     """The model of `generator`, asked for solutions at the teacher's sampling settings."""
 
-    def __init__(self, config: Config, exchange: Exchange, stop: StopSignal, tell: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, exchange: Exchange, process: RankProcess, tell: Callable[[str], None]) -> None:
         """`tell` says in the log what grading failed at."""
         assert config.teacher is not None
         self.settings, self.seed, self._tell = config.teacher, config.seed, tell
@@ -96,7 +96,7 @@ class Teacher:
         config = TEACHER.taking_part(config)
         sampling = {"top_p": self.settings.top_p} | ({} if greedy else {"temperature": self.settings.temperature})
         role = config.generator.model_copy(update=sampling)
-        self.generator = Generator("generator", config.model_copy(update={"generator": role}), exchange, stop)
+        self.generator = Generator("generator", config.model_copy(update={"generator": role}), exchange, process)
         self._greedy = greedy
 
     def solve(self, questions: Sequence[dict[str, Any]], chunk: int) -> list[dict[str, Any]]:

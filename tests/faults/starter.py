@@ -26,9 +26,9 @@ from tango_hpc.base.run.worker import Worker
 from tango_hpc.commands import cli
 from tango_hpc.runner import job
 from tango_hpc.runner.guard import SUPERVISED, die_with_parent
+from tango_hpc.runner.process import RankProcess
 from tango_hpc.runner.program import Program
 from tango_hpc.runner.starters import LocalStarter
-from tango_hpc.runner.stop import StopSignal
 from tango_hpc.runner.workers import Body, host_ranks
 from tango_hpc.stages.rank import prepare_stage
 from tests.faults.cells import DAMAGES, FAULT_TEXT, Cell
@@ -104,10 +104,10 @@ class ForkStarter(LocalStarter):
         roles, body = prepare_stage(self._directory, self._stage)
         cell = self._cell
 
-        def hit(worker: Worker, stop: StopSignal) -> None:
+        def hit(worker: Worker, process: RankProcess) -> None:
             if cell is not None:
-                arm(cell, worker, stop)
-            body(worker, stop)
+                arm(cell, worker, process)
+            body(worker, process)
 
         return roles, hit
 
@@ -139,16 +139,16 @@ def processes_of(session: int) -> Iterator[int]:
             yield int(stat.parent.name)
 
 
-def arm(cell: Cell, worker: Worker, stop: StopSignal) -> None:
+def arm(cell: Cell, worker: Worker, process: RankProcess) -> None:
     """Have the fault strike this process where the cell says."""
     if cell.phase == "save" and cell.fault in DAMAGES:
         if worker == (0, "generator"):
-            damage_while_saving(cell, stop)
+            damage_while_saving(cell, process)
         return
     point = cell.point
     if worker == point.worker:
-        wrap(point.function, point.nth, lambda: stop.phase == point.phase, after=point.after)(
-            lambda: strike(cell, stop.directory)
+        wrap(point.function, point.nth, lambda: process.heart.phase == point.phase, after=point.after)(
+            lambda: strike(cell, process.directory)
         )
 
 
@@ -203,10 +203,10 @@ def strike(cell: Cell, directory: RunDirectory) -> None:
             cut_power()
 
 
-def damage_while_saving(cell: Cell, stop: StopSignal) -> None:
+def damage_while_saving(cell: Cell, process: RankProcess) -> None:
     """Damages files between their writing and the checkpoint's name, in the process that gives it."""
-    [folder] = [stop.directory.checkpoints / "train"]
-    point, saving = cell.point, lambda: stop.phase == cell.point.phase
+    [folder] = [process.directory.checkpoints / "train"]
+    point, saving = cell.point, lambda: process.heart.phase == cell.point.phase
 
     def act() -> None:
         (partial,) = folder.glob(".step_*")

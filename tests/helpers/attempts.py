@@ -22,7 +22,7 @@ from tango_hpc.base.run.step_names import steps_in
 from tango_hpc.base.run.worker import RANKS_OF_TASK, Worker
 from tango_hpc.runner.enter import enter_run
 from tango_hpc.runner.environment import free_port
-from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.process import RankProcess
 from tango_hpc.runner.workers import Body, host_ranks
 from tango_hpc.stages.rank import prepare_stage
 
@@ -67,14 +67,14 @@ def make_attempts(folder: Path, attempts: list[Attempt], timeout: float = 600) -
 def interrupted(body: Body, attempt: Attempt) -> Body:
     """`body` with what happens to it."""
 
-    def interrupt(worker: Worker, stop: StopSignal) -> None:
-        check, enter, seen = stop.check, stop.enter, {"stop": 0, "kill": 0}
+    def interrupt(worker: Worker, process: RankProcess) -> None:
+        check, enter, seen = process.check, process.heart.enter, {"stop": 0, "kill": 0}
 
         def checked(phase: str) -> bool:
             if attempt.stop is not None and phase == attempt.stop[0]:
                 seen["stop"] += 1
                 if seen["stop"] == attempt.stop[1] and worker.rank == int(os.environ["WORLD_SIZE"]) - 1:
-                    stop.receive(signal.SIGTERM)  # one process hears of it, all stop
+                    process.stop.receive(signal.SIGTERM)  # one process hears of it, all stop
             return check(phase)
 
         def entered(phase: str) -> None:
@@ -84,8 +84,8 @@ def interrupted(body: Body, attempt: Attempt) -> Body:
                 if seen["kill"] == attempt.kill[3]:
                     os.kill(os.getpid(), signal.SIGKILL)
 
-        stop.check, stop.enter = checked, entered  # type: ignore[method-assign]
-        body(worker, stop)
+        process.check, process.heart.enter = checked, entered  # type: ignore[method-assign]
+        body(worker, process)
 
     return interrupt
 

@@ -28,7 +28,7 @@ from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.summary import update_summary
 from tango_hpc.base.run.worker import Worker
 from tango_hpc.runner.environment import rank_variables
-from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.process import RankProcess
 from tango_hpc.runner.workers import Body, host_ranks
 
 RANK_COMMAND = (sys.executable, "-P", "-m", "tests.helpers.counter_rank")
@@ -38,11 +38,16 @@ def prepare(directory: RunDirectory, stage: str) -> tuple[list[str], Body]:
     """The roles, and what their processes do."""
     behaviour = json.loads(directory.path.with_name(f"{directory.path.name}.behaviour.json").read_text())
     roles = behaviour.get("roles", ["generator"])
-    return roles, lambda worker, stop: count(directory, stage, behaviour, roles, worker, stop)
+    return roles, lambda worker, process: count(directory, stage, behaviour, roles, worker, process)
 
 
 def count(
-    directory: RunDirectory, stage: str, behaviour: dict[str, Any], roles: list[str], worker: Worker, stop: StopSignal
+    directory: RunDirectory,
+    stage: str,
+    behaviour: dict[str, Any],
+    roles: list[str],
+    worker: Worker,
+    process: RankProcess,
 ) -> None:
     """Counts to behaviour["steps"], in step with all other processes."""
     os.environ.update(rank_variables(worker.rank))
@@ -52,7 +57,7 @@ def count(
         any_rank = join_over_gloo(worker, roles)
     else:
         any_rank = join_over_sockets(rank * len(roles) + roles.index(worker.role), world_size * len(roles))
-    stop.agree = any_rank
+    process.stop.agree = any_rank
     saved = sorted((directory.checkpoints / stage).glob("step_*"))
     step = first = json.loads(saved[-1].read_text())["step"] if saved else 0
     if is_first:
@@ -67,14 +72,14 @@ def count(
     time.sleep(behaviour.get("load_seconds", 0))
     print(f"rank {rank} of {world_size} runs {tango_hpc.__file__}", flush=True)
     while step < behaviour["steps"]:
-        if stop.check("rollout"):
+        if process.check("rollout"):
             save()
             if is_first:
                 update_summary(directory, stage, "stopped", steps=step)
             raise StoppedEarly
         wrong = Worker(behaviour.get("rank", -1), behaviour.get("role", roles[0]))
         if (worker, step) == (wrong, behaviour.get("step")) and not (behaviour.get("once") and first):
-            misbehave(behaviour["action"], directory, stop)
+            misbehave(behaviour["action"], directory, process)
         time.sleep(behaviour.get("step_seconds", 0.1))
         any_rank(False)
         step += 1
@@ -125,12 +130,12 @@ def join_over_sockets(number: int, size: int) -> Callable[[bool], bool]:
     return any_rank
 
 
-def misbehave(action: str, directory: RunDirectory, stop: StopSignal) -> None:
+def misbehave(action: str, directory: RunDirectory, process: RankProcess) -> None:
     """Whatever happens to ranks."""
     if action == "write":
         for done in range(1, 25):
             time.sleep(1)
-            stop.advance(f"{done} of 24 responses")
+            process.heart.advance(f"{done} of 24 responses")
     if action == "full":
         fill(directory.path)
         write_atomically(directory.rollout_file("generator", 2), bytes(2**20))

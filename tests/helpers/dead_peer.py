@@ -31,7 +31,7 @@ from tango_hpc.models.weight_sync.plan import Layouts, build_plan
 from tango_hpc.models.weight_sync.transfer import Transfer
 from tango_hpc.runner.environment import free_port, rank_variables
 from tango_hpc.runner.heartbeat import read_beat
-from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.process import RankProcess
 from tango_hpc.runner.workers import Body, host_ranks
 
 ROLE = "generator"
@@ -100,22 +100,22 @@ def ended_after_beats(directory: RunDirectory) -> bool:
 def lose_one(spec: dict[str, Any], directory: RunDirectory) -> tuple[Sequence[str], Body]:
     """Rank 1 is lost when both have met; rank 0 goes on without it."""
 
-    def body(worker: Worker, stop: StopSignal) -> None:
+    def body(worker: Worker, process: RankProcess) -> None:
         os.environ.update(rank_variables(worker.rank))
         limit = spec["limit_seconds"]
         device = init_distributed(limit if spec["where"] == "update" else 2 * limit).device  # a sync gives up before
         if device.type == "cuda":
             torch.cuda.set_stream(torch.cuda.Stream())  # as an engine of several GPUs leaves it
-            stop.watch_stream = lambda: partial(is_busy, torch.cuda.current_stream(device))  # as stages/rank.py does
-            stop.has_loaded()
+            process.watch_stream = lambda: partial(is_busy, torch.cuda.current_stream(device))  # as stages/rank.py does
+            process.has_loaded()
         step = update(device) if spec["where"] == "update" else weight_sync(device, limit)
-        stop.enter("train" if spec["where"] == "update" else "weight sync")
+        process.heart.enter("train" if spec["where"] == "update" else "weight sync")
         dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
         if worker.rank == 0:
             Path(directory.path, "started").write_text(str(time.time()))
             step()
         elif spec["how"] == "killed":
-            wait_until(lambda: read_beat(directory, worker).phase == stop.phase)
+            wait_until(lambda: read_beat(directory, worker).phase == process.heart.phase)
             os.kill(os.getpid(), signal.SIGKILL)
         else:
             wait_until(lambda: ended_after_beats(directory))

@@ -39,7 +39,7 @@ from tango_hpc.models.trainer.loss import LogprobGapError, LossSettings, UpdateS
 from tango_hpc.models.trainer.offload import DeviceMemory
 from tango_hpc.models.trainer.policy import Policy
 from tango_hpc.models.weight_sync.sync import SyncStats
-from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.process import RankProcess
 from tango_hpc.stages import role_worker, sft
 
 RANKS = 2
@@ -120,11 +120,11 @@ class Rehearsal:
                 place = PrefixStore(f"{rank}", store)
                 group = ProcessGroupGloo(place, roles.index(role), len(roles), timedelta(seconds=PATIENCE_SECONDS))
                 exchange = Exchange(roles, role, group if len(roles) > 1 else None)
-                stop = StopSignal(directory, Worker(rank, role), reads_file=rank == 0)
-                stop.agree = exchange.any
+                process = RankProcess(directory, Worker(rank, role), reads_file=rank == 0)
+                process.stop.agree = exchange.any
                 if self.stop is not None and exchange.is_first:
-                    stop.check = self._stopping(stop)  # type: ignore[method-assign]
-                body(config, directory, stop, exchange)
+                    process.check = self._stopping(process)  # type: ignore[method-assign]
+                body(config, directory, process, exchange)
             except Exception as error:
                 errors.append(error)
                 peers[role].barrier.abort()
@@ -137,14 +137,14 @@ class Rehearsal:
         causes = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
         return sorted({f"{type(error).__name__}: {error}" for error in causes or errors})
 
-    def _stopping(self, stop: StopSignal) -> Callable[[str], bool]:
-        """`stop.check` that hears of the stop where it is to."""
-        check, seen = stop.check, list[str]()
+    def _stopping(self, process: RankProcess) -> Callable[[str], bool]:
+        """`process.check` that hears of the stop where it is to."""
+        check, seen = process.check, list[str]()
 
         def checked(phase: str) -> bool:
             seen.append(phase)
             if self.stop is not None and self.stop == (phase, seen.count(phase)):
-                stop.receive(signal.SIGTERM)
+                process.stop.receive(signal.SIGTERM)
             return check(phase)
 
         return checked

@@ -52,21 +52,22 @@ def on_rank(folder: Path) -> dict[str, Any]:
     from tango_hpc.base.run.directory import RunDirectory
     from tango_hpc.base.run.worker import Worker
     from tango_hpc.models.parallel.exchange import Exchange
-    from tango_hpc.runner.stop import StopSignal
+    from tango_hpc.runner.process import RankProcess
     from tango_hpc.stages.tango import Tango
 
     found: dict[str, Any] = {}
     for name, case in CASES.items():
         config = validate_tree(tree(folder / name, case["limit"]), "config")
         directory, exchange = RunDirectory(config.run.dir), Exchange(["verifier"], "verifier")
-        stop = StopSignal(directory, Worker(dist.get_rank(), "verifier"), reads_file=False)
+        process = RankProcess(directory, Worker(dist.get_rank(), "verifier"), reads_file=False)
         try:
-            run = Tango(config, directory, stop, exchange)
+            run = Tango(config, directory, process, exchange)
         except CheckFailed as error:
             found[name] = str(error)
         else:
-            kept = [row["question"] for row in run.questions]
-            found[name] = (kept, run.num_too_long, run.held_out.num_questions, run.held_out.num_too_long)
+            asked = run.questions
+            kept = [row["question"] for row in asked.at(range(asked.num_rows - asked.num_too_long))]
+            found[name] = (kept, asked.num_too_long, run.held_out.num_questions, run.held_out.num_too_long)
     assert "vllm" not in sys.modules
     return found
 

@@ -22,7 +22,7 @@ from tango_hpc.report.live_view import ProgressView
 from tango_hpc.runner.attempts import AttemptLog
 from tango_hpc.runner.enter import prepare_run
 from tango_hpc.runner.outcome import Outcome, write_outcome
-from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.process import RankProcess
 from tango_hpc.runner.supervisor import Supervisor
 from tango_hpc.stages import job as stage_job
 from tango_hpc.stages.journal import Journal
@@ -59,11 +59,11 @@ def test_an_own_tasks_error_that_repeats_an_answer(directory: RunDirectory, tmp_
     with GradingPool(1) as pool:
         called = {"file": str(task), "source": task.read_text(), "settings": {}, "question": {"question": "q"}}
         (verdict,) = pool.grade([GradeItem("own", "x", EVIL, called)])
-    stop = StopSignal(directory, Worker(0, "generator"), reads_file=False)
+    process = RankProcess(directory, Worker(0, "generator"), reads_file=False)
 
     def follow(console: Console) -> None:
         view = ProgressView(directory, console)
-        journal = Journal(directory, "train", stop, total_steps=9, resumed_step=0, writes=True, trackers=())
+        journal = Journal(directory, "train", process, total_steps=9, resumed_step=0, writes=True, trackers=())
         journal.note(f"grading failed: {verdict.error}")
         view.refresh()
 
@@ -74,11 +74,11 @@ def test_an_own_tasks_error_that_repeats_an_answer(directory: RunDirectory, tmp_
 def test_notes_of_a_run_on_the_display_and_in_the_log(
     directory: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stop = StopSignal(directory, Worker(0, "generator"), reads_file=False)
+    process = RankProcess(directory, Worker(0, "generator"), reads_file=False)
 
     def follow(console: Console) -> None:
         view = ProgressView(directory, console)
-        journal = Journal(directory, "train", stop, total_steps=9, resumed_step=0, writes=True, trackers=())
+        journal = Journal(directory, "train", process, total_steps=9, resumed_step=0, writes=True, trackers=())
         journal.note(EVIL)
         assert capsys.readouterr().out == f"{SHOWN}\n"
         directory.progress.write_text(directory.progress.read_text().replace("abc", r"abc \u001b]0;edited"))

@@ -16,7 +16,8 @@ from tango_hpc.runner import outcome as outcomes
 from tango_hpc.runner.guard import run_guarded
 from tango_hpc.runner.heartbeat import PhaseBoard
 from tango_hpc.runner.outcome import LAST_WORDS, Outcome, outcome_of, read_outcomes, said_last, write_outcome
-from tango_hpc.runner.stop import STOP_SIGNALS, StopSignal
+from tango_hpc.runner.process import RankProcess
+from tango_hpc.runner.stop import STOP_SIGNALS
 
 READ_ONLY = OSError(errno.EROFS, "Read-only file system", "/run/progress.json")
 
@@ -69,7 +70,7 @@ def test_a_process_that_cannot_even_open_its_crash_file_leaves_word(
     monkeypatch.setenv(LAST_WORDS, str(writes))
     previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
-        run_guarded(StopSignal(directory, Worker(1, "generator"), reads_file=False), lambda _: None)
+        run_guarded(RankProcess(directory, Worker(1, "generator"), reads_file=False), lambda _: None)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

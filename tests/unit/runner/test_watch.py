@@ -13,8 +13,9 @@ from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.worker import Worker
 from tango_hpc.runner import heartbeat
 from tango_hpc.runner.outcome import Outcome, find_cause, outcome_of_dead, read_failures, read_outcomes, write_outcome
+from tango_hpc.runner.process import RankProcess
 from tango_hpc.runner.starters import deaths_in_srun_output
-from tango_hpc.runner.stop import StopRequest, StopSignal, read_stop_request, request_stop
+from tango_hpc.runner.stop import StopRequest, read_stop_request, request_stop
 from tango_hpc.runner.watchdog import Watchdog
 
 
@@ -277,17 +278,17 @@ def test_who_stands_before_a_busy_gpu_waits_for_its_peers(
 
 def test_a_gpu_is_asked_from_another_thread_only_once_its_engine_is_there(directory: RunDirectory) -> None:
     """A question while CUDA graphs are captured would invalidate them."""
-    stop = StopSignal(directory, Worker(0, G), reads_file=True)
-    stop.agree = lambda flag: flag
+    process = RankProcess(directory, Worker(0, G), reads_file=True)
+    process.stop.agree = lambda flag: flag
     asked: list[str] = []
-    stop.watch_stream = lambda: lambda: asked.append("the stream") is None
-    stop.enter("loading the generator")
-    assert not stop.gpu_is_busy() and not asked
-    stop.has_loaded()
-    assert stop.gpu_is_busy() and asked
-    stop.watch_stream = lambda: lambda: False  # of another stream, which the thread has now
-    stop.check("between steps")
-    assert not stop.gpu_is_busy()
+    process.watch_stream = lambda: lambda: asked.append("the stream") is None
+    process.heart.enter("loading the generator")
+    assert not process.heart.gpu_is_busy() and not asked
+    process.has_loaded()
+    assert process.heart.gpu_is_busy() and asked
+    process.watch_stream = lambda: lambda: False  # of another stream, which the thread has now
+    process.check("between steps")
+    assert not process.heart.gpu_is_busy()
 
 
 def test_who_asked_for_a_stop(directory: RunDirectory) -> None:

@@ -15,7 +15,7 @@ from tango_hpc.base.run.metrics import read_events, read_metrics
 from tango_hpc.base.run.worker import Worker
 from tango_hpc.commands.status import states
 from tango_hpc.runner.enter import enter_run
-from tango_hpc.runner.stop import StopSignal
+from tango_hpc.runner.process import RankProcess
 from tango_hpc.stages.journal import Journal
 from tango_hpc.stages.judgement_counts import JudgementCounts
 from tango_hpc.stages.trouble import Trouble, TroubleWatch, what_to_do
@@ -163,8 +163,8 @@ def test_what_is_done() -> None:
 
 def test_it_reaches_the_log_the_metrics_and_the_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = enter_run(tmp_path / "run", "seed: 0\n", resume=False)[0]
-    stop = StopSignal(directory, Worker(0, "generator"), reads_file=False)
-    journal = Journal(directory, "train", stop, total_steps=9, resumed_step=0, writes=True, trackers=())
+    process = RankProcess(directory, Worker(0, "generator"), reads_file=False)
+    journal = Journal(directory, "train", process, total_steps=9, resumed_step=0, writes=True, trackers=())
     watch = TroubleWatch(TrainConfig().max_logprob_gap)
     for step in range(1, 7):
         entry = row(step, **({"logprob_gap/mean_abs": 0.031} if step > 2 else {}))
