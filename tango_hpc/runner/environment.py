@@ -25,6 +25,7 @@ from tango_hpc.base.files import write_atomically
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.worker import RANKS_OF_TASK
 from tango_hpc.runner import slurm
+from tango_hpc.runner.polling import poll
 
 Place = Literal["alone", "allocation", "rank"]
 
@@ -139,13 +140,9 @@ def rendezvous_file(directory: RunDirectory, env: Mapping[str, str]) -> Path:
 
 
 def await_file(file: Path) -> str:
-    """Return text of a file that rank 0 writes, once it is there."""
-    deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            return file.read_text()
-        except FileNotFoundError:
-            time.sleep(0.1)
+    """Return the text of a file that rank 0 writes, once the file exists. Raises NodeFailed where it does not come."""
+    if poll(file.is_file, RENDEZVOUS_TIMEOUT_SECONDS, every=0.1):
+        return file.read_text()
     raise NodeFailed(
         f"rank 0 did not write {file} within {RENDEZVOUS_TIMEOUT_SECONDS:.0f} s. Is the run directory on storage "
         "that every node sees? Did rank 0 start (logs/rank_00000.log)?"
@@ -224,14 +221,7 @@ def resolves(name: str) -> bool:
 
 def node_address(name: str) -> str | None:
     """Slurm's NodeAddr of a node, None where it has none. Raises NoAnswer where Slurm is silent for minutes."""
-    until = time.monotonic() + NODE_ADDRESS_SECONDS
-    while True:
-        try:
-            return slurm.node_address(name)
-        except slurm.NoAnswer:
-            if time.monotonic() > until:
-                raise
-            time.sleep(5)
+    return slurm.patiently(lambda: slurm.node_address(name), NODE_ADDRESS_SECONDS, every=5.0)
 
 
 def _tasks_on_node(env: Mapping[str, str]) -> int:

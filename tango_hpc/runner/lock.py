@@ -32,6 +32,7 @@ from tango_hpc.base.errors import CheckFailed, UserError
 from tango_hpc.base.files import read_json, read_replaced, warn_once, write_atomically
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.runner import slurm
+from tango_hpc.runner.polling import poll
 
 TOUCH_SECONDS = 10.0
 # A holder on another node that has not touched its lock for so long is dead.
@@ -279,18 +280,12 @@ def take_lock(directory: RunDirectory, say: Callable[[str], None] = print) -> Ru
     """Return the run's lock, held. A batch job waits where only Slurm could say whether somebody else runs here, and
     does not.
     """
-    lock = RunLock(directory)
-    until, told = time.monotonic() + PATIENCE_SECONDS, False
-    while True:
-        try:
-            return lock.__enter__()
-        except slurm.NoAnswer as error:
-            if not slurm.is_batch_process() or time.monotonic() > until:
-                raise
-            if not told:
-                say(f"{error}. Whether another job runs in {directory.path} is not known; asked until it is.")
-            told = True
-            time.sleep(RETRY_SECONDS)
+
+    def tell(error: Exception) -> None:
+        say(f"{error}. Whether another job runs in {directory.path} is not known; asked until it is.")
+
+    patience = PATIENCE_SECONDS if slurm.is_batch_process() else 0.0
+    return slurm.patiently(RunLock(directory).__enter__, patience, every=RETRY_SECONDS, tell=tell)
 
 
 def _chain(directory: RunDirectory) -> Iterator[Path]:
@@ -359,11 +354,7 @@ def _is_touched(holder: Holder, file: Path) -> bool:
     warn_once(f"{file} was left by {holder}, who is not to be seen here: watching it for {WATCH_SECONDS:.0f} s")
     with suppress(FileNotFoundError):
         before = file.stat().st_mtime_ns
-        until = time.monotonic() + WATCH_SECONDS
-        while time.monotonic() < until:
-            time.sleep(POLL_SECONDS)
-            if file.stat().st_mtime_ns != before:
-                return True
+        return poll(lambda: file.stat().st_mtime_ns != before, WATCH_SECONDS, every=POLL_SECONDS)
     return False
 
 

@@ -12,11 +12,13 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 from tango_hpc.base.errors import UserError
 
@@ -51,8 +53,31 @@ BATCH_MARK = "TANGO_BATCH_PROCESS"
 BATCH_MARK_LINE = f'export {BATCH_MARK}="$SLURM_JOB_ID:$$"'
 
 
+Answer = TypeVar("Answer")
+
+
 class NoAnswer(UserError):
     """Slurm did not say what was asked: neither that a job is there, nor that it has gone."""
+
+
+def patiently(
+    ask: Callable[[], Answer], seconds: float, *, every: float, tell: Callable[[NoAnswer], None] | None = None
+) -> Answer:
+    """Return the answer of `ask`, asked again every `every` seconds while Slurm is silent, for `seconds` at most.
+
+    `tell` is called with the first silence that is borne with. Raises the last NoAnswer.
+    """
+    until, told = time.monotonic() + seconds, tell is None
+    while True:
+        try:
+            return ask()
+        except NoAnswer as error:
+            if time.monotonic() >= until:
+                raise
+            if tell is not None and not told:
+                tell(error)
+                told = True
+            time.sleep(every)
 
 
 def run_command(*words: str, check: bool = True) -> str:

@@ -29,6 +29,7 @@ from tango_hpc.base.run.worker import Worker
 from tango_hpc.runner.deadline import AwakeClock, Deadline
 from tango_hpc.runner.heartbeat import RANKS_AT_FULL_PACE, is_loading
 from tango_hpc.runner.outcome import STOPPED, Outcome, clear_last_attempt, find_cause, read_outcomes
+from tango_hpc.runner.polling import poll
 from tango_hpc.runner.program import View
 from tango_hpc.runner.starters import Starter
 from tango_hpc.runner.stop import StopRequest, read_stop_request, request_stop
@@ -96,29 +97,41 @@ class Supervisor:
             return STOPPED
         if self.config.launch.nodes > 1:
             self._await_cause()
-        outcomes, visible_by = read_outcomes(self.directory), time.monotonic() + VISIBLE_SECONDS
-        while not self._all_ended(outcomes) and not (self.failures or self.starter.deaths()):
-            if time.monotonic() > visible_by:
-                break
-            time.sleep(POLL_SECONDS)
-            outcomes = read_outcomes(self.directory)
-        if not self.failures and self._all_ended(outcomes):
-            codes = {outcome.code for outcome in outcomes.values()}
-            if codes == {0}:
-                return 0
-            if codes <= {0, STOPPED}:
-                # One that came in the last moment counts too; without any, signals went to the ranks themselves.
-                to_ranks = StopRequest("supervisor", "a signal to the ranks")
-                announced = self.request is not None
-                self.request = read_stop_request(self.directory) or self.request or to_ranks
-                if not announced:
-                    self._tell(f"{self.request.why}: saved at the next safe point")
-                return STOPPED
+        ended_well = self._await_outcomes()
+        if ended_well is not None:
+            return ended_well
         if not self.failures:
             self.failures = find_cause(self.directory, self.starter.deaths())
         if not self.failures:
             told = f"{self.request.why}: " if self.request else ""
             self.failures = [Outcome(None, error=f"{told}the ranks were ended before their next safe point")]
+        self._tell_failures()
+        return self.failures[0].code
+
+    def _await_outcomes(self) -> int | None:
+        """Wait until every process has an outcome or one is known to have failed; return the code of a good end."""
+
+        def are_known() -> bool:
+            ended = self._all_ended(read_outcomes(self.directory))
+            return ended or bool(self.failures or self.starter.deaths())
+
+        poll(are_known, VISIBLE_SECONDS, every=POLL_SECONDS)
+        outcomes = read_outcomes(self.directory)
+        codes = {outcome.code for outcome in outcomes.values()}
+        if self.failures or not self._all_ended(outcomes) or not codes <= {0, STOPPED}:
+            return None
+        if codes == {0}:
+            return 0
+        # A request that came in the last moment counts too; without any, signals went to the ranks themselves.
+        to_ranks = StopRequest("supervisor", "a signal to the ranks")
+        announced = self.request is not None
+        self.request = read_stop_request(self.directory) or self.request or to_ranks
+        if not announced:
+            self._tell(f"{self.request.why}: saved at the next safe point")
+        return STOPPED
+
+    def _tell_failures(self) -> None:
+        """Say the first failure in full, others that differ in a line, and how many followed from it."""
         self._tell(self.failures[0].text())
         said = {self.failures[0].error}  # what all have agreed on, all of them say
         for other in self.failures[1:]:
@@ -128,7 +141,6 @@ class Supervisor:
         if len(self.failures) > len(said):
             others = len(self.failures) - len(said)
             self._tell(f"{others} of the other processes ended because of it (`tango logs` has their words)")
-        return self.failures[0].code
 
     @property
     def workers(self) -> list[Worker]:
@@ -213,17 +225,19 @@ class Supervisor:
         """Wait for the outcome of the first failure, which may lie on another node, where all known failures are echoes
         of it.
         """
-        visible_by = time.monotonic() + VISIBLE_SECONDS
-        while self.failures and all(failure.echo for failure in self.failures) and time.monotonic() < visible_by:
+
+        def is_known() -> bool:
+            if not self.failures or not all(failure.echo for failure in self.failures):
+                return True
             if self._all_ended(read_outcomes(self.directory)):
-                return
-            time.sleep(POLL_SECONDS)
+                return True
             self.failures = find_cause(self.directory, self.starter.deaths())
+            return False
+
+        poll(is_known, VISIBLE_SECONDS, every=POLL_SECONDS)
 
     def _await_last_words(self) -> None:
-        until = time.monotonic() + LAST_WORDS_SECONDS
-        while self.starter.running() and time.monotonic() < until:
-            time.sleep(POLL_SECONDS)
+        poll(lambda: not self.starter.running(), LAST_WORDS_SECONDS, every=POLL_SECONDS)
         self.failures = find_cause(self.directory, self.starter.deaths())
 
     def _tell(self, message: str) -> None:

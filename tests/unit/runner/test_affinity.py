@@ -38,6 +38,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from tango_hpc.stages import rank
+from tango_hpc.stages.stage import TRAIN
 from tango_hpc.base.config import load_config
 from tango_hpc.base.errors import NodeFailed
 from tango_hpc.runner import affinity
@@ -57,9 +58,9 @@ def stay_near_gpu(local_rank, num_threads):
 def be(worker, results):
     rank.stay_near_gpu = stay_near_gpu
     directory = RunDirectory.open(run)
-    stop = SimpleNamespace(enter=lambda what: None)
+    stop = SimpleNamespace(heart=SimpleNamespace(enter=lambda what: None))
     try:
-        rank.run_stage(directory, load_config(directory.config), "train", ["generator", "verifier"], worker, stop)
+        rank.run_stage(directory, load_config(directory.config), TRAIN, ["generator", "verifier"], worker, stop)
     except NodeFailed as error:
         seen["error"] = str(error)
     import torch

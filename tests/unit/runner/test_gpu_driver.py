@@ -130,8 +130,8 @@ def test_the_start_of_a_run_on_gpus_says_it(machine: Any, tmp_path: Path, monkey
     for name, value in (place | {"HF_HUB_OFFLINE": "1"}).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(NodeFailed, match=r"this rank has no GPU: the NVIDIA driver is 570.148.08, .*needs 580.*cu129"):
-        stop: Any = SimpleNamespace(enter=lambda what: None)
-        run_stage(directory, config, "train", ["generator"], Worker(0, "generator"), stop)
+        stop: Any = SimpleNamespace(heart=SimpleNamespace(enter=lambda what: None))
+        run_stage(directory, config, TRAIN, ["generator"], Worker(0, "generator"), stop)
 
 
 def test_doctor_notes_the_driver_and_fails_where_ranks_did_not_come_up_on_nccl(machine: Any, tmp_path: Path) -> None:

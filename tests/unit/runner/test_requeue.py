@@ -15,7 +15,7 @@ from rich.console import Console
 
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.commands.status import states
-from tango_hpc.runner import job, lock, slurm
+from tango_hpc.runner import job, slurm
 from tango_hpc.runner.attempts import AttemptLog
 from tango_hpc.runner.enter import prepare_run
 from tango_hpc.runner.job import run_attempt, run_programs
@@ -224,5 +224,5 @@ def test_a_batch_job_waits_for_slurm_where_it_cannot_know_who_runs(
     done = SimpleNamespace(run=lambda: 0, reason="", request=None, stopped_by_user=False)
     monkeypatch.setattr(job, "Supervisor", lambda *_, **__: done)
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: fake.fails("scontrol", GONE))
-    monkeypatch.setattr(lock, "time", clock)
+    monkeypatch.setattr(slurm, "time", clock)
     assert run_attempt(directory, TRAIN, config, Console(file=io.StringIO())) == 0

@@ -322,7 +322,7 @@ def test_a_nodes_address_is_asked_for_again(fake: FakeSlurm, monkeypatch: pytest
     def come_back(seconds: float) -> None:
         fake.says("scontrol", "NodeName=n1 NodeAddr=10.0.0.1 NodeHostName=n1")
 
-    monkeypatch.setattr(environment, "time", SimpleNamespace(monotonic=time.monotonic, sleep=come_back))
+    monkeypatch.setattr(slurm, "time", SimpleNamespace(monotonic=time.monotonic, sleep=come_back))
     assert environment.node_address("n1") == "10.0.0.1"
     fake.fails("scontrol", "Node n9 not found")
     assert environment.node_address("n9") is None
