@@ -49,7 +49,7 @@ def _run_here(stage: str, config: Path, overrides: list[str] | None, resume: boo
 
 @app.command()
 def sft(config: ConfigFile, overrides: Overrides = None, resume: Resume = False) -> None:
-    """Fine-tune the roles that the config's `sft` section names.
+    """Fine-tune the models that the config's `sft` section names.
 
     Example: `tango sft configs/quickstart.yaml seed=1`
     """
@@ -67,7 +67,7 @@ def train(config: ConfigFile, overrides: Overrides = None, resume: Resume = Fals
 
 @app.command(name="eval")
 def evaluate(config: ConfigFile, overrides: Overrides = None, resume: Resume = False) -> None:
-    """Ask benchmarks of a model, of a run's checkpoints or of any Hugging Face folder; print the table.
+    """Evaluate a model on benchmarks: a run's checkpoints or a Hugging Face folder.
 
     Example: `tango eval configs/paper/eval_qwen.yaml eval.checkpoints_of=null generator.model.path=models/mine`
     """
@@ -84,7 +84,7 @@ def evaluate(config: ConfigFile, overrides: Overrides = None, resume: Resume = F
 
 @app.command()
 def teacher(config: ConfigFile, overrides: Overrides = None, resume: Resume = False) -> None:
-    """Write solutions to fine-tune on with a large model; keep those that are right (config section `teacher`).
+    """Generate fine-tuning data: a large model solves questions, and its right solutions are kept.
 
     Example: `tango teacher configs/paper/teacher.yaml teacher.num_shards=8 teacher.shard=0`
     """
@@ -94,11 +94,11 @@ def teacher(config: ConfigFile, overrides: Overrides = None, resume: Resume = Fa
 @app.command()
 def score(
     dump: Annotated[Path, typer.Argument(metavar="DUMP.parquet", help="A file of a run's rollouts folder.")],
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Whose algorithm and task are used.")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file with the algorithm and the task.")],
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write, with the dump's columns.")],
     overrides: Overrides = None,
 ) -> None:
-    """Compute rewards and advantages of dumped rollouts again from their texts: no model, no GPU.
+    """Recompute rewards and advantages of saved rollouts from their texts, without a model or a GPU.
 
     Example: `tango score runs/quickstart/rollouts/generator_step_000041.parquet configs/quickstart.yaml --out
     new.parquet`
@@ -120,7 +120,7 @@ def export(
     role: Annotated[str, typer.Option(help="generator or verifier.")] = "generator",
     step: Annotated[int | None, typer.Option(help="Optimizer step of the checkpoint; default: the last.")] = None,
 ) -> None:
-    """Write a checkpoint of a run as a Hugging Face folder, whatever layout it was trained in.
+    """Export a checkpoint as a Hugging Face folder.
 
     Example: `tango export runs/mine --role generator --out models/mine`
     """
@@ -135,7 +135,7 @@ def import_(
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
 ) -> None:
-    """Make a model folder that training can read: checked safetensors of one type, tokenizer, chat template.
+    """Import a Hugging Face model as a folder for training, with checked weights, tokenizer and chat template.
 
     Example: `tango import Qwen/Qwen2.5-Math-7B --out models/Qwen2.5-Math-7B`
     """
@@ -159,12 +159,12 @@ def data(
         ),
     ] = None,
     exclude: Annotated[
-        list[Path] | None, typer.Option(help="Prepared evaluation sets to keep out (repeatable).")
+        list[Path] | None, typer.Option(help="Prepared evaluation sets whose questions are dropped (repeatable).")
     ] = None,
-    keep_overlap: Annotated[bool, typer.Option(help="Train on questions of evaluation sets too.")] = False,
+    keep_overlap: Annotated[bool, typer.Option(help="Keep questions of evaluation sets.")] = False,
     max_question_characters: Annotated[
         int | None,
-        typer.Option(help="Longer questions are dropped; default: 6000 of training splits, else no limit."),
+        typer.Option(help="Drop longer questions; default: 6000 for training splits, else no limit."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
     kind: Annotated[str, typer.Option(help="last_letter: questions, generator_sft or verifier_sft.")] = "questions",
@@ -174,7 +174,7 @@ def data(
     slip: Annotated[float, typer.Option(min=0, max=1, help="last_letter: chance of a wrong step or judgement.")] = 0.5,
     seed: Annotated[int, typer.Option(min=0, help="last_letter: seed.")] = 0,
 ) -> None:
-    """Prepare a data set: read, check, drop duplicates and evaluation questions, write Parquet (docs/data.md).
+    """Prepare a data set: check its rows, drop duplicates and evaluation questions, write Parquet (docs/data.md).
 
     Example: `tango data math --source data/MATH --exclude data/eval --out data/math_train.parquet`
     """

@@ -17,7 +17,7 @@ def plan(
         list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace those of CONFIG.")
     ] = None,
     stage: Annotated[
-        Literal["train", "eval", "teacher"], typer.Option(help="Whose memory; sft needs less than train.")
+        Literal["train", "eval", "teacher"], typer.Option(help="Stage to plan; sft needs less than train.")
     ] = "train",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     gpu_gb: Annotated[float, typer.Option(min=1, help="Memory of one GPU, in GiB.")] = 80.0,
@@ -26,7 +26,7 @@ def plan(
         typer.Option(min=1, help="Host memory of one node, in GiB; default: with launch.device cpu, this machine's."),
     ] = None,
 ) -> None:
-    """Say what a run will need, in every phase, before it starts; exit 2 and what to change where it cannot fit.
+    """Predict the memory, batches and disk of a run. Exit code 2 if the run cannot fit, with what to change.
 
     Needs no GPU and loads no weights: a model's config.json is enough, or for well-known models not even that.
 

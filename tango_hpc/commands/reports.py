@@ -13,10 +13,10 @@ RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or a folder of runs such as a sweep's.")],
 ) -> None:
-    """Write RUN/report.html: curves, results and a few judged rollouts in one file. Works on unfinished runs too.
+    """Write a report of a run, finished or not, to RUN/report.html: curves, results, a few judged rollouts.
 
-    Of a folder of runs it compares the arms over seeds: comparison.png, comparison.md, and curves.csv, from which it
-    makes both again where the runs are gone.
+    For a folder of runs, compare their arms over seeds: comparison.png, comparison.md, and curves.csv, from which both
+    can be made again when the runs are gone.
 
     Example: `tango report runs/quickstart`
     """
@@ -41,7 +41,7 @@ def rollouts(
     role: Annotated[str, typer.Option(help="generator or verifier.")] = "generator",
     limit: Annotated[int, typer.Option(min=1, help="Responses to show.")] = 4,
 ) -> None:
-    """Read rollouts in the terminal: question, steps, judgements in colour, rewards and advantages.
+    """Show saved rollouts: question, steps, judgements in colour, rewards and advantages.
 
     Example: `tango rollouts runs/quickstart --step 41`
     """

@@ -21,7 +21,7 @@ RunOrFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory,
 
 
 def submit(
-    stage: Annotated[str, typer.Argument(metavar="STAGE", help="sft, train, eval or teacher; or several: sft,train.")],
+    stage: Annotated[str, typer.Argument(metavar="STAGE", help="sft, train, eval or teacher; several as sft,train.")],
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; shipped ones are in configs/.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace those of CONFIG.")
@@ -29,12 +29,11 @@ def submit(
     profile: ProfileName = None,
     cluster: Cluster = "slurm",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the sbatch script, and whether it would be taken; submit nothing.")
+        bool, typer.Option("--dry-run", help="Print the sbatch script and Slurm's answer to it; submit nothing.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run that run.dir holds.")] = False,
 ) -> None:
-    """Submit a stage (or several, one after the other) as a batch job that saves, requeues itself and continues when
-    its time runs out.
+    """Submit stages as a batch job, which saves when its time runs out, requeues itself and continues.
 
     Example: `tango submit sft,train configs/quickstart.yaml run.dir=$SCRATCH/run --profile generic`
     """
@@ -75,7 +74,10 @@ def submit(
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="What varies, and where it goes.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="SWEEP.yaml", help="YAML file with the settings that vary and the folder of the runs."),
+    ],
     profile: ProfileName = None,
     cluster: Annotated[
         Literal["slurm", "local", "debug"],
@@ -83,13 +85,13 @@ def sweep(
     ] = "slurm",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List and check the cells; submit nothing.")] = False,
     resubmit: Annotated[
-        bool, typer.Option("--resubmit", help="The cells that failed or are unfinished too, not only new ones.")
+        bool, typer.Option("--resubmit", help="Submit cells again that failed or did not finish.")
     ] = False,
     results: Annotated[
         bool, typer.Option("--results", help="Show the results so far; write Parquet and HTML.")
     ] = False,
 ) -> None:
-    """Run a grid or a list of settings as one job array, each cell in its own run directory.
+    """Submit a grid or a list of settings as a job array; each cell is a run of its own.
 
     Example: `tango sweep configs/sweeps/alpha.yaml --profile generic`, later `tango sweep … --results`
     """
@@ -116,12 +118,12 @@ def sweep(
 
 def status(
     run: RunOrFolder,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show it anew every few seconds until all is over.")
+        bool, typer.Option("--watch", "-w", help="Refresh every few seconds until all runs have ended.")
     ] = False,
 ) -> None:
-    """Say what became of a run, or of every run below a folder; also after the job has left the queue.
+    """Show the state of a run, or of every run below a folder.
 
     Example: `tango status runs --watch`
     """
@@ -136,11 +138,11 @@ def status(
 
 def logs(
     run: RunOrFolder,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it is over.")] = False,
-    rank: Annotated[int | None, typer.Option(help="Only this rank's log.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the logs until the run has ended.")] = False,
+    rank: Annotated[int | None, typer.Option(help="Show the log of this rank alone.")] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each log.")] = 30,
 ) -> None:
-    """Show why a run failed, its attempts, and the ends of its logs; of a folder, of one run after the other.
+    """Show the cause of a failure, the attempts of a run, and the ends of its logs.
 
     Example: `tango logs runs/mine --follow`
     """
@@ -152,7 +154,7 @@ def logs(
 
 
 def cancel(run: RunOrFolder) -> None:
-    """End a run's job now. It still saves if the cluster leaves it the time.
+    """Cancel the job of a run. The run still saves if the cluster gives it time.
 
     Example: `tango cancel runs/mine`
     """
@@ -164,7 +166,7 @@ def cancel(run: RunOrFolder) -> None:
 
 
 def stop(run: RunOrFolder) -> None:
-    """Have a run save at its next safe point and end; `--resume` continues it.
+    """Stop a run after it has saved; `--resume` continues it.
 
     Example: `tango stop runs/mine`
     """
@@ -176,14 +178,19 @@ def stop(run: RunOrFolder) -> None:
 
 
 def doctor(
-    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="Check this config's files too.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file whose models and data are checked too.")
+    ] = None,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...")] = None,
     profile: ProfileName = None,
     stage: Annotated[
-        str, typer.Option("--stage", help="What CONFIG is for: sft, train, eval or teacher, or several: sft,train.")
+        str,
+        typer.Option(
+            "--stage", help="Stages that CONFIG is checked for: sft, train, eval or teacher; several as sft,train."
+        ),
     ] = "sft,train",
 ) -> None:
-    """Check this machine, or the allocation that this runs in, and say what is wrong and how to mend it.
+    """Check this machine, or the allocation in which the command runs, and say how to mend what is wrong.
 
     Example: `salloc --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 tango doctor CONFIG --profile generic`
     """
