@@ -150,7 +150,7 @@ class Holder(Process):
 
 
 def _fitting(cls: type[Process], values: dict[str, Any]) -> dict[str, Any]:
-    """Return those of `values` that are of the kinds of their fields."""
+    """Return the entries of `values` whose types are those of their fields."""
     names = [field.name for field in fields(cls) if type(values.get(field.name)) is type(field.default)]
     return {name: values.get(name) for name in names}
 
@@ -256,7 +256,7 @@ class RunLock:
             claim.unlink(missing_ok=True)
 
     def _try(self, claim: Path) -> bool:
-        """Return one try; False where the lock has changed meanwhile."""
+        """Try once to become the holder; return False where the lock has changed meanwhile."""
         if _link(claim, self._file):
             return True
         chain = list(_chain(self._directory))

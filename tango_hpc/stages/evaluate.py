@@ -163,7 +163,7 @@ class BenchmarkRun:
     # -- asking ----------------------------------------------------------------------------------------------
 
     def _ask(self, name: str, rows: Sequence[dict[str, Any]], turns: Turns) -> list[Answer]:
-        """Return all turns of a set that a generator solves, and what the verifier says of them."""
+        """Return the answers to a set that a generator solves, with what the verifier says of them."""
         task: Task = (
             get_task(self.config.task) if name == "task" else BenchmarkTask(benchmarks.get_benchmark(name), self.pool)
         )

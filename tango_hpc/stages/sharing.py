@@ -44,7 +44,7 @@ def in_each(exchange: Exchange, work: Callable[[], Result]) -> list[Result]:
 
 
 def my_share(exchange: Exchange, items: Sequence[Item]) -> Sequence[Item]:
-    """Return every so manieth item, of this process."""
+    """Return this process's share of the items, one in as many as there are processes."""
     return items[exchange.number :: exchange.size]
 
 

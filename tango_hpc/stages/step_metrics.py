@@ -59,7 +59,7 @@ def verdict_counts(read_N: Sequence[ReadVerification]) -> JudgementCounts:
 
 
 def were_asked(read_N: Sequence[ReadVerification]) -> list[ReadVerification]:
-    """Return those whose prompt was not too long."""
+    """Return the verifications whose prompt was not too long."""
     return [read for read in read_N if read.response.was_asked]
 
 

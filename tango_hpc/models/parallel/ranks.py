@@ -162,7 +162,7 @@ def this_device() -> torch.device:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the host there. To a GPU through pinned memory, as from other memory a copy waits for all
+    """Copy a host tensor to the device; to a GPU through pinned memory, as from other memory a copy waits for all
     before it.
     """
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

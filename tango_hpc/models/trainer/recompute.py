@@ -29,7 +29,7 @@ class _Cheap(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the same, to be forgotten where that was asked for and there will be a backward pass."""
+        """Return the input, which is to be forgotten where that was asked for and there will be a backward pass."""
         if not (self._forgets and torch.is_grad_enabled()):
             return self.compute(x)
         self._unread = CheckpointWithoutOutput(fp8=None)  # its default, False, stands for fp8

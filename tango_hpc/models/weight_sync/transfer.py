@@ -80,7 +80,7 @@ class _Message:
         return sum(item.elements for item in self.items)
 
     def describe(self) -> str:
-        """Return its tensors, the first few."""
+        """Return the first few names of the tensors, in words."""
         names = list(dict.fromkeys(item.tensor for item in self.items))
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 

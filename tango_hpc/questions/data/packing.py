@@ -35,7 +35,7 @@ def pack(
 
 
 def _fill(lengths: Sequence[int], order: Sequence[int], num_bins: int) -> list[list[int]]:
-    """Return each sequence into the lightest bin."""
+    """Put each sequence into the lightest bin."""
     heap = [(0, index) for index in range(num_bins)]
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     for i in order:

@@ -58,7 +58,7 @@ _DIVISORS = re.compile(
 
 
 def _as_letter(found: re.Match[str]) -> str:
-    """Return a letter of its own for the common divisor of letters: to the parser they have none."""
+    """Return a letter in place of the common divisor of letters, which the parser cannot take."""
     of = sorted("".join(part.split()) for part in found["of"].split(","))
     if not re.search("[A-Za-z]", "".join(of)):
         return found[0]

@@ -64,7 +64,7 @@ class _Comparison:
         self.asked_unit = asked_unit
 
     def compare(self, gold: str, answer: str, several: bool = False) -> bool:
-        """Return lists, unions and sets as unordered collections; anything else as a single answer."""
+        """Compare lists, unions and sets as unordered collections; anything else as a single answer."""
         gold_items, answer_items = items_of(gold, several), items_of(answer, several)
         if len(gold_items) == 1 and not is_collection(gold) and not several:
             answer_items = [answer] if looks_grouped(split_unit(answer)[0]) else answer_items
@@ -149,7 +149,7 @@ class _Comparison:
         return expected.dimension == answer_unit.dimension and self._value(gold, answer, scale=scale)
 
     def _sign_on_one_side(self, gold: str, gold_unit: Unit | None, answer: str, answer_unit: Unit | None) -> bool:
-        """Return percent or degrees that one side alone writes: left out there, or `50%` is 1/2 and `180^{\\circ}` is
+        """Compare where one side alone writes percent or degrees: the sign is left out there, or `50%` is 1/2 and `180^{\\circ}` is
         pi.
         """
         signed, bare = (gold, answer) if gold_unit else (answer, gold)
@@ -160,7 +160,7 @@ class _Comparison:
         return self._value(gold, answer) or (not in_degrees and self._value(bare, as_fraction, exactly=True))
 
     def _value(self, gold: str, answer: str, *, scale: Fraction = Fraction(1), exactly: bool = False) -> bool:
-        """Return numbers and expressions: exactly where both are plain numbers, else by the parsed expressions."""
+        """Compare numbers and expressions: exactly where both are plain numbers, else by the parsed expressions."""
         gold, answer = _open_group(gold), _open_group(answer)
         gold_number, answer_number = plain_number(gold), plain_number(answer)
         rounding = 0.0 if _is_decimal(gold) else _rounding(answer)
@@ -173,7 +173,7 @@ class _Comparison:
         return rounding > 0 and not exactly and distance <= Fraction(rounding) * abs(gold_number)
 
     def _expressions(self, gold: str, answer: str, scale: Fraction, rounding: float) -> bool:
-        """Return values and other objects as the parser reads them; only a number can be scaled to another unit."""
+        """Compare values and other objects as the parser reads them; only a number can be scaled to another unit."""
         gold_found, answer_found = expressions.read(_mixed(gold)), expressions.read(_mixed(answer))
         if gold_found is None or answer_found is None:
             return False
@@ -188,7 +188,7 @@ class _Comparison:
         return expressions.same_by_math_verify(gold_found, answer_found)
 
     def _matrices(self, gold: str, answer: str) -> bool:
-        """Return matrices as whole expressions (`\\frac{1}{3} A`, `-A`); a tuple stands for the column of its
+        """Compare matrices as whole expressions (`\\frac{1}{3} A`, `-A`); a tuple stands for the column of its
         entries.
         """
         values: list[expressions.Readable | None] = []
@@ -215,7 +215,7 @@ class _Comparison:
         return self._by_parsed_sets(gold, answer)
 
     def _by_parsed_sets(self, gold: str, answer: str) -> bool:
-        """Return sets written in different pieces, such as overlapping unions: sympy's set algebra decides."""
+        """Compare sets written in different pieces, such as overlapping unions: sympy's set algebra decides."""
         marks = (r"\cup", r"\cap", r"\setminus", r"\mathbb", "=")
         if tuple_of(gold) or tuple_of(answer) or not any(mark in gold + answer for mark in marks):
             return False
@@ -225,7 +225,7 @@ class _Comparison:
         return expressions.same_by_math_verify(gold_set, answer_set)
 
     def _record(self, gold_items: list[str], answer_items: list[str], names: list[str | None]) -> bool:
-        """Return several values with different names: matched by name where the answer has names, else in order."""
+        """Compare several values with different names: matched by name where the answer has names, else in order."""
         answer_names = [name_of(item) for item in answer_items]
         if sorted(map(str, answer_names)) == sorted(map(str, names)):
             answer_items = [answer_items[answer_names.index(name)] for name in names]
@@ -252,7 +252,7 @@ def _quotient(text: str) -> str:
 
 
 def _same_digits(gold: str, gold_base: re.Match[str] | None, answer: str, answer_base: re.Match[str] | None) -> bool:
-    """Return numerals in a base. Where one side leaves the base to the question, its digits are what counts."""
+    """Compare numerals in a base. Where one side leaves the base to the question, its digits are what counts."""
     if gold_base and answer_base and (gold_base[2] or gold_base[3]) != (answer_base[2] or answer_base[3]):
         return False
     digits = [(match[1] if match else text).casefold() for match, text in ((gold_base, gold), (answer_base, answer))]

@@ -37,7 +37,7 @@ def label(gold: str, answer: str, labels: Sequence[str], synonyms: Mapping[str, 
 
 
 def choice(gold: str, answer: str) -> bool:
-    """Return a letter, with or without parentheses, a full stop or its text behind it: `(C)`, `C.`, `C) 12`."""
+    """Compare a letter with the gold one, with or without parentheses, a full stop or its text behind it: `(C)`, `C.`, `C) 12`."""
     match = re.match(r"\W*(?:text\W*)?([A-Za-z])(?![A-Za-z0-9])", clean(answer))
     return match is not None and match[1].upper() == words(gold).upper()
 
@@ -61,7 +61,7 @@ def table(gold: str, answer: str) -> bool:
 
 
 def math(gold: str, answer: str, **options) -> bool:
-    """Return a mathematical answer: see `mathematics.same_answer`. May never return: run it in a `GradingPool`."""
+    """Compare mathematical answers: see `mathematics.same_answer`. May never return: run it in a `GradingPool`."""
     from tango_hpc.questions.grading.mathematics import same_answer
 
     return same_answer(gold, answer, **options)

@@ -86,7 +86,7 @@ def _spelled(question: str) -> str:
 
 
 def _digits_and_words(question: str, bare: str) -> tuple[str, list[str]]:
-    """Return those of the question without its drawings; `bare` is its core."""
+    """Return the digits and words of a question without its drawings; `bare` is its core."""
     undrawn = _DRAWING.sub(" ", question)
     text = bare if undrawn == question else core(undrawn)
     return "".join(_DIGIT.findall(text)), _WORD.findall(_FRACTION.sub("frac", text.casefold()))

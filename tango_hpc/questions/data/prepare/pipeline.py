@@ -261,7 +261,7 @@ def _fingerprints(questions: Iterable[tuple[str, str]]) -> set[int]:
 
 
 def _identity(questions: Iterable[int]) -> str:
-    """Return the same for files that hold the same questions."""
+    """Return an identity that files with the same questions share."""
     return f"{fingerprint(','.join(map(str, sorted(questions)))):016x}"
 
 
