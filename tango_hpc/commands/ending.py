@@ -64,7 +64,8 @@ def cancel(path: Path, console: Console) -> None:
 
 
 def _without_copies(directories: list[RunDirectory], console: Console) -> list[RunDirectory]:
-    """Return the runs that were started in the folder where they lie; the jobs and processes in a copy of a run's folder are
+    """Return the runs that were started in the folder where they lie; the jobs and processes in a copy of a
+    run's folder are
     that run's.
     """
     found = []

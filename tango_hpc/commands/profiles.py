@@ -241,7 +241,8 @@ def job_variables(profile: Profile) -> dict[str, str]:
 
 
 def variables_here(profile: Profile) -> dict[str, str]:
-    """Return the variables of `job_variables` and `env` for a job on this machine, with its variables in them filled in.
+    """Return the variables of `job_variables` and `env` for a job on this machine, with its variables in them
+    filled in.
 
     Raises UserError where one of these is not set.
     """

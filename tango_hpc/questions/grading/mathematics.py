@@ -149,7 +149,8 @@ class _Comparison:
         return expected.dimension == answer_unit.dimension and self._value(gold, answer, scale=scale)
 
     def _sign_on_one_side(self, gold: str, gold_unit: Unit | None, answer: str, answer_unit: Unit | None) -> bool:
-        """Compare where one side alone writes percent or degrees: the sign is left out there, or `50%` is 1/2 and `180^{\\circ}` is
+        """Compare where one side alone writes percent or degrees: the sign is left out there, or `50%` is 1/2
+        and `180^{\\circ}` is
         pi.
         """
         signed, bare = (gold, answer) if gold_unit else (answer, gold)

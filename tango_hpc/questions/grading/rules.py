@@ -37,7 +37,9 @@ def label(gold: str, answer: str, labels: Sequence[str], synonyms: Mapping[str, 
 
 
 def choice(gold: str, answer: str) -> bool:
-    """Compare a letter with the gold one, with or without parentheses, a full stop or its text behind it: `(C)`, `C.`, `C) 12`."""
+    """Compare a letter with the gold one, with or without parentheses, a full stop or its text behind it:
+    `(C)`, `C.`, `C) 12`.
+    """
     match = re.match(r"\W*(?:text\W*)?([A-Za-z])(?![A-Za-z0-9])", clean(answer))
     return match is not None and match[1].upper() == words(gold).upper()
 

@@ -48,7 +48,7 @@ def step_end_tokens(token_ids: Sequence[int], tokenizer: Any, step_end_chars: Se
 def _by_decoding_prefixes(
     token_ids: Sequence[int], tokenizer: Any, text: str, step_end_chars: Sequence[int]
 ) -> list[int]:
-    """Return the definition itself, by bisection: text that a prefix has brought stays when tokens follow."""
+    """Find the same by its definition, by bisection: text that a prefix has brought stays when tokens follow."""
     ends: list[int] = []
     first = 0
     for end in step_end_chars:
