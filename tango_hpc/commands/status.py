@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -86,66 +87,150 @@ def states(directories: list[RunDirectory]) -> list[RunState]:
     return [run_state(directory, queue) for directory in directories]
 
 
-def run_state(directory: RunDirectory, queue: dict[str, tuple[str, str]]) -> RunState:
+def run_state(directory: RunDirectory, queue: Mapping[str, tuple[str, str]]) -> RunState:
     """Return the state of one run; `queue` is what Slurm says of its jobs, as far as it still knows them."""
-    attempts = AttemptLog(directory).read()
-    last = attempts[-1] if attempts else None
-    submitted = submitted_jobs(directory)
-    job = _job_that_counts(known_jobs(directory), queue)
-    if last is not None and last.ended is None and not last.own_job:
-        job = last.job
-    job_state, reason = queue.get(job, (None, "")) if job else (None, "")
-    unstarted = submitted[-1] if submitted and not _has_started(submitted[-1], attempts) else None
-    if unstarted is not None and not _may_start(job_state) and _found_all_done(directory, unstarted):
-        unstarted = None  # it was there to resume what had come to its end
+    return state_of(RunRecord(directory, queue))
+
+
+class RunRecord:
+    """All that was read of one run, each part when it is first asked for. `queue` has state and reason by job."""
+
+    def __init__(self, directory: RunDirectory, queue: Mapping[str, tuple[str, str]]) -> None:
+        self._directory, self._queue = directory, queue
+        self.run = str(directory.path)
+
+    @cached_property
+    def attempts(self) -> list[Attempt]:
+        """The attempts, the oldest first."""
+        return AttemptLog(self._directory).read()
+
+    @cached_property
+    def last(self) -> Attempt | None:
+        """The last attempt."""
+        return self.attempts[-1] if self.attempts else None
+
+    @cached_property
+    def submitted(self) -> dict[str, Any] | None:
+        """The last job that was submitted."""
+        return next(reversed(submitted_jobs(self._directory)), None)
+
+    @cached_property
+    def unstarted(self) -> dict[str, Any] | None:
+        """The last job that was submitted, if it has made no attempt and was not there to find all done."""
+        submitted = self.submitted
+        if submitted is None or _has_started(submitted, self.attempts):
+            return None
+        state, _ = self.in_queue(self.newest_job)
+        may_start = state in (*WAITING_STATES, *slurm.ALIVE_STATES, slurm.UNKNOWN)
+        finds_all_done = all(self.is_done(stage) for stage in submitted["stages"].split(","))
+        return submitted if may_start or not finds_all_done else None
+
+    @cached_property
+    def newest_job(self) -> str | None:
+        """The job that counts: in somebody's allocation the attempt's, else the present one of the run's own."""
+        if self.last is not None and self.last.ended is None and not self.last.own_job:
+            return self.last.job
+        return _job_that_counts(known_jobs(self._directory), self._queue)
+
+    @cached_property
+    def last_stage(self) -> str:
+        """The last stage that was asked for; without a job that of the last attempt."""
+        return self.submitted["stages"].split(",")[-1] if self.submitted is not None else self.attempted_stage
+
+    @cached_property
+    def attempted_stage(self) -> str:
+        """The stage of the last attempt, else the first one in the summary, else ""."""
+        if self.last is not None:
+            return self.last.stage
+        return next(iter(read_summary(self._directory).get("stages", {})), "")
+
+    @cached_property
+    def progress(self) -> dict[str, Any]:
+        """What the run was doing last."""
+        return read_progress(self._directory)
+
+    def in_queue(self, job: str | None) -> tuple[str | None, str]:
+        """Return state and reason of a job in Slurm's queue; None where it is not there."""
+        return self._queue.get(job, (None, "")) if job else (None, "")
+
+    def is_done(self, stage: str) -> bool:
+        """Return whether the stage has run to its end."""
+        return is_done(self._directory, stage)
+
+    def is_held(self) -> bool:
+        """Return whether a live process holds the run's lock."""
+        return is_held(self._directory)
+
+    def status_of_ranks(self, stage: str) -> str:
+        """Return the status of a stage without a supervisor, as rank 0 has written it."""
+        status = read_summary(self._directory).get("stages", {}).get(stage, {}).get("status", "new")
+        return (
+            "lost"
+            if status == "running" and seconds_since_beat(self._directory, 0) > STALE_HEARTBEAT_SECONDS
+            else status
+        )
+
+    def activity(self, stage: str) -> str:
+        """Return what the ranks of a running stage are doing, in words."""
+        last = self.last
+        if last is not None and (
+            last.ended is not None or not _is_newer(self._directory.progress, self._directory.attempts_file)
+        ):
+            return "starting" if last.ended is None else "starting or ending"
+        current = self.progress if self.progress.get("stage") == stage else {}
+        part = part_under_way(self._directory, current.get("phase", ""))
+        return " ".join(map(str, filter(None, (current.get("role"), current.get("phase"), part))))
+
+    def damaged(self, stage: str) -> list[str]:
+        """Return the names of the stage's checkpoints that were set aside."""
+        return damaged_in(self._directory.checkpoints / stage)
+
+
+def state_of(record: RunRecord) -> RunState:
+    """Decide the state of a run from what was read of it."""
+    last, unstarted, job = record.last, record.unstarted, record.newest_job
+    job_state, reason = record.in_queue(job)
     follows = unstarted is not None and "after" in unstarted and last is not None  # the next job of a chain
-    stage = _stage(directory, last, None if follows else unstarted)
-    last_stage = submitted[-1]["stages"].split(",")[-1] if submitted else stage
-    if follows and last is not None and (last.ended is None or _is_final(last, last_stage)):
+    stage = unstarted["stages"].partition(",")[0] if unstarted is not None and not follows else record.attempted_stage
+    is_final = last is not None and _is_final(last, record.last_stage)
+    if follows and last is not None and (last.ended is None or is_final):
         unstarted = None  # it may not even be needed
         job = last.job if job_state not in slurm.ALIVE_STATES else job
-        job_state, reason = queue.get(job, (None, "")) if job else (None, "")
+        job_state, reason = record.in_queue(job)
     if job_state in WAITING_STATES:
         goes_on = last is not None and last.saved_after and (follows or not unstarted)
         continues = f"; continues from {last.saved_after}" if last is not None and goes_on else ""
         state, detail = "waiting", reason + continues
     elif job_state in slurm.ALIVE_STATES:
         state, detail = "running", ""
-    elif job_state == slurm.UNKNOWN and not (unstarted is None and last is not None and _is_final(last, last_stage)):
+    elif job_state == slurm.UNKNOWN and not (unstarted is None and is_final):
         known = describe(last) if last is not None and unstarted is None else "it had not started"
         state, detail = "unknown", f"{reason}; by its files: {known}"
     elif unstarted is not None:
         state, detail = _before_its_start(unstarted, job_state)
     elif last is not None:
-        state, detail = _after_its_start(directory, last, last_stage, job_state)
+        state, detail = _after_its_start(record, last, job_state)
     else:
-        state, detail = _without_supervisor(directory, stage), ""
-    progress = read_progress(directory)
-    current = progress if progress.get("stage") == stage else {}
+        state, detail = record.status_of_ranks(stage), ""
+    current = record.progress if record.progress.get("stage") == stage else {}
     if state == "running":
-        has_told = last is None or (last.ended is None and _is_newer(directory.progress, directory.attempts_file))
-        between = "starting" if last is None or last.ended is None else "starting or ending"
-        told = (current.get("role"), current.get("phase"), part_under_way(directory, current.get("phase", "")))
-        detail = " ".join(map(str, filter(None, told))) if has_told else between
-    if troubles := current.get("troubles"):
-        detail = "; ".join(filter(None, (detail, *map(str, troubles))))
-    damaged = damaged_in(directory.checkpoints / stage)
-    if damaged:
-        detail = "; ".join(filter(None, (detail, f"set aside as damaged: {', '.join(damaged)}")))
+        detail = record.activity(stage)
+    damaged = record.damaged(stage)
+    notes = [*current.get("troubles", ()), *([f"set aside as damaged: {', '.join(damaged)}"] if damaged else [])]
     return RunState(
-        run=str(directory.path),
+        run=record.run,
         stage=stage,
         state=state,
-        detail=detail,
+        detail="; ".join(filter(None, (detail, *map(str, notes)))),
         step=current.get("step"),
         total_steps=current.get("total_steps"),
-        attempts=len(attempts),
+        attempts=len(record.attempts),
         job=job,
         job_state=job_state,
     )
 
 
-def _job_that_counts(jobs: list[str], queue: dict[str, tuple[str, str]]) -> str | None:
+def _job_that_counts(jobs: list[str], queue: Mapping[str, tuple[str, str]]) -> str | None:
     """Return the present one of a run's jobs, the oldest first: the one that runs, else the last that waits, else the
     last.
     """
@@ -166,16 +251,6 @@ def _has_started(submitted: dict[str, Any], attempts: list[Attempt]) -> bool:
     return bool(attempts) and submitted["submitted"] <= attempts[-1].started
 
 
-def _may_start(job_state: str | None) -> bool:
-    """Return whether a job in this state may still make an attempt."""
-    return job_state in (*WAITING_STATES, *slurm.ALIVE_STATES, slurm.UNKNOWN)
-
-
-def _found_all_done(directory: RunDirectory, submitted: dict[str, Any]) -> bool:
-    """Return whether no stage was left for what was submitted: it made no attempt, and ended well."""
-    return all(is_done(directory, stage) for stage in submitted["stages"].split(","))
-
-
 def _is_final(last: Attempt, last_stage: str) -> bool:
     """Return whether no job comes back after this attempt, whatever Slurm has to say."""
     if last.code == 0:
@@ -186,12 +261,6 @@ def _is_final(last: Attempt, last_stage: str) -> bool:
 def _is_newer(file: Path, other: Path) -> bool:
     """Return whether `file` was written after `other`, by the clock of the file server that has both."""
     return file.is_file() and file.stat().st_mtime_ns >= other.stat().st_mtime_ns
-
-
-def _stage(directory: RunDirectory, last: Attempt | None, unstarted: dict[str, Any] | None) -> str:
-    if unstarted is not None:
-        return unstarted["stages"].partition(",")[0]
-    return last.stage if last is not None else next(iter(read_summary(directory).get("stages", {})), "")
 
 
 def _before_its_start(submitted: dict[str, Any], job_state: str | None) -> tuple[str, str]:
@@ -205,25 +274,17 @@ def _before_its_start(submitted: dict[str, Any], job_state: str | None) -> tuple
     return "failed", f"job {submitted['job']} ended before the run started: {ended}"
 
 
-def _after_its_start(directory: RunDirectory, last: Attempt, last_stage: str, job_state: str | None) -> tuple[str, str]:
+def _after_its_start(record: RunRecord, last: Attempt, job_state: str | None) -> tuple[str, str]:
     """State and detail of a run whose last attempt is not in the queue (any more, or never was)."""
-    if last.code == 0 and last.job is not None and last.stage != last_stage:
-        return "lost", f"ended between {last.stage} and {last_stage}"
+    if last.code == 0 and last.job is not None and last.stage != record.last_stage:
+        return "lost", f"ended between {last.stage} and {record.last_stage}"
     if last.ended is not None:
         states_by_code = {0: "done", StoppedEarly.exit_code: "stopped"}
         return states_by_code.get(last.code or 0, "failed"), last.reason
-    if last.job is None and is_held(directory):
+    if last.job is None and record.is_held():
         return "running", ""
     ended = job_state or (slurm.accounting(last.job) if last.job and last.own_job else None)
     return "lost", f"ended without a word{f': {ended}' if ended else ''}; --resume continues from the last checkpoint"
-
-
-def _without_supervisor(directory: RunDirectory, stage: str) -> str:
-    """State of a run whose ranks were started by hand (`srun tango train`): as rank 0 has written it down."""
-    status = read_summary(directory).get("stages", {}).get(stage, {}).get("status", "new")
-    if status == "running" and seconds_since_beat(directory, 0) > STALE_HEARTBEAT_SECONDS:
-        return "lost"
-    return status
 
 
 def show_logs(path: Path, console: Console, *, rank: int | None, lines: int, follow: bool) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -19,9 +21,10 @@ from tango_hpc.base.run.summary import update_summary
 from tango_hpc.base.run.worker import Worker
 from tango_hpc.commands import status_table
 from tango_hpc.commands.cli import app
-from tango_hpc.commands.status import RunState, run_state, show_logs
+from tango_hpc.commands.status import RunState, run_state, show_logs, state_of
 from tango_hpc.commands.status_table import show_status, table
-from tango_hpc.runner.attempts import AttemptLog, remember_job
+from tango_hpc.runner import slurm
+from tango_hpc.runner.attempts import Attempt, AttemptLog, remember_job
 from tango_hpc.runner.enter import prepare_run
 from tango_hpc.runner.heartbeat import Beat, write_beat
 from tango_hpc.runner.lock import RunLock
@@ -150,3 +153,44 @@ def test_logs_of_a_run_that_was_moved_have_those_of_its_supervisor(tmp_path: Pat
     moved = directory.path.rename(tmp_path / "elsewhere")
     told = said(lambda console: show_logs(moved, console, rank=None, lines=5, follow=False))
     assert f"{moved}/logs/submitit/7_0_log.out" in told and "Continue with: tango go on" in told
+
+
+ENDED = Attempt(number=1, stage="train", host="n1", job="7", started=1.0, saved_before=None, ended=2.0, code=85)
+UNSTARTED = {"job": "8", "stages": "train", "cluster": "slurm", "submitted": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("read", "state", "detail"),
+    [
+        ({}, "new", ""),
+        ({"in_queue": ("PENDING", "Priority"), "unstarted": UNSTARTED}, "waiting", "Priority"),
+        ({"in_queue": ("RUNNING", ""), "last": replace(ENDED, ended=None)}, "running", "rollout"),
+        ({"in_queue": (slurm.UNKNOWN, "no answer"), "unstarted": UNSTARTED}, "unknown", "it had not started"),
+        ({"in_queue": ("FAILED", ""), "unstarted": UNSTARTED}, "failed", "job 8 ended before the run started"),
+        ({"last": ENDED}, "stopped", ""),
+        ({"last": replace(ENDED, code=0)}, "done", ""),
+        ({"last": replace(ENDED, code=1, reason="boom")}, "failed", "boom"),
+        ({"last": replace(ENDED, ended=None, job=None), "held": True}, "running", "rollout"),
+        ({"last": replace(ENDED, ended=None, job=None), "held": False}, "lost", "ended without a word"),
+        ({"last": ENDED, "damaged": ["step_000004"]}, "stopped", "set aside as damaged: step_000004"),
+    ],
+)
+def test_the_state_is_decided_from_what_was_read(read: dict[str, Any], state: str, detail: str) -> None:
+    last = read.get("last")
+    record: Any = SimpleNamespace(
+        run="/runs/x",
+        attempts=[last] if last is not None else [],
+        last=last,
+        unstarted=read.get("unstarted"),
+        newest_job="8",
+        last_stage="train",
+        attempted_stage="train",
+        progress={},
+        in_queue=lambda job: read.get("in_queue", (None, "")),
+        is_held=lambda: read["held"],
+        status_of_ranks=lambda stage: "new",
+        activity=lambda stage: "rollout",
+        damaged=lambda stage: read.get("damaged", []),
+    )
+    found = state_of(record)
+    assert found.state == state and detail in found.detail
