@@ -1,4 +1,15 @@
-"""Plain records that the parts hand to each other; no torch, no vLLM."""
+"""Plain records that the wings hand to each other, and the legend of shape suffixes. No torch, no vLLM.
+
+A name ends with the sizes of its axes, the outermost first: `rewards_N_K` has K rewards for each of N responses.
+
+N  responses of a batch, or their tokens in one flat vector    T  tokens of one response, or of a micro-batch
+Q  questions                                                   S  sequences of a micro-batch, steps of a group
+M  rollouts or samples of one question                         R  response tokens that this rank computes
+V  verifications of one solution                               B  resamples of a bootstrap
+K  steps of one solution                                       L  places of a padded sequence
+
+Lists of lists may be ragged.
+"""
 
 from __future__ import annotations
 

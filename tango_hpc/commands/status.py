@@ -146,7 +146,7 @@ class RunRecord:
 
     @cached_property
     def progress(self) -> dict[str, Any]:
-        """What the run was doing last."""
+        """The last progress of the run."""
         return read_progress(self._directory)
 
     def in_queue(self, job: str | None) -> tuple[str | None, str]:

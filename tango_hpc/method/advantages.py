@@ -4,8 +4,7 @@ The training loop and `tango score` both come here, so what a dump says can be r
 NumPy out; which responses are normalised together (the rollouts of a question, or with REINFORCE++ the whole
 batch) is decided here and nowhere else.
 
-Shape legend: N responses of the batch, V verifications of each, K steps of one solution (ragged), T tokens of one
-response (ragged).
+Shape suffixes: `base.types`.
 """
 
 from __future__ import annotations

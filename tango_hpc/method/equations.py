@@ -1,7 +1,6 @@
 """The equations of RL Tango (arXiv 2505.15034, Section 3), one pure function each, numbered as in the paper.
 
-Shape legend: T tokens (any leading shape works), M rollouts of one question, N responses of a batch,
-K steps of one solution, S all steps that are normalised together.
+Shape suffixes: `base.types`; T may have any leading shape.
 
 The functions on log-probabilities take torch tensors and are differentiable; everything about rewards and
 advantages takes and returns NumPy arrays in float64, so that reading and re-scoring rollouts needs no torch.

@@ -4,7 +4,7 @@ Counted from the code that allocates them: `models/trainer/optimizer.py` (gradie
 plus fp32 masters for 16-bit weights, both spread over data-parallel ranks), `models/trainer/attention.py` and
 Megatron-core's unfused local layers (activations), `models/trainer/vocab_parallel.py` (logits by chunks),
 `models/trainer/saved_state.py` (a piece at a time). An engine's are in `models/engine/capacity.py`.
-Legend: T tokens of a micro-batch on one rank.
+Shape suffixes: `base.types`.
 """
 
 from __future__ import annotations

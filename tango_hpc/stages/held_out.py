@@ -32,16 +32,16 @@ class HeldOut:
     ) -> None:
         """`make_ready` is called with a role before it generates."""
         self._task, self._generator, self._verifier, self._make_ready = task, generator, verifier, make_ready
-        self._questions_K = [row for row in questions if generator.fits(generator.prompt(task.statement(row)))]
-        self.num_questions, self.num_too_long = len(questions), len(questions) - len(self._questions_K)
-        if not self._questions_K:
+        self._questions_Q = [row for row in questions if generator.fits(generator.prompt(task.statement(row)))]
+        self.num_questions, self.num_too_long = len(questions), len(questions) - len(self._questions_Q)
+        if not self._questions_Q:
             raise CheckFailed(
                 f"none of the {len(questions)} evaluation questions fits generator.max_prompt_tokens, "
                 f"{generator.settings.max_prompt_tokens}"
             )
-        self._prompts_K = generator.prompts(task, self._questions_K)
-        self._to_judge_K: list[ReadSolution] = []
-        self.answered_K: list[ReadSolution] = []  # of the last evaluation
+        self._prompts_Q = generator.prompts(task, self._questions_Q)
+        self._to_judge_Q: list[ReadSolution] = []
+        self.answered_Q: list[ReadSolution] = []  # of the last evaluation
 
     def evaluate(self) -> dict[str, float | None]:
         """Return metrics by key: the generator's greedy pass@1, and scores of the verifier's verdicts and step
@@ -50,49 +50,49 @@ class HeldOut:
         The verifier samples, as it does when it judges in training, with the same seeds every time (the scores:
         `JudgementCounts`). Questions that do not fit the generator's context count as wrong. Collective.
         """
-        self.answered_K = solutions_K = self._read(
-            self._write(self._generator, self._prompts_K, [0] * len(self._questions_K), greedy=True)
+        self.answered_Q = solutions_Q = self._read(
+            self._write(self._generator, self._prompts_Q, [0] * len(self._questions_Q), greedy=True)
         )
         values: dict[str, float | None] = {
-            "generator/accuracy": sum(answered.correct for answered in solutions_K) / self.num_questions,
-            "generator/response_tokens": statistics.fmean(answered.response.num_tokens for answered in solutions_K),
+            "generator/accuracy": sum(answered.correct for answered in solutions_Q) / self.num_questions,
+            "generator/response_tokens": statistics.fmean(answered.response.num_tokens for answered in solutions_Q),
             "generator/format_failures": statistics.fmean(
-                not answered.solution.well_formed for answered in solutions_K
+                not answered.solution.well_formed for answered in solutions_Q
             ),
         }
         if self._verifier is not None:
-            self._to_judge_K = self._to_judge_K or solutions_K
-            scores = self._judged(self._verifier, self._to_judge_K)
+            self._to_judge_Q = self._to_judge_Q or solutions_Q
+            scores = self._judged(self._verifier, self._to_judge_Q)
             values |= scores
-            if [_tokens(read) for read in solutions_K] != [_tokens(read) for read in self._to_judge_K]:
-                scores = self._judged(self._verifier, solutions_K)
+            if [_tokens(read) for read in solutions_Q] != [_tokens(read) for read in self._to_judge_Q]:
+                scores = self._judged(self._verifier, solutions_Q)
             values |= {key.replace("/", "/present_"): value for key, value in scores.items()}
         return values | {"data/not_asked": self.num_too_long}
 
-    def _judged(self, verifier: Verifier, solutions_K: list[ReadSolution]) -> dict[str, float | None]:
-        prompts_K = verifier.prompts(solutions_K)
-        generations = self._write(verifier, prompts_K, range(len(solutions_K)))
-        return judging_metrics(self._task, verifier.read(solutions_K, prompts_K, generations))
+    def _judged(self, verifier: Verifier, solutions_Q: list[ReadSolution]) -> dict[str, float | None]:
+        prompts_Q = verifier.prompts(solutions_Q)
+        generations = self._write(verifier, prompts_Q, range(len(solutions_Q)))
+        return judging_metrics(self._task, verifier.read(solutions_Q, prompts_Q, generations))
 
     def _write(
-        self, role: Role, prompts_K: list[list[int]], seeds_K: Sequence[int], *, greedy: bool = False
+        self, role: Role, prompts_Q: list[list[int]], seeds_Q: Sequence[int], *, greedy: bool = False
     ) -> list[Generation]:
         self._make_ready(role)
-        return role.write(prompts_K, seeds_K, greedy=greedy)
+        return role.write(prompts_Q, seeds_Q, greedy=greedy)
 
     def state_dict(self) -> list[list[Any]]:
         """Return token ids and finish reason of the solutions to judge; JSON."""
-        generations = [judged.response.generation for judged in self._to_judge_K]
+        generations = [judged.response.generation for judged in self._to_judge_Q]
         return [[generation.token_ids, generation.finish_reason] for generation in generations]
 
     def load_state_dict(self, state: list[list[Any]]) -> None:
         """Judge these from now on. Collective: they are graded once more."""
         if state:
-            saved_K = [Generation(token_ids, [], reason) for token_ids, reason in state]
-            self._to_judge_K = self._read(saved_K)
+            saved_Q = [Generation(token_ids, [], reason) for token_ids, reason in state]
+            self._to_judge_Q = self._read(saved_Q)
 
     def _read(self, generations: list[Generation]) -> list[ReadSolution]:
-        return settled(self._generator.read(self._task, self._questions_K, self._prompts_K, generations))
+        return settled(self._generator.read(self._task, self._questions_Q, self._prompts_Q, generations))
 
 
 def _tokens(read: ReadSolution) -> list[int]:

@@ -1,6 +1,6 @@
 """The metrics of a step's solutions and verifications.
 
-Shape legend: N responses of the step, K steps of a solution (ragged).
+Shape suffixes: `base.types`.
 """
 
 from __future__ import annotations

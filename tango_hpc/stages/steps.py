@@ -1,7 +1,6 @@
 """The batch of a step of either role: responses, advantages, metrics, dump rows.
 
-Shape legend: N responses of the step, V verifications of a solution, K steps of a solution (ragged), T tokens of a
-response (ragged).
+Shape suffixes: `base.types`.
 """
 
 from __future__ import annotations

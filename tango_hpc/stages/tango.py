@@ -164,11 +164,11 @@ class Tango:
                 grading.settle()
                 if is_balanced([read.correct for read in drawn], train.questions_per_step):
                     break
-        judged_K = drawn
+        judged_Q = drawn
         if train.verifier_draws > 1:
-            judged_K = [drawn[i] for i in balanced([read.correct for read in drawn], train.questions_per_step)]
-        groups = [k for k in range(len(judged_K)) for _ in range(train.rollouts_per_question)]
-        verifications = self._judge(verifier, [judged_K[k] for k in groups], after=train.verifier_draws)
+            judged_Q = [drawn[i] for i in balanced([read.correct for read in drawn], train.questions_per_step)]
+        groups = [q for q in range(len(judged_Q)) for _ in range(train.rollouts_per_question)]
+        verifications = self._judge(verifier, [judged_Q[q] for q in groups], after=train.verifier_draws)
         grading.settle()
         return VerifierBatch.score(
             verifications,
@@ -185,7 +185,7 @@ class Tango:
         self.journal.phase("evaluation")
         values = self.held_out.evaluate()
         self.failures.observe(
-            self.held_out.answered_K, f"in the evaluation after step {self.done.steps}", self.journal.note
+            self.held_out.answered_Q, f"in the evaluation after step {self.done.steps}", self.journal.note
         )
         self.journal.evaluated(self.done.steps, values)
         names = {"accuracy": "generator/accuracy", "outcome_f1": "verifier/outcome_f1", "step_f1": "verifier/step_f1"}

@@ -3,7 +3,7 @@
 A dump holds all that rewards and advantages are computed from, so that `tango score` can recompute them, and all that
 a person needs to read along. Columns that have no meaning for a role are null.
 
-Legend of list lengths: T response tokens, K steps of the solution.
+Lengths of lists: T response tokens, K steps of the solution (`base.types`).
 """
 
 from __future__ import annotations

@@ -48,32 +48,32 @@ class PackedSequences(PackedSeqParams):
         cls, lengths: Sequence[int], frequencies: Tensor, dtype: torch.dtype, device: torch.device
     ) -> PackedSequences:
         """Describe sequences of these lengths, longest first, that lie one after the other."""
-        lengths_B = np.asarray(lengths, dtype=np.int64)
-        starts_B = np.concatenate([[0], np.cumsum(lengths_B)])
-        positions_T = np.arange(starts_B[-1]) - np.repeat(starts_B[:-1], lengths_B)
+        lengths_S = np.asarray(lengths, dtype=np.int64)
+        starts_S = np.concatenate([[0], np.cumsum(lengths_S)])
+        positions_T = np.arange(starts_S[-1]) - np.repeat(starts_S[:-1], lengths_S)
         angles_TD = torch.outer(torch.from_numpy(positions_T).float(), frequencies).repeat(1, 2)
-        bounds = to_device(torch.from_numpy(starts_B).int(), device)
-        longest = int(lengths_B.max())
+        bounds = to_device(torch.from_numpy(starts_S).int(), device)
+        longest = int(lengths_S.max())
         packed = cls(
             qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=longest, max_seqlen_kv=longest,
             cos_TD=to_device(angles_TD.cos().to(dtype), device), sin_TD=to_device(angles_TD.sin().to(dtype), device),
         )  # fmt: skip
         if not _has_varlen(device, dtype):
-            packed._pad(lengths_B, starts_B, device)
+            packed._pad(lengths_S, starts_S, device)
         return packed
 
-    def _pad(self, lengths_B: np.ndarray, starts_B: np.ndarray, device: torch.device) -> None:
+    def _pad(self, lengths_S: np.ndarray, starts_S: np.ndarray, device: torch.device) -> None:
         """Cut the sequences into blocks of similar lengths."""
         unpad, offset, first = [], 0, 0
-        while first < len(lengths_B):
-            longest, last = int(lengths_B[first]), first + 1
-            while last < len(lengths_B) and (lengths_B[last] >= _LEAST_FILL * longest or last - first < _SMALL_BLOCK):
+        while first < len(lengths_S):
+            longest, last = int(lengths_S[first]), first + 1
+            while last < len(lengths_S) and (lengths_S[last] >= _LEAST_FILL * longest or last - first < _SMALL_BLOCK):
                 last += 1
-            block_lengths, steps_L = lengths_B[first:last, None], np.arange(longest)
-            index_BL = starts_B[first:last, None] + np.minimum(steps_L, block_lengths - 1)
-            self.blocks.append(to_device(torch.from_numpy(index_BL), device))
+            block_lengths, steps_L = lengths_S[first:last, None], np.arange(longest)
+            index_SL = starts_S[first:last, None] + np.minimum(steps_L, block_lengths - 1)
+            self.blocks.append(to_device(torch.from_numpy(index_SL), device))
             unpad.append(np.flatnonzero(steps_L < block_lengths) + offset)
-            offset, first = offset + index_BL.size, last
+            offset, first = offset + index_SL.size, last
         self.unpad_T = to_device(torch.from_numpy(np.concatenate(unpad)), device)
 
 
@@ -113,9 +113,9 @@ class PackedCoreAttention(nn.Module):
                 packed.max_seqlen_q, packed.max_seqlen_kv, window_size=(-1, 0), **groups,
             )  # fmt: skip
         outputs = []
-        for index_BL in packed.blocks:
+        for index_SL in packed.blocks:
             query, key, value = (
-                tensor.index_select(0, index_BL.flatten()).unflatten(0, index_BL.shape).transpose(1, 2)
+                tensor.index_select(0, index_SL.flatten()).unflatten(0, index_SL.shape).transpose(1, 2)
                 for tensor in (query_THD, key_TGD, value_TGD)
             )
             output_BHLD = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)

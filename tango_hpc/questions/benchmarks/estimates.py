@@ -1,7 +1,7 @@
 """Numbers of an evaluation from the verdicts on its answers, each with a 95% confidence interval. Pure Python and
 numpy.
 
-Shape legend: Q questions, S samples of each question, N items (one or several of a question), R resamples.
+Shape suffixes: `base.types`; N items are one or several of a question.
 """
 
 from __future__ import annotations
@@ -86,39 +86,39 @@ def _counts_of_questions(items: Sequence[tuple[Hashable, bool, bool]]) -> np.nda
     return np.array(list(counts.values()), dtype=np.int64).reshape(-1, 4)
 
 
-def _f1(counts_R4: np.ndarray) -> np.ndarray:
+def _f1(counts_B4: np.ndarray) -> np.ndarray:
     """F1 of each row of `_counts_of_questions`; nan where a row has one class only."""
-    num_right_R, hits_on_right_R, num_wrong_R, hits_on_wrong_R = counts_R4.T
+    num_right_B, hits_on_right_B, num_wrong_B, hits_on_wrong_B = counts_B4.T
     with np.errstate(invalid="ignore"):
-        on_right_R, on_wrong_R = hits_on_right_R / num_right_R, hits_on_wrong_R / num_wrong_R
-        f1_R = 2 * on_right_R * on_wrong_R / (on_right_R + on_wrong_R)
-    return np.where(on_right_R + on_wrong_R == 0, 0.0, f1_R)
+        on_right_B, on_wrong_B = hits_on_right_B / num_right_B, hits_on_wrong_B / num_wrong_B
+        f1_B = 2 * on_right_B * on_wrong_B / (on_right_B + on_wrong_B)
+    return np.where(on_right_B + on_wrong_B == 0, 0.0, f1_B)
 
 
-def pass_at_k(correct_S: Sequence[bool], k: int) -> float:
+def pass_at_k(correct_M: Sequence[bool], k: int) -> float:
     """Chance that k of the S samples, drawn without replacement, hold a right one (Chen et al. 2021)."""
-    num_wrong, total = list(correct_S).count(False), len(correct_S)
+    num_wrong, total = list(correct_M).count(False), len(correct_M)
     assert 1 <= k <= total, f"pass@{k} of {total} samples"
     return 1.0 - math.comb(num_wrong, k) / math.comb(total, k)
 
 
-def majority_vote(clusters_S: Sequence[int], weights_S: Sequence[float] | None = None) -> int | None:
+def majority_vote(clusters_M: Sequence[int], weights_M: Sequence[float] | None = None) -> int | None:
     """Return the sample whose answer wins the vote: the first of the heaviest cluster; None where no sample has an
     answer.
 
-    clusters_S: equal answers share a number, -1 is no answer. weights_S: of each vote, by default 1. Of equally
+    clusters_M: equal answers share a number, -1 is no answer. weights_M: of each vote, by default 1. Of equally
     heavy clusters the one that appeared first wins.
     """
     totals: dict[int, float] = {}
-    for index, cluster in enumerate(clusters_S):
+    for index, cluster in enumerate(clusters_M):
         if cluster >= 0:
-            totals[cluster] = totals.get(cluster, 0.0) + (weights_S[index] if weights_S is not None else 1.0)
+            totals[cluster] = totals.get(cluster, 0.0) + (weights_M[index] if weights_M is not None else 1.0)
     if not totals:
         return None
     winner = max(totals, key=lambda cluster: totals[cluster])  # the first of equals: insertion order
-    return list(clusters_S).index(winner)
+    return list(clusters_M).index(winner)
 
 
-def best_of(scores_S: Sequence[float]) -> int:
+def best_of(scores_M: Sequence[float]) -> int:
     """Return the sample with the highest score, the first of equals."""
-    return max(range(len(scores_S)), key=lambda index: scores_S[index])
+    return max(range(len(scores_M)), key=lambda index: scores_M[index])

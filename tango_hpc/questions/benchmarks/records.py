@@ -93,28 +93,28 @@ def generator_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
     )
 
 
-def _sample_estimates(samples_Q_S: list[list[Answer]]) -> dict[str, Estimate]:
+def _sample_estimates(samples_Q_M: list[list[Answer]]) -> dict[str, Estimate]:
     """Return estimates from the samples: their mean, the chance of a right one among k, and the result of each vote."""
-    if not samples_Q_S:
+    if not samples_Q_M:
         return {}
-    S = len(samples_Q_S[0])
-    correct_Q_S = [[answer.correct for answer in samples] for samples in samples_Q_S]
-    estimates = {f"avg@{S}": metrics.mean([sum(correct) / S for correct in correct_Q_S])}
+    S = len(samples_Q_M[0])
+    correct_Q_M = [[answer.correct for answer in samples] for samples in samples_Q_M]
+    estimates = {f"avg@{S}": metrics.mean([sum(correct) / S for correct in correct_Q_M])}
     for k in _powers_of_two(S)[1:]:  # the first is avg@S
-        estimates[f"pass@{k} of {S}"] = metrics.mean([metrics.pass_at_k(correct, k) for correct in correct_Q_S])
+        estimates[f"pass@{k} of {S}"] = metrics.mean([metrics.pass_at_k(correct, k) for correct in correct_Q_M])
     return estimates | {
-        name: metrics.share(_picked(correct_Q_S, winners_Q)) for name, winners_Q in _winners(samples_Q_S, S).items()
+        name: metrics.share(_picked(correct_Q_M, winners_Q)) for name, winners_Q in _winners(samples_Q_M, S).items()
     }
 
 
-def _winners(samples_Q_S: list[list[Answer]], S: int) -> dict[str, Iterable[int | None]]:
+def _winners(samples_Q_M: list[list[Answer]], S: int) -> dict[str, Iterable[int | None]]:
     """Return the sample that wins each question, by way to vote; the verifier votes where it scored every sample."""
-    clusters_Q_S = [[answer.cluster for answer in samples] for samples in samples_Q_S]
-    scores_Q_S = [[answer.score for answer in samples if answer.score is not None] for samples in samples_Q_S]
-    winners: dict[str, Iterable[int | None]] = {f"maj@{S}": map(metrics.majority_vote, clusters_Q_S)}
-    if list(map(len, scores_Q_S)) == list(map(len, samples_Q_S)):
-        winners[f"best of {S}"] = map(metrics.best_of, scores_Q_S)
-        winners[f"weighted vote@{S}"] = map(metrics.majority_vote, clusters_Q_S, scores_Q_S)
+    clusters_Q_M = [[answer.cluster for answer in samples] for samples in samples_Q_M]
+    scores_Q_M = [[answer.score for answer in samples if answer.score is not None] for samples in samples_Q_M]
+    winners: dict[str, Iterable[int | None]] = {f"maj@{S}": map(metrics.majority_vote, clusters_Q_M)}
+    if list(map(len, scores_Q_M)) == list(map(len, samples_Q_M)):
+        winners[f"best of {S}"] = map(metrics.best_of, scores_Q_M)
+        winners[f"weighted vote@{S}"] = map(metrics.majority_vote, clusters_Q_M, scores_Q_M)
     return winners
 
 
@@ -163,8 +163,8 @@ def _samples(answers: Sequence[Answer]) -> list[list[Answer]]:
     return [sorted(samples, key=lambda answer: answer.sample) for samples in by_question.values()]
 
 
-def _picked(correct_Q_S: Sequence[Sequence[bool]], chosen_Q: Iterable[int | None]) -> list[bool]:
-    return [index is not None and correct[index] for correct, index in zip(correct_Q_S, chosen_Q, strict=True)]
+def _picked(correct_Q_M: Sequence[Sequence[bool]], chosen_Q: Iterable[int | None]) -> list[bool]:
+    return [index is not None and correct[index] for correct, index in zip(correct_Q_M, chosen_Q, strict=True)]
 
 
 def _powers_of_two(limit: int) -> list[int]:
