@@ -8,6 +8,7 @@ one type whose tensors fit config.json, with the tokenizer and its chat template
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -22,6 +23,7 @@ from tango_hpc.base.errors import UserError
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.manifest import find_damage
 from tango_hpc.base.run.weights_alone import is_for_readers
+from tango_hpc.questions.data.prepare.sources import download
 from tango_hpc.stages.eval_inputs import training_checkpoints
 from tango_hpc.stages.model_folder import check_model_folder
 
@@ -86,7 +88,7 @@ def import_model(source: str, out: Path, dtype: str = "bfloat16") -> str:
     _refuse_existing(out)
     folder = Path(source).expanduser()
     if not folder.is_dir():
-        folder = _download(source)
+        folder = download(source, "model", lambda: _wanted_files(source))
     import torch
 
     from tango_hpc.base.model_shape import ModelShape, hf_tensors
@@ -103,7 +105,7 @@ def import_model(source: str, out: Path, dtype: str = "bfloat16") -> str:
             writer.add(name, tensor.to(target).contiguous())
         writer.close()
         check_model_folder(partial)
-    millions = sum(_count(size) for size in expected.values()) / 1e6
+    millions = sum(math.prod(size) for size in expected.values()) / 1e6
     return f"{config['model_type']}, {millions:,.1f}M parameters, {dtype}, is in {out}"
 
 
@@ -157,28 +159,12 @@ def _tensors(folder: Path, shape: Any, expected: dict[str, tuple[int, ...]]) -> 
         yield name, found[name]
 
 
-def _count(size: tuple[int, ...]) -> int:
-    total = 1
-    for dimension in size:
-        total *= dimension
-    return total
+def _wanted_files(source: str) -> list[str]:
+    """Return patterns of the files of a hub model that training reads: safetensors where the model has them."""
+    from huggingface_hub import list_repo_files
 
-
-def _download(source: str) -> Path:
-    if source.count("/") != 1 or source.startswith((".", "/", "~")) or Path(source).exists():
-        raise UserError(f"no folder at {source}; give one, or a hub model as owner/name")
-    from huggingface_hub import list_repo_files, snapshot_download
-
-    try:
-        has_safetensors = any(name.endswith(".safetensors") for name in list_repo_files(source))
-        weights = "*.safetensors" if has_safetensors else "pytorch_model*.bin"
-        wanted = ["*.json", "*.model", "*.txt", "*.jinja", weights]
-        return Path(snapshot_download(source, allow_patterns=wanted, ignore_patterns=["original/*"]))
-    except Exception as error:  # without internet those of whatever library the hub's own asks by
-        raise UserError(
-            f"{source} is no local folder, and as a hub model it cannot be had: {error}\n"
-            "Compute nodes often have no internet: run this on a login node."
-        ) from None
+    has_safetensors = any(name.endswith(".safetensors") for name in list_repo_files(source))
+    return ["*.json", "*.model", "*.txt", "*.jinja", "*.safetensors" if has_safetensors else "pytorch_model*.bin"]
 
 
 def _refuse_existing(out: Path) -> None:
@@ -188,7 +174,7 @@ def _refuse_existing(out: Path) -> None:
 
 @contextmanager
 def _whole_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that becomes `out` when all is written, and goes if anything fails."""
+    """Make a folder beside `out` that becomes `out` when all is written, and goes if anything fails."""
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -25,7 +25,7 @@ from tango_hpc.questions.data.tables import read_made_with, write_rows
 _SCHEMA = pa.schema([("token_ids", pa.list_(pa.int32())), ("finish_reason", pa.string())])
 
 
-class Turns:
+class EvalProgress:
     """The turns of one set; the same object in every process.
 
     `made_with`: what decides the responses, as JSON; those that were asked with something else are asked again. `begin`

@@ -26,7 +26,7 @@ from tango_hpc.models.trainer.checkpoints import find_damage
 from tango_hpc.questions import benchmarks
 from tango_hpc.questions.benchmarks import processbench
 from tango_hpc.questions.benchmarks.records import GREEDY, Answer, write_answers
-from tango_hpc.questions.data.prepare.metadata import read_metadata
+from tango_hpc.questions.data.prepare.rows import read_metadata
 from tango_hpc.questions.data.tables import evenly_spaced, read_questions, read_rows
 from tango_hpc.questions.grading.pool import GradingPool, Verdict
 from tango_hpc.questions.protocol.solution import Solution, Step
@@ -44,7 +44,7 @@ from tango_hpc.stages.eval_inputs import (
     evaluated_roles,
     unanswered,
 )
-from tango_hpc.stages.eval_progress import Turns
+from tango_hpc.stages.eval_progress import EvalProgress
 from tango_hpc.stages.journal import Journal
 from tango_hpc.stages.responses import NOT_ASKED, FailureWatch, ReadSolution, ReadVerification, Response, settled
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
@@ -59,10 +59,10 @@ _HOW = {"parallel", "optimizer", "rollout", "trainable", "micro_batch_tokens", "
 
 def evaluate(config: Config, directory: RunDirectory, process: RankProcess, exchange: Exchange) -> None:
     """Evaluate what the config's `eval` section names. Raises `StoppedEarly` between turns when told to stop."""
-    BenchmarkRun(config, directory, process, exchange).evaluate()
+    Evaluation(config, directory, process, exchange).evaluate()
 
 
-class BenchmarkRun:
+class Evaluation:
     """The roles that are asked, and where their answers go."""
 
     def __init__(self, config: Config, directory: RunDirectory, process: RankProcess, exchange: Exchange) -> None:
@@ -134,7 +134,7 @@ class BenchmarkRun:
     def _begin(self, phase: str) -> None:
         self.journal.begin(phase, stopped=f"stopped with {self.num_left} of {self.num_units} sets to ask")
 
-    def _turns(self, label: str, name: str, rows: Sequence[dict[str, Any]]) -> Turns:
+    def _turns(self, label: str, name: str, rows: Sequence[dict[str, Any]]) -> EvalProgress:
         """Return the turns of one set."""
         made_with = {
             "seed": self.config.seed,
@@ -149,7 +149,7 @@ class BenchmarkRun:
             },
             "questions": [row["id"] for row in rows],
         }
-        return Turns(
+        return EvalProgress(
             self._file(label, name).with_suffix(".turns"),
             made_with,
             self.exchange,
@@ -162,7 +162,7 @@ class BenchmarkRun:
 
     # -- asking ----------------------------------------------------------------------------------------------
 
-    def _ask(self, name: str, rows: Sequence[dict[str, Any]], turns: Turns) -> list[Answer]:
+    def _ask(self, name: str, rows: Sequence[dict[str, Any]], turns: EvalProgress) -> list[Answer]:
         """Return the answers to a set that a generator solves, with what the verifier says of them."""
         task: Task = (
             get_task(self.config.task) if name == "task" else BenchmarkTask(benchmarks.get_benchmark(name), self.pool)
@@ -195,7 +195,7 @@ class BenchmarkRun:
 
     # -- judging -----------------------------------------------------------------------------------------------
 
-    def _verify(self, solved: Mapping[str, list[ReadSolution]], answers: Sequence[Answer], turns: Turns) -> None:
+    def _verify(self, solved: Mapping[str, list[ReadSolution]], answers: Sequence[Answer], turns: EvalProgress) -> None:
         """Set a verdict for each answer, and a score: half the verdict, half the share of steps judged right."""
         rounds = self.settings.verifier_samples
         judged = [self._judge(solved, number, rounds, turns) for number in range(rounds)]
@@ -206,7 +206,7 @@ class BenchmarkRun:
             answer.score = round(sum(verifier_score(reading.verification) / rounds for reading in readings), 6)
 
     def _judge(
-        self, solved: Mapping[str, list[ReadSolution]], number: int, rounds: int, turns: Turns
+        self, solved: Mapping[str, list[ReadSolution]], number: int, rounds: int, turns: EvalProgress
     ) -> list[ReadVerification]:
         """Return the `number`-th of `rounds` verifications of every solution, greedy where it is the only one; those of
         a generator's turn are a turn of the verifier.
@@ -223,7 +223,7 @@ class BenchmarkRun:
             read += verifier.read(solutions, prompts, texts)
         return read
 
-    def _ask_verifier(self, rows: Sequence[dict[str, Any]], turns: Turns) -> list[Answer]:
+    def _ask_verifier(self, rows: Sequence[dict[str, Any]], turns: EvalProgress) -> list[Answer]:
         """ProcessBench: greedy judgements of solutions that come with their steps."""
         answers = []
         for read in self._judge({"solutions": [_given_solution(row) for row in rows]}, 0, 1, turns):

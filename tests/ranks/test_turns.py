@@ -15,7 +15,7 @@ def on_rank(folder: Path) -> list[tuple[list[str], list[list[int]], list[str]]]:
 
     from tango_hpc.base.types import Generation
     from tango_hpc.models.parallel.exchange import Exchange
-    from tango_hpc.stages.eval_progress import Turns
+    from tango_hpc.stages.eval_progress import EvalProgress
 
     found = []
     exchange = Exchange(["verifier"], "verifier")
@@ -28,7 +28,7 @@ def on_rank(folder: Path) -> list[tuple[list[str], list[list[int]], list[str]]]:
     for number, (made_with, about) in enumerate(attempts):
         begun: list[str] = []
         told: list[str] = []
-        turns = Turns(folder, made_with, exchange, begin=begun.append, tell=told.append)
+        turns = EvalProgress(folder, made_with, exchange, begin=begun.append, tell=told.append)
         given: list[list[int]] = []
         for turn, of in (("greedy", []), ("judging greedy, time 1 of 2", about)):
             made = Generation([number, 7], [0.0, 0.0], "stop")

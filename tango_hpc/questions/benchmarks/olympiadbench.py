@@ -5,7 +5,7 @@ that do not say which answers are several have commas between them.
 """
 
 from tango_hpc.questions.benchmarks.base import Benchmark, QuestionRow
-from tango_hpc.questions.data.prepare.metadata import read_metadata
+from tango_hpc.questions.data.prepare.rows import read_metadata
 from tango_hpc.questions.grading.latex import clean, split_top_level
 from tango_hpc.questions.grading.pool import GradeItem
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tango_hpc.questions.benchmarks.base import Benchmark, QuestionRow
-from tango_hpc.questions.data.prepare.metadata import read_metadata
+from tango_hpc.questions.data.prepare.rows import read_metadata
 from tango_hpc.questions.protocol.tags import last_box
 
 ALL_RIGHT = -1

@@ -104,6 +104,6 @@ def _right_step(numbers, n, carry, result):
 
 
 def _again(step):
-    """The step added again: `7+6+0=13,` and then what the step says."""
+    """Return the step added again: `7+6+0=13,` and then what the step says."""
     added, _, rest = step.partition("=")
     return f"{added}={sum(map(int, added.split('+')))},{rest.partition(':')[0]}"

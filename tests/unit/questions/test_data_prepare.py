@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 from tango_hpc.base.config.load import validate_tree
 from tango_hpc.base.errors import UserError
 from tango_hpc.commands.cli import app, main
-from tango_hpc.questions.data.prepare.metadata import read_metadata
 from tango_hpc.questions.data.prepare.pipeline import check_held_out, prepare
 from tango_hpc.questions.data.prepare.readers import DATA_SETS
-from tango_hpc.questions.data.prepare.rows import SCHEMA, loosely_normalized, normalized
+from tango_hpc.questions.data.prepare.rows import SCHEMA, loosely_normalized, normalized, read_metadata
 from tango_hpc.questions.data.prepare.sources import find_files
 from tango_hpc.questions.data.tables import check_ids, write_rows
 from tango_hpc.stages.stage import TRAIN

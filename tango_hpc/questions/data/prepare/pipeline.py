@@ -48,20 +48,15 @@ class Report:
 
     def lines(self) -> list[str]:
         """Return the report as the command prints it."""
-        counts = [
-            ("not part of the set", self.not_part), ("without a question", self.missing_question),
-            ("without an answer", self.missing_answer), ("over-long questions", self.over_long),
-            ("duplicates", self.duplicates), ("duplicates with another answer", self.conflicting_duplicates),
-            *((f"also in {name}", count) for name, count in sorted(self.in_evaluation_sets.items())),
-        ]  # fmt: skip
-        kinds = {label: kind for label, kind in zip((label for label, _ in counts), _KINDS, strict=False)}
+        counts = [(kind, label, getattr(self, kind)) for kind, label in _LABELS.items()]
+        for name, count in sorted(self.in_evaluation_sets.items()):
+            counts.append((f"also in {name}", f"also in {name}", count))
         lines = [f"{self.name} ({self.split}): {self.kept:,} of {self.read:,} records kept"]
-        for label, count in counts:
+        for kind, label, count in counts:
             if count:
-                ids = self.examples.get(kinds.get(label, label), [])
-                lines.append(
-                    f"  {count:>8,} {label}" + (f": {', '.join(ids)}{', ...' * (count > len(ids))}" if ids else "")
-                )
+                ids = self.examples.get(kind, [])
+                listed = f": {', '.join(ids)}{', ...' * (count > len(ids))}" if ids else ""
+                lines.append(f"  {count:>8,} {label}{listed}")
         if self.authors_rows not in (None, self.kept):
             lines.append(
                 f"  the paper's authors evaluate on {self.authors_rows:,}: figures are not of the same questions"
@@ -69,7 +64,14 @@ class Report:
         return lines
 
 
-_KINDS = ["not_part", "missing_question", "missing_answer", "over_long", "duplicates", "conflicting_duplicates"]
+_LABELS = {
+    "not_part": "not part of the set",
+    "missing_question": "without a question",
+    "missing_answer": "without an answer",
+    "over_long": "over-long questions",
+    "duplicates": "duplicates",
+    "conflicting_duplicates": "duplicates with another answer",
+}
 
 
 def prepare(

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +49,11 @@ class PreparedRow:
         return {
             "id": self.id, "question": self.question, "answer": self.answer, "source": self.source, "metadata": metadata
         }  # fmt: skip
+
+
+def read_metadata(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a row; empty for rows without that column, which other programs may have written."""
+    return json.loads(row["metadata"]) if row.get("metadata") else {}
 
 
 def normalized(question: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,7 +30,7 @@ def find_files(source: str, patterns: Sequence[str]) -> list[Path]:
         if path.suffix not in SUFFIXES:
             raise UserError(f"{path}: cannot read {path.suffix or 'a file without suffix'}; give {', '.join(SUFFIXES)}")
         return [path]
-    folder = path if path.is_dir() else _download(source, patterns)
+    folder = path if path.is_dir() else download(source, "dataset", lambda: patterns)
     files = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES and file.is_file())
     names = [file.relative_to(folder).as_posix() for file in files]
     for pattern in patterns:
@@ -98,15 +98,21 @@ def _read_json(file: Path) -> Iterator[dict[str, Any]]:
     yield from records
 
 
-def _download(source: str, patterns: Sequence[str]) -> Path:
-    if source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise UserError(f"no file or folder at {source}; give one, or a hub data set as owner/name")
+def download(source: str, kind: Literal["dataset", "model"], patterns: Callable[[], Sequence[str]]) -> Path:
+    """Download the files of hub repository `source` that fit `patterns`; return their folder in the hub's cache.
+
+    Raises `UserError` for a `source` that is not of the form owner/name, and where the hub cannot be reached.
+    """
+    if source.count("/") != 1 or source.startswith((".", "/", "~")) or Path(source).exists():
+        raise UserError(f"no file or folder at {source}; give one, or a hub {kind} as owner/name")
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(source, repo_type="dataset", allow_patterns=list(patterns)))
-    except Exception as error:  # without internet those of whatever library the hub's own asks by
+        wanted = list(patterns())
+        ignored = ["original/*"] if kind == "model" else None  # a second copy of the weights
+        return Path(snapshot_download(source, repo_type=kind, allow_patterns=wanted, ignore_patterns=ignored))
+    except Exception as error:  # without internet, the errors of the hub's HTTP library
         raise UserError(
-            f"{source} is no local path, and as a hub data set it cannot be had: {error}\n"
+            f"{source} is no local path, and the hub {kind} of that name cannot be downloaded: {error}\n"
             "Compute nodes often have no internet: download it on a login node and give the folder."
         ) from None

@@ -1,10 +1,10 @@
 """The number of gold answers that the grader accepts when the reference solutions give them in our own format.
 
-    python -m tango_hpc.questions.benchmarks.acceptance data/eval
+    python -m tools.grader_acceptance data/eval
 
-Reads prepared files (math500, olympiadbench, gsm8k, ...), writes each reference solution's final answer as
-`<think>…</think><answer>\\boxed{…}</answer>`, reads it back as a model's response and grades it. What is not
-accepted is listed with the outcome of grading.
+The program reads prepared files (math500, olympiadbench, gsm8k, ...) and writes each reference solution's final answer
+as `<think>…</think><answer>\\boxed{…}</answer>`. It reads this text as a model's response and grades it. The table
+lists the answers that are not accepted with the outcome of grading.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any
 
 from tango_hpc.base.errors import UserError
 from tango_hpc.questions import benchmarks
-from tango_hpc.questions.data.prepare.metadata import read_metadata
-from tango_hpc.questions.data.prepare.rows import SCHEMA
+from tango_hpc.questions.data.prepare.rows import SCHEMA, read_metadata
 from tango_hpc.questions.data.tables import read_rows
 from tango_hpc.questions.grading.pool import GradingPool
 from tango_hpc.questions.protocol.tags import last_box
@@ -33,7 +32,7 @@ class Acceptance:
 
     @property
     def share(self) -> float:
-        """Of gold answers that are accepted."""
+        """Share of gold answers that are accepted."""
         return 1 - len(self.failures) / self.num_rows
 
 
