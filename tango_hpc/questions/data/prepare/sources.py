@@ -104,7 +104,8 @@ def download(source: str, kind: Literal["dataset", "model"], patterns: Callable[
     Raises `UserError` for a `source` that is not of the form owner/name, and where the hub cannot be reached.
     """
     if source.count("/") != 1 or source.startswith((".", "/", "~")) or Path(source).exists():
-        raise UserError(f"no file or folder at {source}; give one, or a hub {kind} as owner/name")
+        local, remote = ("folder", "model") if kind == "model" else ("file or folder", "data set")
+        raise UserError(f"no {local} at {source}; give one, or a hub {remote} as owner/name")
     from huggingface_hub import snapshot_download
 
     try:
