@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """`from tango_hpc import submit`, without the cost of it for those who do not."""
+    """Import `submit` when it is first asked for: the import is slow."""
     if name == "submit":
         from tango_hpc.commands.submit import submit
 

@@ -24,6 +24,6 @@ class NodeFailed(UserError):
 
 
 class StoppedEarly(Exception):
-    """The run was told to stop, has saved, and can be resumed. Exit code 85."""
+    """The run stopped on request, has saved, and can be resumed. Exit code 85."""
 
     exit_code = 85

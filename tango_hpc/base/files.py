@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write, which becomes `path` when all is well; after an error `path` is as it was."""
+    """Yield a file to write, which becomes `path` at the end of the block; after an error `path` is unchanged."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with naming(path, instead_of=temporary):
@@ -51,7 +51,7 @@ def naming(path: Path, *, instead_of: Path | None = None) -> Iterator[None]:
 # So often a file is opened again that another node has replaced meanwhile.
 STALE_TRIES = 5
 
-# What somebody has to do before a disk takes anything more.
+# Errors of a disk that takes nothing more until a person frees space or mounts it anew.
 _REMEDIES = {
     errno.ENOSPC: "make room",
     errno.EDQUOT: "make room",
@@ -222,7 +222,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def fitting(data: Mapping[str, Any], example: Mapping[str, Any]) -> dict[str, Any]:
-    """`data` with the keys and types of `example`, whose values stand for what is missing or of another type.
+    """Return `data` with the keys and types of `example`; its values replace missing ones and those of a wrong type.
 
     Numbers may be whole or not, but finite; where the example is None, any text or None fits.
     """
@@ -248,7 +248,7 @@ def is_damaged(path: Path) -> bool:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file or folder, so that nobody takes it for what it was; nothing of it is deleted."""
+    """Rename a damaged file or folder, so that no code reads it again; nothing of it is deleted."""
     for number in itertools.count(1):
         target = path.with_name(f"{path.name}.damaged" + (f".{number}" if number > 1 else ""))
         if not target.exists():
@@ -270,7 +270,7 @@ _warned: set[str] = set()
 
 
 def warn_once(text: str) -> None:
-    """Tell whoever watches this process, once; displays read the same file again and again."""
+    """Print a warning once: displays read the same file again and again."""
     if text not in _warned:
         _warned.add(text)
         with suppress(OSError):  # a log on a full disk

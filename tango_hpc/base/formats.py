@@ -29,12 +29,12 @@ def clock(seconds: float) -> str:
 
 
 def visible(text: str) -> str:
-    """`text` for a terminal: what would command it, or turn its direction, as a visible character (ESC as ␛)."""
+    """Return `text` for a terminal, with control characters and changes of direction made visible (ESC as ␛)."""
     return _COMMANDS.sub(lambda match: _picture(ord(match[0])), text)
 
 
 def with_colours(text: str) -> str:
-    """`visible`, but for codes that only set colours, as logs have them; at the end the terminal's own are back."""
+    """Return `visible(text)` that keeps colour codes, as logs have them, and resets the colours at the end."""
     parts = [part if at % 2 else visible(part) for at, part in enumerate(_COLOURS.split(text))]  # odd ones are codes
     return "".join([*parts, _NO_COLOUR] if len(parts) > 1 and parts[-2] != _NO_COLOUR else parts)
 

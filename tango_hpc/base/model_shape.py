@@ -142,7 +142,7 @@ def pipeline_stages(num_layers: int, pipeline_size: int) -> list[range]:
 
 
 def check_rollout_tensor(shape: ModelShape, tensor_size: int) -> None:
-    """UserError with every reason why vLLM cannot cut the model over `tensor_size` ranks."""
+    """Raise UserError with every reason why vLLM cannot cut the model over `tensor_size` ranks."""
     problems = []
     if shape.num_heads % tensor_size:
         problems.append(f"{shape.num_heads} attention heads are not divisible by rollout tensor size {tensor_size}")
@@ -161,7 +161,7 @@ def check_rollout_tensor(shape: ModelShape, tensor_size: int) -> None:
 
 
 def check_parallel(shape: ModelShape, tensor_size: int, pipeline_size: int) -> None:
-    """UserError with every reason why the model cannot be cut this way."""
+    """Raise UserError with every reason why the model cannot be cut this way."""
     problems = []
     if shape.num_heads % tensor_size:
         problems.append(f"{shape.num_heads} attention heads are not divisible by tensor size {tensor_size}")

@@ -127,7 +127,7 @@ def verifier_prompt_ids(
 
 
 def response_ids(text: str, tokenizer: Any) -> list[int]:
-    """`text` as a model should write it: its tokens and the end of sequence."""
+    """Return the tokens of `text` and the end of sequence."""
     return [*_encode(text, tokenizer), tokenizer.eos_token_id]
 
 
@@ -146,7 +146,7 @@ def speaks_tags_only(tokenizer: Any) -> bool:
 
 
 def _token_id(token: str, tokenizer: Any) -> int | None:
-    """None where the tokenizer does not know it. Its whole vocabulary would be copied to look, for every prompt."""
+    """Return the id of a token; None where the tokenizer has no such token. Copies no vocabulary."""
     token_id = tokenizer.convert_tokens_to_ids(token)
     return None if token_id is None or tokenizer.convert_ids_to_tokens(token_id) != token else token_id
 

@@ -1,4 +1,4 @@
-"""The pace of questions to Slurm about runs that somebody waits for: its controller serves everybody."""
+"""How often Slurm is asked about a run that a user waits for: its controller serves all users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Asking:
         self._due = 0.0
 
     def is_due(self) -> bool:
-        """Return whether it is time; whoever is told so asks."""
+        """Return whether it is time to ask; the caller asks then."""
         now = time.monotonic()
         seen = [_mark(file) for file in self._files]
         if seen != self._seen:

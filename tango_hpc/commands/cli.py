@@ -236,7 +236,7 @@ def was_given(context: typer.Context, option: str) -> bool:
 
 
 def explain_mistake(error: OSError) -> str | None:
-    """In words, a path that cannot be one, or what belongs to somebody else; None for all else."""
+    """Return a message for an error of a path or a permission; None for all other errors."""
     if error.errno == errno.ENAMETOOLONG:
         return f"this is no path, a name in it is too long: {error.filename}"
     if isinstance(error, IsADirectoryError):
@@ -264,7 +264,7 @@ def owner_of(path: Path) -> str:
 
 
 def main() -> None:
-    """Console entry point."""
+    """Run the command line."""
     try:
         app()
     except (UserError, StoppedEarly) as error:

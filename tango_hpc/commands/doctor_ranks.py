@@ -113,7 +113,7 @@ def _start_probe(config: Config | None, folder: Path, variables: dict[str, str],
 
 
 def _backend(found: list[dict[str, Any]], *, wants_gpus: bool) -> Iterator[Finding]:
-    """Ranks that should compute on GPUs must meet over NCCL, not quietly over Gloo, on GPUs that take them."""
+    """Check that the ranks of a GPU run use NCCL, not Gloo, on GPUs that work."""
     for node, rank in {rank["node"]: rank for rank in found if wants_gpus}.items():
         if rank.get("backend", "NCCL") != "NCCL":
             text = f"the ranks are to use GPUs, but came up on {rank['backend']} on {node}"

@@ -41,7 +41,7 @@ def cancel(path: Path, console: Console) -> None:
         if not ended:
             try:
                 ended += _end_process(directory)
-            except OSError as error:  # somebody else's, say
+            except OSError as error:  # another user's file, say
                 if len(directories) == 1:
                     raise
                 silent.append(f"{directory.path}: {error.strerror}")
@@ -89,7 +89,7 @@ def _started_in(directory: RunDirectory) -> Path | None:
 
 
 def _end_process(directory: RunDirectory) -> list[str]:
-    """SIGTERM to the run's process on this machine, also where it has not begun yet; which one it was."""
+    """Send SIGTERM to the run's process on this machine, also before it has begun, and return a line about it."""
     pid = signal_holder(directory, signal.SIGTERM)
     if pid is None:
         for entry in submitted_jobs(directory)[-1:]:
@@ -102,7 +102,7 @@ def stop(path: Path, console: Console) -> None:
     """Have the run, or all runs below a folder, save at the next safe point and end for good; waiting jobs are
     cancelled.
 
-    Raises UserError where Slurm does not tell of some of them whether they wait or run; those that run still stop.
+    Raises UserError where Slurm does not say of some of them whether they wait or run; those that run still stop.
     """
     directories = _without_copies(find_runs(path), console)
     silent: list[str] = []

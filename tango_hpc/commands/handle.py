@@ -23,7 +23,7 @@ class RunJob(SlurmJob[dict]):
     Slurm does not answer, it waits.
     """
 
-    watcher = InfoWatcher()  # asks nobody
+    watcher = InfoWatcher()  # does not ask Slurm
 
     def __init__(self, folder: Path | str, job_id: str, run_dir: Path) -> None:
         self.directory = RunDirectory(run_dir)
@@ -52,7 +52,7 @@ class RunJob(SlurmJob[dict]):
                 slurm.run_command("scancel", job, check=check)
 
     def _chain(self) -> list[str]:
-        """This job and those that follow it."""
+        """Return the ids of this job and of those that follow it."""
         jobs = [self.job_id]
         while (following := next_job(self.directory, jobs[-1])) is not None:
             jobs.append(following)

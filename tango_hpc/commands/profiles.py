@@ -128,7 +128,7 @@ class Profile(Section):
 
 
 def time_limit_minutes(text: str) -> int:
-    """Slurm's time formats (minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s) as whole minutes, rounded up."""
+    """Parse Slurm's time formats (minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s) to whole minutes, rounded up."""
     match = _TIME.fullmatch(text)
     if match is None:
         raise ValueError("must be minutes, hours:minutes:seconds or days-hours:minutes:seconds")
@@ -263,6 +263,6 @@ def variables_here(profile: Profile) -> dict[str, str]:
 
 
 def _with_variables(text: str) -> str:
-    """`text` quoted for bash, with $NAME and ${NAME} still replaced by the job's variables."""
+    """Quote `text` for bash; the job's shell still replaces $NAME and ${NAME}."""
     escaped = re.sub(r'(["\\`])', r"\\\1", text)
     return '"' + re.sub(r"\$(?!\{?[A-Za-z_])", r"\\$", escaped) + '"'

@@ -64,7 +64,7 @@ def node_memory(configs: Sequence[Config], stages: Sequence[Stage], profile: Pro
 
 
 def asked_of_a_node(config: Config, profile: Profile, memory: Memory) -> str:
-    """In words, CPUs and memory that the job asks for."""
+    """Return the CPUs and the memory that the job asks of a node, in words."""
     launch = config.launch
     ranks = f"{launch.tasks_per_node} rank{'s' if launch.tasks_per_node > 1 else ''}"
     size = {None: "no amount of", "0": "all its"}.get(memory.option, memory.option)

@@ -39,7 +39,7 @@ MAX_LOG_BYTES = 4 * 2**20  # of each log are looked at for its last lines
 class RunState:
     """The state of one run.
 
-    `state` is new, waiting, running, unknown (Slurm does not tell), stopped (saved, resumable), failed, lost (ended
+    `state` is new, waiting, running, unknown (Slurm does not answer), stopped (saved, resumable), failed, lost (ended
     without a word) or done.
     """
 
@@ -127,7 +127,7 @@ class RunRecord:
 
     @cached_property
     def newest_job(self) -> str | None:
-        """The job that counts: in somebody's allocation the attempt's, else the present one of the run's own."""
+        """Return the attempt's job inside a user's allocation, else the run's own present job."""
         if self.last is not None and self.last.ended is None and not self.last.own_job:
             return self.last.job
         return _job_that_counts(known_jobs(self._directory), self._queue)

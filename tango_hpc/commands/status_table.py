@@ -25,8 +25,7 @@ CAUSE_LINES = (
 )
 LONGEST_DETAIL = 400  # characters, where no terminal sets a width
 TITLES = ("RUN", "STAGE", "STATE", "STEP", "TRIES", "JOB", "DETAIL")
-# What Slurm calls it; it has no word for a run that was never started, that saved and ended, or that ended without a
-# word.
+# Slurm's names of states, as far as Slurm has one: a run that was never started has none, for example.
 SLURMS_NAMES = {"waiting": "PENDING", "done": "COMPLETED"}
 COLOURS = {
     "done": "green",
@@ -41,7 +40,7 @@ COLOURS = {
 def show_status(path: Path, console: Console, *, as_json: bool, watch: bool = False) -> None:
     """Print a line for the run or each run below a folder (named from there), or a list of JSON objects.
 
-    `watch` does so again and again, until all are over or somebody presses Ctrl-C.
+    `watch` repeats this until all are over or the user presses Ctrl-C.
     """
     if as_json:
         print(json.dumps([asdict(state) for state in states(find_runs(path))], indent=2))

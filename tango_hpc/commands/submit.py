@@ -56,7 +56,7 @@ def submit(
     cluster: Cluster = "slurm",
     resume: bool = False,
 ) -> Any:
-    """Submits a stage, or several as "sft,train", and returns submitit's job; its `result()` is the run's summary.
+    """Submit a stage, or several as "sft,train", and return submitit's job; its `result()` is the run's summary.
 
     `config` is a YAML file, which `overrides` ("key.path=value") change, or a ready `Config`. `profile` names a
     cluster profile. Cluster "local" runs it in the background of this machine, "debug" in this process.
@@ -115,7 +115,7 @@ def script(stages: str, config: Config, profile: Profile) -> str:
 def executor(
     config: Config, profile: Profile, memory: Memory, folder: Path, name: str, cluster: Cluster, snapshot: Path
 ) -> Any:
-    """submitit's executor with all that the profile and the config ask for."""
+    """Return submitit's executor with all that the profile and the config ask for."""
     import submitit
 
     if cluster == "slurm":
@@ -165,7 +165,7 @@ def slurm_parameters(config: Config, profile: Profile, memory: Memory, name: str
 
 
 def sbatch_options(config: Config, profile: Profile, memory: Memory) -> dict[str, str | int | bool]:
-    """sbatch's options by their long names; `True` for those without a value."""
+    """Return sbatch's options by their long names; `True` for those without a value."""
     launch = config.launch
     options: dict[str, str | int | bool | None] = {
         # Here and not as submitit's own parameters: to submitit the supervisor is the only task.

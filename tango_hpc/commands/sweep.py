@@ -147,7 +147,7 @@ class Sweep:
         return [STAGES[name] for name in self.settings.stages]
 
     def strangers(self) -> list[Path]:
-        """Runs in the sweep's folder that are none of its cells: those that the file no longer names."""
+        """Return the runs in the sweep's folder that the sweep's file no longer names."""
         known = {cell.directory.path for cell in self.cells}
         return [folder for folder in _folders(self.settings.dir) if folder not in known]
 

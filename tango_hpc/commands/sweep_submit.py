@@ -196,7 +196,7 @@ def _enter(sweep: Sweep, cell: Cell) -> None:
 def _submit_array(
     sweep: Sweep, cells: Sequence[Cell], at_once: int, profile: Profile, memory: Memory, snapshot: Path
 ) -> list[Any]:
-    """submitit's job of each cell; which task is which cell stands in the files that it writes to DIR/logs."""
+    """Submit the cells as an array and return submitit's job of each; files in DIR/logs name each task's cell."""
     home, config = sweep.settings.dir, cells[0].config
     made = executor(config, profile, memory, home / "logs", f"sweep-{home.name}", "slurm", snapshot)
     made.update_parameters(array_parallelism=at_once)

@@ -20,7 +20,7 @@ def majority_vote(verifications_V: Sequence[Verification]) -> Verification:
 
     Each step has the judgement that more of the complete verifications give it than the other; a verification that
     does not judge every step once has no voice about steps, as it gives no step rewards where it is the only one. The
-    verdict is that of more of the verifications that have one. A tie, or nobody with a voice, is no judgement: of a
+    verdict is that of more of the verifications that have one. A tie, or no vote, is no judgement: of a
     step, whose solution then has no step rewards, or of the solution.
     """
     if len(verifications_V) == 1:

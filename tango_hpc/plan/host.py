@@ -39,7 +39,7 @@ def host_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _total_bytes(meminfo: Path) -> int:
-    """MemTotal of a machine's or a NUMA node's meminfo, whose lines begin with the node's number."""
+    """Return MemTotal of a machine's or a NUMA node's meminfo."""
     return next(int(line.split()[-2]) * 1024 for line in meminfo.read_text().splitlines() if "MemTotal:" in line)
 
 

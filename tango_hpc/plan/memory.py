@@ -44,7 +44,7 @@ from tango_hpc.plan.sizes import (
 Items = dict[str, int]  # bytes by what they are for
 
 COPIES = "copies to save from"
-# Of a node's memory, what the plan may fill with copies that nobody has asked for.
+# The share of a node's memory that the plan may fill with copies that no setting asks for.
 ROOM = 0.8
 
 

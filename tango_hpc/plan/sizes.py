@@ -106,7 +106,7 @@ class Trainer:
         return int(norms + (self._attention_width(query, key) + 4 * inner) * size)
 
     def kept_per_token(self) -> int:
-        """The bytes that a layer keeps of each token from its forward pass on."""
+        """Return the bytes of a token's activations that a layer keeps for the backward pass."""
         size = self.element_bytes
         hidden, query, key, inner = self._widths()
         if self.recompute == "none":

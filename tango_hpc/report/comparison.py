@@ -1,6 +1,6 @@
 """Runs beside each other, as the paper's Figure 4 has them: curves of each arm over seeds, and a table.
 
-Arms are told apart by what is trained, by the algorithm, and by other settings in which runs differ. The curves are
+Arms differ in what is trained, by the algorithm, and by other settings in which runs differ. The curves are
 kept in one small file, curves.csv, from which figure and table can be made again without the runs: what is there keeps
 the place of a run that is gone.
 """
@@ -231,7 +231,7 @@ class Mean:
 
 
 def curve(points: Sequence[Point], arm: str, x: str, y: str) -> list[Mean]:
-    """`y` over `x` at the evaluations of an arm, in the mean over those of its seeds that have measured it.
+    """Return `y` over `x` at an arm's evaluations, the mean over the seeds that have measured it.
 
     Evaluations belong together that have the same number of steps of the role that `x` is about, the generator's unless
     it is `verifier_steps`; of several of one seed the last counts. `low` and `high` are one standard deviation away, or

@@ -47,12 +47,12 @@ class Panel:
 
 
 def by_role(key: str) -> tuple[Line, ...]:
-    """`key` of the generator's and of the verifier's optimizer steps."""
+    """Return the lines for `key` of the generator's and of the verifier's optimizer steps."""
     return tuple(Line(key, role, role, role=role) for role in ROLES)
 
 
 def of_judgements(score: str) -> tuple[Line, ...]:
-    """`score` of the verifier's verdicts and step judgements, in training and held out."""
+    """Return the lines for `score` of verdicts and step judgements, in training and held out."""
     return tuple(
         Line(f"verifier/{kind}_{score}", f"{label}, {where}", color, held_out=held_out)
         for kind, label, color in (("outcome", "outcome", "verifier"), ("step", "steps", "third"))

@@ -22,7 +22,7 @@ MARKS = {1: ("✓", "green"), -1: ("✗", "red"), 0: ("?", "yellow"), None: ("·
 
 @dataclass(frozen=True)
 class StepView:
-    """One step of a solution. `judgement` is None where nobody judged; `advantage` is that of its last token."""
+    """One step of a solution. `judgement` is None where no verifier judged; `advantage` is that of its last token."""
 
     text: str
     judgement: int | None
@@ -79,7 +79,7 @@ def facts(row: RolloutRow) -> list[tuple[str, str, bool | None]]:
 
 
 def choose_examples(rows: Sequence[RolloutRow], limit: int) -> list[RolloutRow]:
-    """`limit` rows worth reading: from groups that have right and wrong answers first, one of each per group."""
+    """Return `limit` rows worth reading: first one right and one wrong of each group that has both."""
     groups: dict[str, list[RolloutRow]] = {}
     for row in rows:
         groups.setdefault(row.group_id, []).append(row)

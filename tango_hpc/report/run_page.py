@@ -106,7 +106,7 @@ def _state(directory: RunDirectory, summary: dict[str, Any], num_steps: int) -> 
 
 
 def _left_out(rows: Sequence[MetricsRow]) -> list[tuple[str, MetricsRow]]:
-    """For each data set that is trained on, a row that counts what of it is too long to use."""
+    """Return for each training data set a row that counts what is too long to use."""
     last: dict[str, MetricsRow] = {}
     for row in rows:
         if row.get("data/too_long") is not None and row.get("data/rows") is not None:

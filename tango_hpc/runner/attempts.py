@@ -47,7 +47,9 @@ class Attempt:
     code: int | None = None
     reason: str = ""
     saved_after: str | None = None
-    own_job: bool = True  # the job is there for this run; else the run was started in somebody's allocation or notebook
+    own_job: bool = (
+        True  # the job was submitted for this run; else the run started inside a user's allocation or notebook
+    )
     program: Program | None = None  # in the process that started it; not written
 
     @property

@@ -55,7 +55,7 @@ class Chain:
     def of_this_job(
         cls, directory: RunDirectory, say: Callable[[str], None], env: Mapping[str, str] = os.environ
     ) -> Chain | None:
-        """None where this process is no batch process, or its job is to have no next one."""
+        """Return the chain of this job; None outside a batch process, and where the job has no successor."""
         job = slurm.job_id(env)
         return cls(directory, job, say) if job and VARIABLE in env and slurm.is_batch_process(env) else None
 
@@ -140,7 +140,7 @@ class Chain:
             wait(min(RETRY_SECONDS, max(left, 0.1)))
 
     def end(self, why: str) -> None:
-        """Cancel the next job, as nobody wants the run to go on, or it is done; should that fail, it is told `why`."""
+        """Cancel the next job, as the run is done or must not go on; if that fails, the job finds `why` and ends."""
         until = time.monotonic() + CANCEL_SECONDS
         while True:
             try:
@@ -198,7 +198,7 @@ class Chain:
         remember_next_job(self._directory, following, own, folder / f"{following}_0_log.out")
 
     def _environment(self) -> dict[str, str]:
-        """That of the first job, as far as can be told: what its batch script has set it sets again."""
+        """Return the environment of the first job, without what its batch script will set again."""
         env = slurm.without_job(os.environ)
         for name in (slurm.BATCH_MARK, VARIABLE, "SUBMITIT_EXECUTOR", "SUBMITIT_FOLDER"):
             env.pop(name, None)

@@ -1,7 +1,7 @@
 """The settings and inputs of an attempt, and their differences from the attempt before.
 
 A run that goes on from a checkpoint must have the data, models and prompts that it began with, by their contents.
-Settings that decide what is computed must be those of before, also where somebody has edited the run's own config.yaml.
+Settings that decide what is computed must be those of before, also where a user has edited the run's own config.yaml.
 """
 
 from __future__ import annotations

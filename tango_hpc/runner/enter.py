@@ -79,7 +79,7 @@ def prepared_run(
         directory.control.mkdir(exist_ok=True)
         lock = take_lock(directory)
     try:
-        if not start.is_current():  # somebody else entered the run before this process had the lock
+        if not start.is_current():  # another process entered the run before this one had the lock
             start = Start.check(programs, config, resume=resume)
         backup = RunBackup(directory, was_there=was_there)
         try:
@@ -132,7 +132,7 @@ class RunBackup:
                 write_atomically(file, content)
         if self._files[directory.config] is None:
             for folder in (directory.tensorboard, directory.rollouts, directory.checkpoints):
-                with suppress(OSError):  # the folder does not exist, or holds somebody's files
+                with suppress(OSError):  # the folder does not exist, or holds a user's files
                     folder.rmdir()
 
 
@@ -251,12 +251,12 @@ def enter_run(
 
 
 def _check_place(directory: RunDirectory, *, resume: bool) -> None:
-    """Raise UserError for a folder of somebody else, and for a run to resume that is not there. Writes nothing."""
+    """Raise UserError for a folder that is no run, and for a run to resume that is not there. Writes nothing."""
     if directory.config.is_file():
         return
     try:
         strangers = sorted({entry.name for entry in directory.path.iterdir()} - LAUNCHER_ENTRIES)
-    except OSError:  # not there yet, or not to be read, which whoever writes there will find
+    except OSError:  # missing, or not readable: the first write there will raise
         strangers = []
     if strangers:
         raise UserError(
@@ -334,9 +334,9 @@ def _listed(changes: Sequence[ConfigChange]) -> str:
 
 
 def changes_of_run(directory: RunDirectory, resolved_config_yaml: str) -> list[ConfigChange]:
-    """In what a configuration differs from that of the run which is there."""
+    """Return the differences between a configuration and that of the existing run."""
     before = read_tree(directory.config)
-    with suppress(ValidationError):  # then as it stands: a setting that there was, or a value that somebody has put in
+    with suppress(ValidationError):  # an old setting or a user's own value: compared as it stands
         before = yaml.safe_load(config_to_yaml(Config.model_validate(before)))  # what came later has its default
     found = config_changes(before, yaml.safe_load(resolved_config_yaml))
     return [change for change in found if change.key != "run.dir"]  # it is this very directory, by whatever name

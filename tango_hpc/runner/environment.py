@@ -41,7 +41,7 @@ def place(env: Mapping[str, str], world_size: int) -> Place:
     """Return whether a foreground command should start ranks here ("alone"), through srun ("allocation"), or is a rank
     itself.
 
-    A step of one task is somebody's interactive shell (`srun --pty bash`) and counts as alone. Raises UserError where
+    A step of one task is a user's interactive shell (`srun --pty bash`) and counts as alone. Raises UserError where
     a step has another number of tasks than the configuration has ranks.
     """
     if "SLURM_JOB_ID" not in env:
@@ -89,7 +89,7 @@ def own_ranks(env: Mapping[str, str] = os.environ) -> range:
 
 
 def threads_of_rank(launch: LaunchConfig, env: Mapping[str, str] = os.environ) -> int:
-    """CPU threads of each rank: `launch.threads_per_rank`, or what suits the device and is there."""
+    """Return the CPU threads of each rank: `launch.threads_per_rank`, or the machine's share for the device."""
     if launch.threads_per_rank is not None:
         return launch.threads_per_rank
     if launch.device == "cpu":
@@ -102,7 +102,7 @@ def threads_of_rank(launch: LaunchConfig, env: Mapping[str, str] = os.environ) -
 
 
 def rank_variables(rank: int, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """RANK and LOCAL_RANK of a rank of this task."""
+    """Return RANK and LOCAL_RANK of a rank of this task."""
     return {"RANK": str(rank), "LOCAL_RANK": str(int(env["LOCAL_RANK"]) + rank - int(env["RANK"]))}
 
 
@@ -150,7 +150,7 @@ def await_file(file: Path) -> str:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on, on this machine."""
+    """Return a free TCP port of this machine."""
     start = (os.getpid() * 7919 + time.monotonic_ns()) % len(PORTS)
     for offset in range(len(PORTS)):
         port = PORTS[(start + offset) % len(PORTS)]
@@ -166,8 +166,8 @@ def free_port() -> int:
 def own_address(env: Mapping[str, str]) -> str:
     """Return an address of this node that its peers can reach.
 
-    MASTER_ADDR if somebody has set it; else that of the interface that GLOO_SOCKET_IFNAME names (on some clusters the
-    node's name stands for a slower network, or one that its peers do not reach); else the node's name where that
+    MASTER_ADDR if the environment has it; else that of the interface that GLOO_SOCKET_IFNAME names (on some clusters
+    the node's name stands for a slower network, or one that its peers do not reach); else the node's name where that
     resolves; else Slurm's NodeAddr. Raises UserError where there is none.
     """
     if env.get("MASTER_ADDR"):
@@ -220,12 +220,12 @@ def resolves(name: str) -> bool:
 
 
 def node_address(name: str) -> str | None:
-    """Slurm's NodeAddr of a node, None where it has none. Raises NoAnswer where Slurm is silent for minutes."""
+    """Return Slurm's NodeAddr of a node, None where it has none. Raises NoAnswer after minutes of silence."""
     return slurm.patiently(lambda: slurm.node_address(name), NODE_ADDRESS_SECONDS, every=5.0)
 
 
 def _tasks_on_node(env: Mapping[str, str]) -> int:
-    """This node's number of tasks, from a list such as `4(x2),3` over the nodes of the step."""
+    """Return this node's number of tasks, from a list such as `4(x2),3` over the nodes of the step."""
     counts: list[int] = []
     for item in env["SLURM_STEP_TASKS_PER_NODE"].split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)
@@ -235,7 +235,7 @@ def _tasks_on_node(env: Mapping[str, str]) -> int:
 
 
 def python_path(root: Path) -> str:
-    """PYTHONPATH for a process that runs the code below `root`, then what is set here.
+    """Return PYTHONPATH for a process that runs the code below `root`; this process's own entries follow.
 
     An empty entry would be the working directory, whose files `python -P` is to keep out. Raises UserError for a folder
     that PYTHONPATH cannot name: other code would run.

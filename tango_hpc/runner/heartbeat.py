@@ -16,6 +16,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
+from pydantic import TypeAdapter, ValidationError
+
 from tango_hpc.base.files import read_json, write_atomically
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.worker import Worker
@@ -27,7 +29,7 @@ STALL_SECONDS = 6.0
 
 @dataclass(frozen=True)
 class Beat:
-    """One heartbeat; as it stands here, that of a process which has not written any."""
+    """One heartbeat; the defaults are those of a process that has not written any."""
 
     host: str = ""
     pid: int | None = None
@@ -37,15 +39,18 @@ class Beat:
     number: int = 0  # of this heartbeat: it grows as long as the process lives
     reached_safe_point: bool = False
     stack: str = ""  # of the main thread, once it has not advanced for STALL_SECONDS
-    in_collective: bool = False  # it stands in one, or waits for what the other role is at
-    waits_for_peers: bool = False  # it does, or its GPU is at work
+    in_collective: bool = False  # in a collective, or waiting for the other role
+    waits_for_peers: bool = False  # in a collective, or its GPU is busy
+
+
+RECORD = TypeAdapter(Beat)
 
 
 def read_beat(directory: RunDirectory, worker: Worker) -> Beat:
-    """Return the last heartbeat of `worker`; one that is damaged is none."""
+    """Return the last heartbeat of `worker`; the default where the file is missing or damaged."""
     try:
-        return Beat(**read_json(directory.heartbeat_file(worker)))
-    except TypeError:  # keys of another version
+        return RECORD.validate_python(read_json(directory.heartbeat_file(worker)), strict=True)
+    except ValidationError:
         return Beat()
 
 
@@ -60,9 +65,7 @@ def is_loading(directory: RunDirectory) -> bool:
 
 
 def part_under_way(directory: RunDirectory, phase: str) -> str:
-    """Return how far rank 0 has come in `phase`, in words; "" where nobody counts, or it is at something else
-    by now.
-    """
+    """Return the part of `phase` that rank 0 has done, in words; "" where the phase is not counted or has ended."""
     beats = _beats_of_first_rank(directory)
     return next((beat.part for beat in beats if beat.phase == phase and beat.part), "")
 
@@ -89,9 +92,7 @@ def seconds_since_beat(directory: RunDirectory, rank: int) -> float:
 
 
 class PhaseBoard:
-    """Memory in which a process says what it is at, for the parent that forked it: of one who is killed it is up to
-    date.
-    """
+    """Shared memory in which a process notes its phase for its parent, which reads it after a SIGKILL too."""
 
     SIZE = 256
 
@@ -99,7 +100,7 @@ class PhaseBoard:
         self._pages = mmap.mmap(-1, self.SIZE)
 
     def write(self, phase: str) -> None:
-        """Say it."""
+        """Note `phase`."""
         self._pages[:] = phase.encode()[: self.SIZE].ljust(self.SIZE, b"\0")
 
     def read(self) -> str:
@@ -114,9 +115,9 @@ class Heart:
         self.directory, self.worker, self._board = directory, worker, board
         self.phase, self.part = "starting", ""
         self.reached_safe_point = False
-        # Whether this process's GPU has work that has not ended. Collectives of a GPU end there, not in the call that
-        # starts them: who waits for a peer stands wherever it next asks for a number. It is asked from the heartbeat's
-        # thread, which must not happen while CUDA graphs are captured: that would invalidate them.
+        # Returns whether this process's GPU has unfinished work. A collective on a GPU ends on the GPU, not in the call
+        # that starts it: a process that waits for a peer stands wherever it next reads a number. The heartbeat's thread
+        # calls this, so it must not touch the GPU while CUDA graphs are captured: that would invalidate them.
         self.gpu_is_busy: Callable[[], bool] = lambda: False
         self._progress = self._number = 0
         self._advanced_at = time.monotonic()
@@ -188,10 +189,9 @@ class Heart:
 
 
 def _waits(entry: traceback.FrameSummary) -> bool:
-    """Return whether a process whose stack ends about here waits for others (`await_work` is the exchange between
-    roles).
+    """Return whether `entry`, near the end of a stack, is a wait for other processes.
 
-    Who writes a checkpoint does not: torch/distributed/checkpoint handles files, and waits through others.
+    `await_work` is the exchange between roles. torch/distributed/checkpoint writes files; it waits in other modules.
     """
     in_collective = "torch/distributed" in entry.filename and "torch/distributed/checkpoint" not in entry.filename
     return in_collective or entry.name == "await_work"

@@ -1,7 +1,7 @@
 """One attempt of a run, wherever it runs: the same function under `tango train`, plain sbatch, submitit and salloc.
 
 Inside a Slurm job the ranks go through srun. When they have saved because the machine is taken away (time limit,
-preemption, SIGTERM), the job requeues itself and the next attempt continues; when somebody asked for the end
+preemption, SIGTERM), the job requeues itself and the next attempt continues; when the user asked for the end
 (`tango stop`, scancel), it does not, and neither does a job that is not there for this run, such as a notebook's. A
 failure is tried again only if this attempt got somewhere, or a node kept a restarted job from starting. In a chain
 (`launch.chain`) the next job takes the place of the requeued one.
@@ -286,7 +286,7 @@ def _noting(unwritten: list[str]) -> Iterator[None]:
 
 
 def _note_failure(directory: RunDirectory, log: AttemptLog, attempt: Attempt, code: int, reason: str) -> None:
-    """For `tango status` and `tango logs`: the attempt ended before any rank was started.
+    """Record for `tango status` and `tango logs` that the attempt ended before any rank was started.
 
     One that was refused (code 2) leaves a stage done or stopped, as it was.
     """
@@ -321,7 +321,7 @@ def run_programs(
 
 
 def exit_code_of_job(directory: RunDirectory, code: int) -> int:
-    """Return the exit code of this process: a batch job that saved and stopped as it was told has not failed."""
+    """Return the exit code of this process: a batch job that saved and stopped on request has not failed."""
     if code == STOPPED and slurm.is_batch_process():
         return load_config(directory.config).launch.stopped_exit_code
     return code

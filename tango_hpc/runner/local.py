@@ -62,7 +62,7 @@ def _become_job(directory: RunDirectory, program: Program) -> None:
 
 
 def _become_rank(program: Program, config: Config, *, resume: bool) -> None:
-    """Rank 0 makes the run directory; then every task goes on as `python -m tango_hpc.stages.rank`."""
+    """Make the run directory on rank 0, then become `python -m tango_hpc.stages.rank`."""
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # until the rank has its own handlers: the next program inherits this
     directory = RunDirectory(config.run.dir)

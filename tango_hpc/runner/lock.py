@@ -1,14 +1,13 @@
-"""RUN/control/lock: who has the run. One process at most, on any node; whoever writes into a run holds it.
+"""RUN/control/lock names the one process, on any node, that may write into the run.
 
-A process id alone says nothing after a reboot, in another container, or once the system has given it to somebody else.
-So the lock names host, boot, process-id namespace, id and start time of its holder, and only where all of them fit is a
-process taken for it, or signalled. Where that cannot be seen (another node, another container), Slurm is asked, and
-else it counts that a holder touches its lock every few seconds.
+A process id alone is not enough: it changes its meaning after a reboot, in another container, and when the system
+reuses it. So the lock names host, boot, process-id namespace, process id and start time of its holder, and a process is
+the holder only where all five fit. For a holder on another node or in another container, Slurm is asked for its job;
+without Slurm, a holder counts as alive while it touches its lock every few seconds.
 
-Taking it is one `link`, which only one of many can make. A dead holder's lock is taken over in the same way: whoever
-links
-`lock.after-ID`, ID being the dead holder's, is its one successor, and then renames its own lock over the old one. A
-successor that dies in between is a dead holder like any other.
+A process takes the lock by one `link`, which succeeds for one process only. It takes a dead holder's lock in two steps:
+it links `lock.after-ID`, where ID is the dead holder's, which makes it the only successor; then it renames its own lock
+over the old one. A successor that dies between the two steps is a dead holder like any other.
 """
 
 from __future__ import annotations
@@ -35,27 +34,27 @@ from tango_hpc.runner import slurm
 from tango_hpc.runner.polling import poll
 
 TOUCH_SECONDS = 10.0
-# A holder on another node that has not touched its lock for so long is dead.
+# A holder on another node is dead when it has not touched its lock for this long.
 STALE_SECONDS = 120.0
-# One whose job goes on without it: it may have to copy models or wait for Slurm before it touches its lock.
+# The same for a holder whose job may go on without it, as it may copy models or wait for Slurm between two touches.
 ABANDONED_SECONDS = 1800.0
-# So long we watch a lock whose holder should be here and is not to be seen: a live one touches it meanwhile.
+# How long a lock is watched whose holder should be on this machine and is not visible: a live one touches it.
 WATCH_SECONDS = 15.0
 POLL_SECONDS = 0.5
-# So long, and so often, a batch job asks a Slurm that does not say whether the holder's job still runs.
+# How long, and how often, a batch job asks Slurm about the holder's job while Slurm does not answer.
 PATIENCE_SECONDS = 1800.0
 RETRY_SECONDS = 15.0
-# Of jobs, and of locks, by which files are named.
+# Ids of jobs and of locks, which become parts of file names.
 NAME = re.compile(r"[\w.+-]{1,64}", re.ASCII)
-# What kernels before 5.3, and containers that allow no such call, say to pidfd_open.
+# Errors of pidfd_open on kernels before 5.3 and in containers that forbid the call.
 NO_PIDFD = (errno.EPERM, errno.ENOSYS)
-# What file systems without hard links say.
+# Errors of file systems without hard links.
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process, for good: no other one ever has the same values. Missing ones are "" or 0."""
+    """The identity of a process, which no other process ever has. Unknown values are "" or 0."""
 
     host: str = ""
     boot: str = ""
@@ -65,7 +64,7 @@ class Process:
 
     @classmethod
     def this(cls) -> Process:
-        """Return the process that asks."""
+        """Return this process."""
         pid = os.getpid()
         return cls(socket.gethostname(), _boot(), _namespace(), pid, _start_of(pid) or 0)
 
@@ -77,23 +76,23 @@ class Process:
 
     @classmethod
     def noted(cls, values: object) -> Process:
-        """Return the process of which a file has `values`; those of another kind are missing."""
+        """Return the process that a file describes; values of a wrong type count as unknown."""
         return cls(**_fitting(cls, values if isinstance(values, dict) else {}))
 
     @property
     def is_visible(self) -> bool:
-        """Return whether its id means the same here as there."""
+        """Return whether its process id means the same here: the boot and the namespace are ours."""
         return bool(self.boot) and (self.boot, self.namespace) == (_boot(), _namespace())
 
     @property
     def is_alive(self) -> bool:
-        """Return whether it certainly still runs; False also where that cannot be seen from here."""
+        """Return whether the process certainly runs; False also where it is not visible from here."""
         return self.is_visible and self.start > 0 and _start_of(self.pid) == self.start
 
     def send(self, number: signal.Signals) -> bool:
-        """Send it a signal, to it and to nobody else; False where it does not run here.
+        """Send a signal to this process and to no other; return False where it does not run here.
 
-        Where Python, the kernel or a container has no pidfd, an instant remains between the look and the signal.
+        Without pidfd (Python, kernel or container), the process could end between the check and the signal.
         """
         try:
             descriptor = os.pidfd_open(self.pid)
@@ -123,14 +122,15 @@ class Holder(Process):
 
     @classmethod
     def new(cls) -> Holder:
-        """This process, for a new lock."""
+        """Return this process as the holder of a new lock."""
         own = slurm.is_batch_process()
         return cls(**asdict(Process.this()), job=slurm.job_id(), own_job=own, id=uuid.uuid4().hex)
 
     @classmethod
     def read(cls, file: Path) -> Holder | None:
-        """Return the holder of the lock `file`; None where nobody holds it. A damaged lock has a holder without
-        a name.
+        """Return the holder of the lock `file`; None where there is no file.
+
+        A damaged lock has a holder without a name: it is never taken for free.
         """
         try:
             content = read_replaced(file)
@@ -156,12 +156,12 @@ def _fitting(cls: type[Process], values: dict[str, Any]) -> dict[str, Any]:
 
 
 def holder_of(directory: RunDirectory) -> Holder | None:
-    """Return the process that holds the run, or held it when it was killed; None where there is none."""
+    """Return the process that the run's lock names, alive or dead; None where there is no lock."""
     return Holder.read(directory.lock_file)
 
 
 def is_held(directory: RunDirectory) -> bool:
-    """Return whether the run's supervisor is alive: on this machine certainly, elsewhere by its signs of life."""
+    """Return whether the run's supervisor is alive; on another machine, by the age of its last touch."""
     holder = holder_of(directory)
     if holder is None or holder.is_visible:
         return holder is not None and holder.is_alive
@@ -169,34 +169,34 @@ def is_held(directory: RunDirectory) -> bool:
         return False  # this machine was started anew
     try:
         return _seconds_since_touch(directory.lock_file) <= STALE_SECONDS
-    except OSError:  # somebody else's run, in which we may not write
+    except OSError:  # another user's run, in which we may not write
         with suppress(FileNotFoundError):
             return time.time() - directory.lock_file.stat().st_mtime <= STALE_SECONDS
     return False
 
 
 def signal_holder(directory: RunDirectory, number: signal.Signals) -> int | None:
-    """Send a signal to the run's supervisor and give its process id; None where it is not on this machine."""
+    """Send a signal to the run's supervisor and return its process id; None where it is not on this machine."""
     holder = holder_of(directory)
     return holder.pid if holder is not None and holder.send(number) else None
 
 
 def check_lock(directory: RunDirectory) -> None:
-    """Raise UserError where somebody runs in the directory."""
+    """Raise UserError where a live process holds the run."""
     for file in _chain(directory):
         holder = Holder.read(file)
         if holder is not None:
             _refuse_if_alive(directory, holder, file)
 
 
-# Locks of this process, by path: the second one is refused as that of another process would be.
+# The locks that this process holds, by path: it cannot take one twice.
 _held: dict[str, Holder] = {}
 
 
 class RunLock:
-    """Keeps two writers from one run directory; a context manager. Call `touch` every now and then.
+    """Holds the run's lock; a context manager. The holder calls `touch` at least every minute.
 
-    A program that this process has become by exec takes over the lock that the one before it had.
+    After exec, the new program has the process identity of the old one and keeps its lock.
     """
 
     def __init__(self, directory: RunDirectory) -> None:
@@ -219,7 +219,7 @@ class RunLock:
         self.release()
 
     def release(self) -> None:
-        """Give it back, if it is still ours."""
+        """Release the lock, if this process still holds it."""
         if _held.get(str(self._file)) == self._holder:
             del _held[str(self._file)]
             if Holder.read(self._file) == self._holder:
@@ -227,7 +227,7 @@ class RunLock:
                     self._file.unlink(missing_ok=True)
 
     def touch(self) -> None:
-        """Show that the holder is there. Raises CheckFailed where another process has taken the run over meanwhile."""
+        """Show that the holder is alive. Raises CheckFailed where another process has taken the run over."""
         if time.monotonic() - self._touched < TOUCH_SECONDS:
             return
         self._touched = time.monotonic()
@@ -238,7 +238,7 @@ class RunLock:
                 " long"
             )
         try:
-            if present != self._holder:  # somebody deleted or damaged it
+            if present != self._holder:  # the file was deleted or damaged
                 write_atomically(self._file, json.dumps(asdict(self._holder)), durable=False)
             else:
                 os.utime(self._file)
@@ -246,7 +246,7 @@ class RunLock:
             warn_once(f"the lock of the run cannot be renewed: {error}")
 
     def _take(self) -> None:
-        """Become the one holder. Raises UserError where there is a live one."""
+        """Take the lock. Raises UserError where its holder is alive."""
         claim = self._file.with_name(f"lock.claim-{self._holder.id}")
         write_atomically(claim, json.dumps(asdict(self._holder)), durable=False)
         try:
@@ -256,7 +256,7 @@ class RunLock:
             claim.unlink(missing_ok=True)
 
     def _try(self, claim: Path) -> bool:
-        """Try once to become the holder; return False where the lock has changed meanwhile."""
+        """Try once to take the lock; return False where the lock changed meanwhile."""
         if _link(claim, self._file):
             return True
         chain = list(_chain(self._directory))
@@ -267,7 +267,7 @@ class RunLock:
         successor = self._file.with_name(f"lock.after-{last.id}")
         if not _link(claim, successor):
             return False
-        if Holder.read(self._file) != first:  # whoever succeeded before us is done, so that our claim is void
+        if Holder.read(self._file) != first:  # another successor has finished: this claim is void
             successor.unlink(missing_ok=True)
             return False
         os.replace(claim, self._file)
@@ -277,9 +277,7 @@ class RunLock:
 
 
 def take_lock(directory: RunDirectory, say: Callable[[str], None] = print) -> RunLock:
-    """Return the run's lock, held. A batch job waits where only Slurm could say whether somebody else runs here, and
-    does not.
-    """
+    """Take the run's lock and return it. A batch job waits while Slurm does not say whether the holder's job runs."""
 
     def tell(error: Exception) -> None:
         say(f"{error}. Whether another job runs in {directory.path} is not known; asked until it is.")
@@ -289,7 +287,7 @@ def take_lock(directory: RunDirectory, say: Callable[[str], None] = print) -> Ru
 
 
 def _chain(directory: RunDirectory) -> Iterator[Path]:
-    """Yield the lock, then the claims of those who died while they took it over, in order."""
+    """Yield the lock, then the claims of successors that died before they renamed theirs, in order."""
     file = directory.lock_file
     while (holder := Holder.read(file)) is not None:
         yield file
@@ -297,7 +295,7 @@ def _chain(directory: RunDirectory) -> Iterator[Path]:
 
 
 def _link(claim: Path, target: Path) -> bool:
-    """Give `claim` a second name, if nobody has it."""
+    """Link `claim` to `target`; return False where `target` exists."""
     try:
         os.link(claim, target)
     except FileExistsError:
@@ -350,8 +348,8 @@ def _may_be_alive(holder: Holder, file: Path, seconds: float) -> bool:
 
 
 def _is_touched(holder: Holder, file: Path) -> bool:
-    """Return whether somebody touches the lock while we watch."""
-    warn_once(f"{file} was left by {holder}, who is not to be seen here: watching it for {WATCH_SECONDS:.0f} s")
+    """Return whether the lock is touched within WATCH_SECONDS."""
+    warn_once(f"{file} was left by {holder}, which is not visible from here: watching it for {WATCH_SECONDS:.0f} s")
     with suppress(FileNotFoundError):
         before = file.stat().st_mtime_ns
         return poll(lambda: file.stat().st_mtime_ns != before, WATCH_SECONDS, every=POLL_SECONDS)
@@ -359,7 +357,7 @@ def _is_touched(holder: Holder, file: Path) -> bool:
 
 
 def _seconds_since_touch(lock: Path) -> float:
-    """By the clock of the file server, which may differ from ours: a file of the same folder is its witness."""
+    """Return the age of the last touch, by the file server's clock: a new file in the same folder shows it."""
     probe = lock.with_name(f"clock-{uuid.uuid4().hex}")
     probe.touch()
     try:
@@ -371,7 +369,7 @@ def _seconds_since_touch(lock: Path) -> float:
 
 
 def _boot() -> str:
-    """Return the id of the machine's boot; "" where the system does not tell it."""
+    """Return the id of the machine's boot; "" where the system has none."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
@@ -384,9 +382,7 @@ def _namespace() -> str:
 
 
 def _start_of(pid: int) -> int | None:
-    """Return when the process with `pid` began, in clock ticks since the boot; None where there is none, or only its
-    shell.
-    """
+    """Return when the process with `pid` started, in clock ticks since the boot; None for no process or a zombie."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

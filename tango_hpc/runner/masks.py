@@ -63,7 +63,7 @@ _HEADER = re.compile(r"(?i)[\w-]*authorization:")  # whose value is the next two
 
 
 def mask_secrets(code: str) -> str:
-    """`code` without what looks like a secret."""
+    """Return `code` without what looks like a secret."""
     for mask in _MASKS:
         code = mask.sub(r"\1***", code)
     return code

@@ -1,8 +1,7 @@
 """The outcome of a process: RUN/outcomes/rank_NNNNN.ROLE.json.
 
-It is the last act of a process; of one that was killed or crashed, its parent writes it (runner/workers.py), with the
-stacks that Python has left in rank_NNNNN.ROLE.crash. What `tango logs` and the supervisor say of a failure comes from
-here.
+A process writes its outcome last. For a process that was killed or crashed, its parent writes it (runner/workers.py),
+with the stacks that Python left in rank_NNNNN.ROLE.crash. `tango logs` and the supervisor report failures from here.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
+from pydantic import TypeAdapter, ValidationError
+
 from tango_hpc.base.errors import CheckFailed, StoppedEarly, UserError
 from tango_hpc.base.files import explain_disk, is_of_disk, read_json, write_atomically
 from tango_hpc.base.run.directory import RunDirectory
@@ -27,7 +28,7 @@ from tango_hpc.runner.heartbeat import read_beat
 
 STOPPED = StoppedEarly.exit_code
 RESERVED_BYTES = 2**15
-# In a task of this machine: the open file in which a process says how it ended where it cannot leave word in the run.
+# Names the file descriptor of a pipe to the supervisor of this machine: for an outcome that the disk does not take.
 LAST_WORDS = "TANGO_LAST_WORDS"
 MORE_MEMORY = (
     "This process got no more memory: ask for more, or lower rollout.kv_cache_gb, rollout.max_num_seqs or "
@@ -38,9 +39,9 @@ TRIES, TRY_SECONDS = 5, 0.3
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of one process, of a rank as a whole where `role` is "", or of all together where `rank` is None.
+    """The end of a process; of all processes of a rank where `role` is ""; of all ranks where `rank` is None.
 
-    The whole run takes its exit code from it.
+    The exit code of the run is that of its first failure.
     """
 
     rank: int | None
@@ -50,17 +51,17 @@ class Outcome:
     host: str = ""
     phase: str = ""
     traceback: str = ""
-    echo: bool = False  # it only broke because another process had gone
+    echo: bool = False  # this process failed only because another one had gone
     time: float = 0.0  # Unix seconds
 
     @property
     def failed(self) -> bool:
-        """Return whether it neither came to its end nor stopped when told to."""
+        """Return whether the process neither finished nor stopped on request."""
         return self.code not in (0, STOPPED)
 
     @property
     def worker(self) -> Worker | None:
-        """Whose end it was."""
+        """Return the process that ended; None for all together."""
         return None if self.rank is None else Worker(self.rank, self.role)
 
     def title(self) -> str:
@@ -74,6 +75,9 @@ class Outcome:
     def text(self) -> str:
         """Return the title and the traceback."""
         return f"{self.title()}\n{self.traceback}".rstrip()
+
+
+RECORD = TypeAdapter(Outcome)
 
 
 def outcome_of(worker: Worker, phase: str, error: BaseException | None) -> Outcome:
@@ -101,10 +105,9 @@ def outcome_of(worker: Worker, phase: str, error: BaseException | None) -> Outco
 
 
 def outcome_of_dead(directory: RunDirectory, worker: Worker, returncode: int, phase: str = "") -> Outcome:
-    """That of a process which has left none and ended with `returncode` (negative: a signal), in `phase` if that is
-    known.
+    """Return an outcome for a process that wrote none and ended with `returncode` (negative: a signal).
 
-    Where it crashed, Python has left its stacks; else the code is all there is to tell.
+    `phase`: the last known phase. The traceback is the one that Python wrote at a crash; else it is empty.
     """
     beat = read_beat(directory, worker)
     try:
@@ -126,14 +129,17 @@ def describe_death(returncode: int) -> str:
 
 
 def reserve_outcome(directory: RunDirectory, worker: Worker) -> None:
-    """Take the room that an outcome needs, so that a full disk is told of too. Random bytes are not compressed away."""
+    """Reserve the disk space that an outcome needs, so that a full disk is reported too.
+
+    The reserved bytes are random, or a file system that compresses would reserve nothing.
+    """
     write_atomically(directory.reserve_file(worker), os.urandom(RESERVED_BYTES), durable=False)
 
 
 def write_outcome(directory: RunDirectory, outcome: Outcome) -> None:
-    """Leave word of how a process ended, in the room that was reserved for it.
+    """Write an outcome, in the disk space that was reserved for it.
 
-    A failure that the disk does not take is told to the supervisor of this machine itself (`LAST_WORDS`).
+    On a disk that takes nothing more, a failure goes to this machine's supervisor through the pipe `LAST_WORDS`.
     """
     assert outcome.worker is not None
     for tries_left in reversed(range(TRIES)):
@@ -147,7 +153,7 @@ def write_outcome(directory: RunDirectory, outcome: Outcome) -> None:
                     os.write(int(os.environ[LAST_WORDS]), _short(outcome))
                     return
                 raise
-        time.sleep(TRY_SECONDS)  # somebody else was quicker; a heartbeat gives it back
+        time.sleep(TRY_SECONDS)  # another process took the space; the next heartbeat frees its old file
 
 
 def _short(outcome: Outcome) -> bytes:
@@ -161,13 +167,14 @@ def _short(outcome: Outcome) -> bytes:
 
 
 def said_last(lines: bytes) -> list[Outcome]:
-    """Return the failures in what the processes of a task have told its supervisor, one of each, those with a cause
-    first.
+    """Return the failures that the processes of a task wrote to their supervisor's pipe, one a process.
+
+    Causes come before echoes.
     """
     told: dict[Worker | None, Outcome] = {}
     for line in lines.splitlines():
-        with contextlib.suppress(ValueError, TypeError):  # cut off
-            outcome = Outcome(**json.loads(line))
+        with contextlib.suppress(ValidationError):  # cut off
+            outcome = RECORD.validate_json(line, strict=True)
             told.setdefault(outcome.worker, outcome)
     return sorted(told.values(), key=lambda outcome: (outcome.echo, outcome.time))
 
@@ -189,16 +196,16 @@ def _is_echo(error: BaseException) -> bool:
 
 
 def read_outcome(directory: RunDirectory, worker: Worker) -> Outcome | None:
-    """Return how `worker` ended, if somebody left word of it; a damaged file is no word."""
+    """Return the outcome of `worker`; None where the file is missing or damaged."""
     known = read_json(directory.outcome_file(worker))
     try:
-        return Outcome(**known) if known else None
-    except TypeError:  # keys of another version
+        return RECORD.validate_python(known, strict=True)
+    except ValidationError:
         return None
 
 
 def read_outcomes(directory: RunDirectory) -> dict[Worker, Outcome]:
-    """Return how those processes ended of whose end somebody left word."""
+    """Return the outcomes by worker, of the workers that have one."""
     workers = (Worker.from_stem(file.stem) for file in sorted(directory.outcomes.glob("rank_*.json")))
     found = ((worker, read_outcome(directory, worker)) for worker in workers)
     return {worker: outcome for worker, outcome in found if outcome is not None}
@@ -211,7 +218,7 @@ def read_failures(directory: RunDirectory) -> list[Outcome]:
 
 
 def find_cause(directory: RunDirectory, deaths: Iterable[Outcome]) -> list[Outcome]:
-    """Return all failures, the cause first: what was written down, then ranks that died without a word, then echoes."""
+    """Return all failures, the cause first: written outcomes, then ranks that died without one, then echoes."""
     written = read_failures(directory)
     known = {failure.rank for failure in written}
     silent = [_with_phases(directory, death) for death in deaths if death.rank not in known]

@@ -14,7 +14,7 @@ from tango_hpc.base.run.directory import RunDirectory
 
 
 class View(Protocol):
-    """A display of a run that somebody watches."""
+    """A display of a run in a terminal."""
 
     def refresh(self) -> None:
         """Show what is new."""

@@ -12,7 +12,7 @@ from tango_hpc.runner.attempts import AttemptLog, known_jobs, submitted_jobs
 
 
 def check_no_job_waits(directory: RunDirectory) -> None:
-    """Raise UserError where a job of this run waits or runs, or Slurm does not tell."""
+    """Raise UserError where a job of this run waits or runs, or Slurm does not answer."""
     for job in known_jobs(directory) if slurm.is_available() else ():
         try:
             found = slurm.show_job(job)

@@ -1,4 +1,4 @@
-"""The end of an unfinished attempt: the job is put back into the queue, or the user is told how to go on."""
+"""The end of an unfinished attempt: requeue the job, or tell the user how to continue."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def resume_command(directory: RunDirectory, stages: str, env: Mapping[str, str] 
 
 
 def _batch_script(job: str) -> str:
-    """Return the file of the job's batch script; the package's, where Slurm does not tell or it has been moved."""
+    """Return the file of the job's batch script; the package's, where Slurm does not name it or it has been moved."""
     try:
         found = slurm.show_job(job)
     except UserError:

@@ -1,7 +1,7 @@
 """Slurm's commands, as few as are needed; none of them needs accounting. Times are Unix seconds.
 
 Of a job there are three answers, not two: what it does, that it has gone, and none (`NoAnswer`, `UNKNOWN`). The
-controller may be down or busy for a while, and nobody may take its silence for the end of a job.
+controller may be down or busy for a while, and its silence is not the end of a job.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ALIVE_STATES = frozenset(
         "RESV_DEL_HOLD", "SPECIAL_EXIT", "SIGNALING", "STAGE_OUT",
     }
 )  # fmt: skip
-# Reasons that Slurm gives for the end of a job that nobody has cancelled (FAIL_* in its job_reason_string).
+# Slurm's reasons for the end of a job that was not cancelled by a user (FAIL_* in its job_reason_string).
 ENDS_OF_ITS_OWN = frozenset(
     {
         "DeadLine", "InactiveLimit", "JobLaunchFailure", "NodeDown", "NonZeroExitCode", "OutOfMemory", "SystemFailure",
@@ -45,7 +45,7 @@ INTERACTIVE_STEP = str(0xFFFF_FFFA)
 SETTINGS = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 # Those by which Slurm gives a job its GPUs.
 DEVICES = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-# Stands for the state of a job of which Slurm does not tell.
+# The state of a job about which Slurm does not answer.
 UNKNOWN = "UNKNOWN"
 # A batch script sets this to its job and process id, then becomes `tango` by exec. What is started from there inherits
 # the variable, a notebook's shell or another job, but not both ids.
@@ -92,7 +92,7 @@ def run_command(*words: str, check: bool = True) -> str:
 
 
 def without_job(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """`env` without what describes a job or a step, which sbatch would hand on where it does not set it itself.
+    """Return `env` without the variables of a job or a step, which sbatch would otherwise pass on.
 
     A new job that got it would take itself for a task of that step, say.
     """
@@ -133,7 +133,7 @@ def would_take(script: str) -> tuple[bool, str]:
 def _run(
     words: tuple[str, ...], text: str = "", env: Mapping[str, str] = os.environ
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command that reads `text`, by what it is told here alone: a user's own defaults would hide jobs and
+    """Run a command that reads `text`, without the user's SQUEUE_* and like defaults, which would hide jobs and
     times.
     """
     env = {name: value for name, value in env.items() if not name.startswith("SQUEUE_")}
@@ -187,7 +187,7 @@ def in_step(env: Mapping[str, str] = os.environ) -> bool:
 def is_batch_process(env: Mapping[str, str] = os.environ) -> bool:
     """Return whether this process is what the job is for: its batch script was ours and has become this process.
 
-    Else it was typed into somebody's allocation or notebook, whose end and requeueing are not ours to decide.
+    Else the command was typed into a user's allocation or notebook, which is not ours to end or requeue.
     """
     mark = f"{env.get('SLURM_JOB_ID')}:{os.getpid()}"
     return not in_step(env) and env.get(BATCH_MARK) == mark
@@ -213,7 +213,7 @@ class Job:
 
     @property
     def was_cancelled(self) -> bool:
-        """Return whether somebody has ended it: of a job that is being cleared away Slurm names the end only
+        """Return whether a user has ended the job: while a job is cleaned up, Slurm names its end only
         indirectly.
         """
         ended_itself = self.was_preempted or self.reason in ENDS_OF_ITS_OWN
@@ -226,13 +226,13 @@ class Job:
 
 
 def show_job(job: str) -> Job | None:
-    """Return the job `job`, or None where the controller has forgotten it. Raises NoAnswer where it does not tell."""
+    """Return the job `job`, or None where the controller has forgotten it. Raises NoAnswer where it does not answer."""
     text = _show("job", job)
     return parse_job(text.splitlines()[0]) if "JobState=" in text else None
 
 
 def node_address(name: str) -> str | None:
-    """NodeAddr of a node; None where the controller knows none. Raises NoAnswer where it does not tell."""
+    """Return NodeAddr of a node; None where the controller knows none. Raises NoAnswer."""
     match = re.search(r"\bNodeAddr=(\S+)", _show("node", name))
     return match.group(1) if match else None
 
@@ -275,7 +275,7 @@ def _script(line: str) -> str | None:
 
 
 def parse_time(text: str) -> float | None:
-    """Slurm's local time (2026-01-31T12:00:00) as Unix seconds; None for Unknown, N/A and the like."""
+    """Parse Slurm's local time (2026-01-31T12:00:00) to Unix seconds; None for Unknown, N/A and the like."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -283,7 +283,7 @@ def parse_time(text: str) -> float | None:
 
 
 def seconds_left(job: str) -> float | None:
-    """Until Slurm ends `job`, as its controller has it now: clocks of nodes differ, limits are extended.
+    """Return the seconds until Slurm ends `job`, by its controller: clocks of nodes differ, limits are extended.
 
     None where there is no limit. Raises NoAnswer.
     """
@@ -298,7 +298,7 @@ def seconds_left(job: str) -> float | None:
 
 
 def kill_steps(job: str, name: str) -> None:
-    """SIGKILL to every task of the steps of `job` that bear `name`. Raises UserError where that did not work."""
+    """Send SIGKILL to every task of the steps of `job` with this `name`. Raises UserError where that fails."""
     listed = run_command("squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i %j")
     for line in listed.splitlines():
         step, _, step_name = line.strip().partition(" ")

@@ -81,7 +81,7 @@ def _model_paths(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 
 def main() -> int:
-    """`python -m tango_hpc.runner.staging RUN_DIR`, once per node."""
+    """Run `python -m tango_hpc.runner.staging RUN_DIR`, once per node."""
     try:
         stage_weights(load_config(RunDirectory.open(sys.argv[1]).config), Path(os.environ[VARIABLE]))
     except UserError as error:

@@ -50,7 +50,7 @@ class Starter(Protocol):
         """Return whether any rank is still there."""
 
     def deaths(self) -> list[Outcome]:
-        """Ranks that ended badly so far, as the operating system or srun tells, in the order of their end."""
+        """Return the ranks that ended badly so far, by the operating system or srun, in the order of their end."""
 
     def kill(self) -> None:
         """End what is left, at once, on every node, and wait for it."""
@@ -309,7 +309,7 @@ class SrunStarter:
         )
 
     def kill(self) -> None:
-        """SIGKILL to every task through Slurm; srun itself must live until the step has gone.
+        """Send SIGKILL to every task through Slurm; srun itself must live until the step has gone.
 
         Without an answer from Slurm that is tried for a while, then srun ends alone: what is left ends with the job.
         """

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from tango_hpc.base.files import Patience, read_replaced, write_atomically
 from tango_hpc.base.run.directory import RunDirectory
 
@@ -38,14 +40,14 @@ def request_stop(directory: RunDirectory, request: StopRequest) -> None:
 
 
 def read_stop_request(directory: RunDirectory) -> StopRequest | None:
-    """Return the request to stop, if there is one. A file that somebody made by hand is a user's request."""
+    """Return the request to stop, if there is one. A file made by hand is a user's request."""
     try:
         text = read_replaced(directory.stop_file).decode(errors="replace")
     except FileNotFoundError:
         return None
     try:
-        return StopRequest(**json.loads(text))
-    except (ValueError, TypeError, RecursionError):
+        return TypeAdapter(StopRequest).validate_json(text, strict=True)
+    except ValidationError:
         return StopRequest("user", text.strip() or "the file control/stop")
 
 
@@ -72,7 +74,7 @@ class StopSignal:
 
         Once the answer was True it stays True.
         """
-        assert self.agree is not None, "nobody to agree with"
+        assert self.agree is not None, "set by the code that joins the processes"
         if not self._stopping:
             asked = self._received is not None or (self._reads_file and self._finds_file())
             self._stopping = self.agree(asked)

@@ -59,6 +59,15 @@ VISIBLE_SECONDS = 60.0
 
 
 @dataclass
+class Limits:
+    """Times by the supervisor's clock. `save_by` and `exit_by` are set once the ranks must stop or are done."""
+
+    next_look: float = 0.0
+    save_by: float | None = None
+    exit_by: float | None = None
+
+
+@dataclass
 class Supervisor:
     """One attempt of one stage, whose ranks have one process for each of `roles`.
 
@@ -160,15 +169,14 @@ class Supervisor:
 
     @property
     def stopped_by_user(self) -> bool:
-        """Return whether somebody wanted the run to end for good."""
+        """Return whether a user ended the run for good."""
         return self.request is not None and self.request.by == "user"
 
     def _watch(self, view: View) -> None:
+        """Look at the ranks until they have ended or must be ended."""
         launch = self.config.launch
         watchdog = Watchdog(self.directory, self.workers, launch.hang_timeout_seconds, launch.loading_limit_seconds)
-        stop_by: float | None = None  # when ranks that were told to stop are killed, by `clock`
-        gone_by: float | None = None  # when ranks that have said their last word but do not end are killed
-        next_look = 0.0
+        limits = Limits()
         pace = max(1.0, self.config.world_size / RANKS_AT_FULL_PACE)  # spares the file system of a large run
         clock = AwakeClock(POLL_SECONDS * pace + LONGEST_GAP_SECONDS)
         patience = Patience(launch.hang_timeout_seconds)
@@ -182,44 +190,59 @@ class Supervisor:
             with patience:
                 if self.on_poll is not None:
                     self.on_poll()
-                if now >= next_look:
+                if now >= limits.next_look:
                     view.refresh()
+                    limits.next_look = now + WATCH_SECONDS * pace
                     hang = watchdog.look(now)
-                    next_look = now + WATCH_SECONDS * pace
                     if hang is not None:
                         self.failures = [hang]
                         return
-                outcomes = read_outcomes(self.directory)
-                # What happens after a rank's last word is teardown, not training.
-                died = not self._all_ended(outcomes) and any(
-                    death.rank is None or any(w.rank == death.rank and w not in outcomes for w in self.workers)
-                    for death in self.starter.deaths()
-                )
-                if died or any(outcome.failed for outcome in outcomes.values()):
-                    self._await_last_words()
+                if self._have_ended(now, limits) or self._must_end(now, limits):
                     return
-                if self._all_ended(outcomes):
-                    gone_by = gone_by or now + TEARDOWN_SECONDS
-                    if now > gone_by:
-                        self._tell(f"all ranks are done, but did not exit within {TEARDOWN_SECONDS:.0f} s: ended")
-                        return
-                if self._unsaid is not None:
-                    self._pass_on()
-                if stop_by is None:
-                    if self.deadline is not None and self.deadline.is_near(launch.grace_seconds):
-                        self._receive(CLOCK)
-                    self.request = read_stop_request(self.directory) or self._received
-                    if self.request is not None and is_loading(self.directory):
-                        self._ended_while_loading = True
-                        self._tell(self.reason)
-                        return
-                    if self.request is not None:
-                        stop_by = now + max(launch.grace_seconds, 1.0)
-                        limit = f"at most {launch.grace_seconds:.0f} s"
-                        self._tell(f"{self.request.why}: saving at the next safe point ({limit})")
-                if stop_by is not None and now > stop_by:
-                    self.failures = [self._too_late(launch.grace_seconds)]
-                    return
+
+    def _have_ended(self, now: float, limits: Limits) -> bool:
+        """Return whether a process failed, or all have an outcome and still run after `TEARDOWN_SECONDS`."""
+        outcomes = read_outcomes(self.directory)
+        # What happens after a rank's outcome is teardown, not training.
+        died = not self._all_ended(outcomes) and any(
+            death.rank is None or any(w.rank == death.rank and w not in outcomes for w in self.workers)
+            for death in self.starter.deaths()
+        )
+        if died or any(outcome.failed for outcome in outcomes.values()):
+            self._await_last_words()
+            return True
+        if not self._all_ended(outcomes):
+            return False
+        limits.exit_by = limits.exit_by or now + TEARDOWN_SECONDS
+        if now <= limits.exit_by:
+            return False
+        self._tell(f"all ranks are done, but did not exit within {TEARDOWN_SECONDS:.0f} s: ended")
+        return True
+
+    def _must_end(self, now: float, limits: Limits) -> bool:
+        """Pass a stop request on; return whether the ranks must be ended for it.
+
+        They must be where nothing can be saved yet, and where they took longer than `launch.grace_seconds`.
+        """
+        grace_seconds = self.config.launch.grace_seconds
+        if self._unsaid is not None:
+            self._pass_on()
+        if limits.save_by is None:
+            if self.deadline is not None and self.deadline.is_near(grace_seconds):
+                self._receive(CLOCK)
+            self.request = read_stop_request(self.directory) or self._received
+            if self.request is None:
+                return False
+            if is_loading(self.directory):
+                self._ended_while_loading = True
+                self._tell(self.reason)
+                return True
+            limits.save_by = now + max(grace_seconds, 1.0)
+            self._tell(f"{self.request.why}: saving at the next safe point (at most {grace_seconds:.0f} s)")
+        if now <= limits.save_by:
+            return False
+        self.failures = [self._too_late(grace_seconds)]
+        return True
 
     def _await_cause(self) -> None:
         """Wait for the outcome of the first failure, which may lie on another node, where all known failures are echoes

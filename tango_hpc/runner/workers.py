@@ -53,7 +53,7 @@ def host_ranks(directory: RunDirectory, prepare: Callable[[], tuple[Sequence[str
 
     `prepare` imports what the processes may share and returns the roles and what each process does. What goes wrong in
     it is written down as the failure of the rank. Without a supervisor the task of rank 0 holds the run's lock;
-    UserError or CheckFailed where somebody else has it.
+    UserError or CheckFailed where another process has it.
     """
     if SUPERVISED in os.environ or own_ranks()[0] != 0:
         return _host_ranks(directory, prepare, None)
@@ -89,12 +89,12 @@ def _host_ranks(
         _print_if_possible(error)
         return _exit_code([outcome])
     if lock is not None:
-        lock.touch()  # importing may have taken so long that somebody else has the run: nothing is written then
+        lock.touch()  # raises where another process took the run during a long import: nothing is written then
     workers = [Worker(rank, role) for rank in ranks for role in roles]
     children = ChildProcesses(directory, workers, signals, lock)
     try:
         return _exit_code(children.run(body))
-    except BaseException as error:  # a full disk, no more processes: whoever was started would wait for its peers
+    except BaseException as error:  # a full disk, no more processes: those that were started would wait for the others
         children.kill()
         outcome = outcome_of(Worker(ranks[0]), LOADING, error)
         write_outcome(directory, outcome)
@@ -108,7 +108,7 @@ def _print_if_possible(error: BaseException) -> None:
 
 
 class _Signals:
-    """Signals that ask for a stop: remembered by whoever gets them, passed on to the processes that are there."""
+    """Receives signals that ask for a stop and passes them on to the processes."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -210,7 +210,7 @@ class ChildProcesses:
         self._signals.processes = {}
         die_with_parent(self._parent)
         _name_process(f"{worker.role}-{worker.rank}")
-        if SUPERVISED in os.environ:  # else somebody watches what the task prints
+        if SUPERVISED in os.environ:  # else a user watches the output of the task
             log = os.open(self._directory.log_file(worker), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             os.dup2(log, sys.stdout.fileno())
             os.dup2(log, sys.stderr.fileno())

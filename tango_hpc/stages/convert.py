@@ -189,7 +189,7 @@ def _whole_folder(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def _one_rank() -> Iterator[None]:
-    """This process as a world of one, on the CPU: the weights of any trained model fit there."""
+    """Make this process a world of one, on the CPU: the weights of any trained model fit there."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

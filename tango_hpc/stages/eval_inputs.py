@@ -77,7 +77,7 @@ def was_trained_since(config: Config) -> bool:
 def training_checkpoints(run: Path) -> dict[int, Path]:
     """Return the complete checkpoints of a training run, in order, by the number of steps done.
 
-    One that was written within a step counts as well, where the run was told to stop there: it has the same weights.
+    A checkpoint within a step, from a stop there, counts as well: it has the same weights.
     """
     found: dict[int, Path] = {}
     for name, path in steps_in(run / "checkpoints/train"):

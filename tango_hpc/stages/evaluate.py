@@ -224,7 +224,7 @@ class Evaluation:
         return read
 
     def _ask_verifier(self, rows: Sequence[dict[str, Any]], turns: EvalProgress) -> list[Answer]:
-        """ProcessBench: greedy judgements of solutions that come with their steps."""
+        """Have the verifier judge ProcessBench's solutions, greedily."""
         answers = []
         for read in self._judge({"solutions": [_given_solution(row) for row in rows]}, 0, 1, turns):
             row, verification = read.judged.question, read.verification
@@ -280,7 +280,7 @@ def _given_solution(row: dict[str, Any]) -> ReadSolution:
 
 
 def _cluster(exchange: Exchange, task: Task, by_id: Mapping[str, dict[str, Any]], samples: Sequence[Answer]) -> None:
-    """Number the different answers to each question; which are one answer is the task's to say.
+    """Number the different answers to each question; the task decides which answers are one.
 
     The first `_COMPARED_ANSWERS` spellings of a question are compared with each other, later ones stand alone: a
     model that never repeats itself wins no vote anyway. Collective.

@@ -30,7 +30,7 @@ class HeldOut:
         verifier: Verifier | None,
         make_ready: Callable[[Role], None],
     ) -> None:
-        """`make_ready` is called with a role before it generates."""
+        """Call `make_ready` with a role before the role generates."""
         self._task, self._generator, self._verifier, self._make_ready = task, generator, verifier, make_ready
         self._questions_Q = [row for row in questions if generator.fits(generator.prompt(task.statement(row)))]
         self.num_questions, self.num_too_long = len(questions), len(questions) - len(self._questions_Q)

@@ -41,13 +41,13 @@ class Journal:
             update_summary(directory, stage, "running", begins=True, steps=resumed_step)
 
     def phase(self, name: str, *, role: str | None = None) -> None:
-        """Say what happens from now on, to the watchdog (every process) and to whoever looks at the run."""
+        """Announce the phase to the watchdog (every process) and to the display."""
         self._process.heart.enter(name)
         if self._writes:
             self._progress.phase(name, step=self._step, role=role)
 
     def begin(self, phase: str, *, stopped: str) -> None:
-        """Enter `phase` after a safe point. Raises `StoppedEarly`, which says `stopped`, where the run is told
+        """Enter `phase` after a safe point. Raises `StoppedEarly`, which says `stopped`, where the run was asked
         to stop.
         """
         if self._process.check(phase):
@@ -56,7 +56,7 @@ class Journal:
         self.phase(phase)
 
     def note(self, text: str) -> None:
-        """Say once what whoever starts the run should know, in the log and on the display."""
+        """Print a notice once, in the log and on the display."""
         if self._writes:
             text = visible(text)  # an own task's error may repeat what a model said
             print(text, flush=True)

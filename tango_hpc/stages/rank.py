@@ -37,7 +37,7 @@ from tango_hpc.stages.stage import STAGES, SavesSteps, Stage
 if TYPE_CHECKING:
     from tango_hpc.models.parallel.exchange import Exchange
 
-# A role waits for what the other is at for as long as that advances, which is the watchdog's to say.
+# A role waits for the other as long as that one advances; the watchdog ends a run that hangs.
 LONGEST_PHASE_SECONDS = 30 * 86_400.0
 OPEN_FILES = 65_536
 STARTED_BEFORE_FORK = (
@@ -114,7 +114,7 @@ def run_stage(
 
 
 def decided(config: Config, exchange: Exchange) -> Config:
-    """`config` with `checkpoint.background` as it is on all nodes. Collective over all processes."""
+    """Return `config` with the `checkpoint.background` that holds on all nodes. Collective over all processes."""
     everywhere = not exchange.any(not saves_in_background(config, memory_of_this_job()))
     checkpoint = config.checkpoint.model_copy(update={"background": everywhere})
     return config.model_copy(update={"checkpoint": checkpoint})
@@ -129,13 +129,13 @@ def _allow_open_files() -> None:
 
 
 def main() -> int:
-    """Entry point; the exit code is in the module's docstring."""
+    """Run the program; the exit codes are in the module's docstring."""
     path, stage = sys.argv[1:]
     _allow_open_files()
     directory = RunDirectory.open(path)
     try:
         return host_ranks(directory, lambda: prepare_stage(directory, stage))
-    except UserError as error:  # somebody else has the run
+    except UserError as error:  # another process has the run
         print(f"tango: {error}", file=sys.stderr, flush=True)
         slurm.end_this_step()  # the other tasks would wait in vain, and then write into that run
         return error.exit_code

@@ -179,7 +179,7 @@ def _graded(task: Task, rows_N: list[RolloutRow], texts_N: list[str]) -> list[bo
 
 
 def _class_weight(rows_N: list[RolloutRow], correct_N: list[bool], right: bool) -> float:
-    """s_+ or s_− of the step, from the rows that the run gave it to; 1 where no row asks for it."""
+    """Return s_+ or s_− of the step, from the rows that the run gave it to; 1 where no row asks for it."""
     if right not in correct_N:
         return 1.0
     weights = {row.class_weight for row in rows_N if row.solution_correct is right}

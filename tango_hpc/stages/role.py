@@ -101,7 +101,7 @@ class Role:
         return [(prompt, next(of_fitting)) if self.fits(prompt) else ([], NOT_ASKED) for prompt in prompts_N]
 
     def _count(self, done: int, total: int) -> None:
-        """Tell whoever looks at the run how far this process has come."""
+        """Show how far this process has come."""
         share = f" of rank {self._process.worker.rank}" if self.exchange.size > len(self.exchange.roles) else ""
         self._process.heart.advance(f"{done} of {total} responses{share}" if done < total else "")
 
@@ -123,7 +123,7 @@ class Role:
         self.exchange.run(self.name, lambda: self._here.prepare(sequences, loss))
 
     def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> list[UpdateStats]:
-        """`num_updates` optimizer steps on one batch. Raises `CheckFailed` where trainer and engine disagree."""
+        """Make `num_updates` optimizer steps on one batch. Raises `CheckFailed` where trainer and engine disagree."""
         updates = self.exchange.run(self.name, lambda: self._here.update(sequences, loss, num_updates))
         self.stale = self.sync_counts = True
         return updates

@@ -123,7 +123,7 @@ class RoleWorker:
         self.policy.prepare(sequences, loss)
 
     def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> list[UpdateStats]:
-        """`num_updates` optimizer steps on one batch.
+        """Make `num_updates` optimizer steps on one batch.
 
         Raises `CheckFailed` where trainer and engine disagree by too much, with the weights that differ.
         """

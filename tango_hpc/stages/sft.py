@@ -143,7 +143,7 @@ class FineTuning:
         self.peak = total_peak(self.policy.dtype, self.policy.device, config.launch.peak_tflops)
 
     def finish(self, checkpoint: Path | None) -> None:
-        """From `checkpoint`, or from the start, to the exported folder."""
+        """Fine-tune from `checkpoint`, or from the start, and export the folder."""
         step = 0
         if checkpoint is not None:
             state = self.checkpoints.load(checkpoint, {self.role: self.policy})

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 def in_shares(
     exchange: Exchange, function: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item]
 ) -> list[Result]:
-    """`function(items)`, each process calling it on every so manieth item. Collective, same items in all processes.
+    """Return `function(items)`; each process computes its share. Collective, same items in all processes.
 
     For grading: every answer is graded once only, so that processes cannot disagree on one that hits a limit.
     """

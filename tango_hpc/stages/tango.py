@@ -122,7 +122,7 @@ class Tango:
         self.journal.ended("done", self.done.tokens_per_second)
 
     def generator_batch(self) -> GeneratorBatch:
-        """M solutions of each question, a verification of each or several, advantages by Eq. 7.
+        """Draw M solutions of each question, verify each once or several times, and compute Eq. 7.
 
         Where questions may be drawn again, those without a signal are replaced until there are enough with one.
         """
@@ -355,7 +355,7 @@ class Tango:
         self.journal.checkpoints_set_aside(self.checkpoints.set_aside[known:])
 
     def _safe_point(self, phase: str = "") -> None:
-        """Save and leave if the run was told to stop. Nothing is lost and nothing is computed twice."""
+        """Save and leave if a stop was requested. Nothing is lost and nothing is computed twice."""
         self.checkpoints.complete(wait=False)
         if not self.process.check(phase or "between steps"):
             return

@@ -77,7 +77,7 @@ def teach(config: Config, directory: RunDirectory, process: RankProcess, exchang
 
 
 def question_chunks(settings: TeacherConfig) -> list[list[dict[str, Any]]]:
-    """This shard's questions in chunks: every num_shards-th question, so that shards are alike."""
+    """Return this shard's questions in chunks: every num_shards-th question, so that shards are alike."""
     rows = read_questions(settings.questions, settings.max_questions)[settings.shard :: settings.num_shards]
     size = settings.chunk_questions
     return [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -87,7 +87,7 @@ class Teacher:
     """The model of `generator`, asked for solutions at the teacher's sampling settings."""
 
     def __init__(self, config: Config, exchange: Exchange, process: RankProcess, tell: Callable[[str], None]) -> None:
-        """`tell` says in the log what grading failed at."""
+        """Write to the log, through `tell`, what grading failed at."""
         assert config.teacher is not None
         self.settings, self.seed, self._tell = config.teacher, config.seed, tell
         self.task = get_task(config.task)

@@ -23,7 +23,7 @@ class Spent:
 
 
 def own_turns(seconds: Mapping[str, float], spent: Mapping[str, Spent]) -> dict[str, float]:
-    """`seconds` by phase with waking, sleeping, on- and offloading as phases of their own, taken out of the others."""
+    """Return `seconds` by phase, with waking, sleeping, on- and offloading taken out as phases of their own."""
     own = {**seconds, **dict.fromkeys(TURNS, 0.0)}
     for role, taken in spent.items():
         for (method, turn), value in taken.seconds.items():

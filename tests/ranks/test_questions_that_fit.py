@@ -88,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def on_ranks(folder: Path) -> list[dict[str, Any]]:
-    return run_ranks(on_rank, 2, folder)
+    return run_ranks(on_rank, 2, folder, preloaded=False)
 
 
 def test_questions_that_are_too_long_are_left_out_and_counted(on_ranks: list[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,7 +187,7 @@ def two_jobs_at_once(model_dir: str, folder: str) -> list[Generation]:
     import time
 
     engine = make_engine(Path(model_dir), 2, load_weights=True)
-    Path(folder, f"ready-{dist.get_rank()}-{id(engine)}").touch()
+    Path(folder, f"ready-{dist.get_rank()}-{os.getpid()}").touch()
     while len(list(Path(folder).glob("ready-*"))) < 4:
         time.sleep(0.01)
     return engine.generate(requests(), SAMPLED)

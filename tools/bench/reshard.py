@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tango_hpc.base.config import Config, config_to_yaml, load_config
 from tango_hpc.base.config.roles import TinyModelConfig
@@ -26,6 +26,9 @@ from tools.bench.local_ranks import run_on_ranks
 from tools.bench.measure import Measurement
 from tools.bench.peak_memory import PeakMemory
 from tools.bench.workload import make_model, read_settings, run_config, write_settings
+
+if TYPE_CHECKING:
+    import torch
 
 _MODEL = TinyModelConfig(hidden_size=768, intermediate_size=2048, num_layers=8, num_heads=12, num_kv_heads=4,
                          tie_embeddings=False)  # fmt: skip
@@ -94,10 +97,8 @@ def on_rank(folder: Path) -> dict[str, Any]:
     """One rank of the benchmark."""
     config = load_config(folder / "config.yaml")
     repeats = read_settings(folder)["repeats"]
-    import torch
     import torch.distributed as dist
 
-    from tango_hpc.models.parallel.collectives import max_over_ranks
     from tango_hpc.models.trainer.policy import Policy
     from tango_hpc.models.weight_sync.sync import WeightSync
     from tango_hpc.stages.role_worker import make_engine
@@ -132,32 +133,15 @@ def on_rank(folder: Path) -> dict[str, Any]:
         ("gather + loader", full_gather, sum(total.gather_bytes for total in sync.totals)),
         ("safetensors + reload", disk, full * (1 + dist.get_world_size())),
     ]
-    rows: list[dict[str, Any]] = []
-    for name, way, moved in ways:
-        times, peaks = [], []
-        for _ in range(repeats + 1):  # the first warms up
-            with torch.no_grad():
-                for shard in policy.named_shards().values():
-                    shard.mul_(1.0009765625)  # new weights; exact in both precisions for most
-            dist.barrier()
-            with PeakMemory() as memory:
-                start = time.monotonic()
-                way()
-                dist.barrier()
-                seconds = time.monotonic() - start
-            most = max_over_ranks([seconds, memory.peak_bytes])
-            times.append(most[0])
-            peaks.append(most[1])
-        rows.append(
-            {
-                "way": name,
-                "seconds": statistics.median(times[1:]),
-                "all_seconds": times[1:],
-                "moved_bytes": moved,
-                "peak_extra_bytes": int(statistics.median(peaks[1:])),
-                "mismatches": len(sync.find_mismatches()),
-            }
-        )
+    rows = [
+        {
+            "way": name,
+            **_time_of(policy.named_shards(), way, repeats),
+            "moved_bytes": moved,
+            "mismatches": len(sync.find_mismatches()),
+        }
+        for name, way, moved in ways
+    ]
     return {
         "repeats": repeats,
         "minimum_bytes": sum(total.minimum_bytes for total in sync.totals),
@@ -168,6 +152,36 @@ def on_rank(folder: Path) -> dict[str, Any]:
         "dtype": config.launch.dtype,
         "device": config.launch.device,
         "rows": rows,
+    }
+
+
+def _time_of(shards: dict[str, torch.Tensor], way: Callable[[], None], repeats: int) -> dict[str, Any]:
+    """Change the weights and bring them to the engine, `repeats` times; return seconds and peak memory, the largest of
+    all ranks.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from tango_hpc.models.parallel.collectives import max_over_ranks
+
+    times, peaks = [], []
+    for _ in range(repeats + 1):  # the first warms up
+        with torch.no_grad():
+            for shard in shards.values():
+                shard.mul_(1.0009765625)  # new weights; exact in both precisions for most
+        dist.barrier()
+        with PeakMemory() as memory:
+            start = time.monotonic()
+            way()
+            dist.barrier()
+            seconds = time.monotonic() - start
+        most = max_over_ranks([seconds, memory.peak_bytes])
+        times.append(most[0])
+        peaks.append(most[1])
+    return {
+        "seconds": statistics.median(times[1:]),
+        "all_seconds": times[1:],
+        "peak_extra_bytes": int(statistics.median(peaks[1:])),
     }
 
 

@@ -15,7 +15,7 @@ NO_TEMPLATE_FILE = ("auto", "none")  # what `chat_template` may be beside a path
 
 
 def absolute(path: Path) -> Path:
-    """`path` as seen from the working directory, with ~ filled in; links keep their names."""
+    """Return `path` from the working directory, with ~ expanded; links are not resolved."""
     path = Path(os.path.expanduser(path)).absolute()
     return path.resolve() if ".." in path.parts else path
 

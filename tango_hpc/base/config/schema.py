@@ -373,7 +373,7 @@ class LaunchConfig(Section):
     stopped_exit_code: Literal[0, 85] = Field(
         0,
         description=(
-            "Exit code of a batch job that saved and ended as it was told: 0 is COMPLETED to Slurm, and lets an "
+            "Exit code of a batch job that saved and ended on request: 0 is COMPLETED to Slurm, and lets an "
             "`afterok` job start; 85 is FAILED."
         ),
     )

@@ -35,7 +35,7 @@ Positive = Annotated[int, Field(ge=1), AfterValidator(_at_most)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False), AfterValidator(_at_most)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False), AfterValidator(_at_most)]
-# As seen from where the command is typed; a job, and whoever goes on with the run, may be elsewhere.
+# Relative to the folder of the command; a job, or a later command, may have another working directory.
 FilePath = Annotated[Path, AfterValidator(absolute), AfterValidator(_possible)]
 # What layers whose weights are float32 multiply in on a CPU. auto: bfloat16 where the CPU has instructions for it.
 ProductDtype = Literal["float32", "bfloat16", "auto"]

@@ -95,7 +95,7 @@ class RunDirectory:
         return self.heartbeats / f"{worker.stem}.json"
 
     def outcome_file(self, worker: Worker) -> Path:
-        """Return how `worker` ended; absent where nobody was left to write it."""
+        """Return the file of `worker`'s outcome; absent where no process was left to write it."""
         return self.outcomes / f"{worker.stem}.json"
 
     def crash_file(self, worker: Worker) -> Path:

@@ -1,7 +1,7 @@
 """manifest.json of a checkpoint: size and checksum (CRC-32) of each of its files. It is written last. No torch.
 
 A checkpoint is intact if its manifest is there and every file is what it says. CRC-32 finds every flipped bit and all
-but one in 4e9 other damages; it is no protection from somebody who wants to deceive.
+but one in 4e9 other damages; it does not protect against forgery.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class SummedFile:
 
 @contextmanager
 def summed_file(path: Path) -> Iterator[SummedFile]:
-    """A `SummedFile` at `path`; whoever opens it closes it."""
+    """Open a `SummedFile` at `path` and close it at the end of the block."""
     with ThreadPoolExecutor(1, thread_name_prefix="checksum") as beside:
         file = SummedFile(path, beside)
         try:

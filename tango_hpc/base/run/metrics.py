@@ -69,7 +69,7 @@ REQUIRED_KEYS = (
 class MetricsWriter:
     """Writes the metrics of one stage; lives on rank 0 only.
 
-    Rows of this stage after `resumed_step` are dropped when it opens, and TensorBoard is told the same, so that a
+    Rows of this stage after `resumed_step` are dropped when it opens, and TensorBoard drops them too, so that a
     resumed run's files read like those of one that was never interrupted. Every row is on its way to the disk when
     its call returns. `gaps`: rows of any stage that had been lost when it opened, and lines that were no rows, in
     words; an event marks each in the file. Scalars also go to `trackers`; `tell` gets a line for one that fails, and

@@ -64,7 +64,7 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
 
 
 def read_provenance(directory: RunDirectory) -> dict[str, Any]:
-    """provenance.json: its `attempts`, and `changes` for the entry of the next; without what in it is damaged."""
+    """Return provenance.json without damaged entries: its `attempts`, and `changes` for the next attempt's entry."""
     provenance = fitting(read_json(directory.provenance), {"attempts": [], "changes": []})
     attempts = [entry | fitting(entry, _ATTEMPT) for entry in provenance["attempts"] if isinstance(entry, dict)]
     return {
@@ -74,7 +74,7 @@ def read_provenance(directory: RunDirectory) -> dict[str, Any]:
 
 
 def _with_texts(entry: Mapping[str, Any], *lists: str) -> dict[str, Any]:
-    """`entry` without what is no text in those of its lists."""
+    """Return `entry` with lists that hold texts alone."""
     return {**entry, **{name: [value for value in entry[name] if isinstance(value, str)] for name in lists}}
 
 
@@ -185,7 +185,7 @@ def _tokens_per_second(rows: Sequence[MetricsRow]) -> float | None:
 
 
 def _put_back_results(directory: RunDirectory, summary: dict[str, Any]) -> None:
-    """Results that are missing: those before training of the evaluation at step 0, the others of the last one."""
+    """Fill in missing results: `before` from the evaluation at step 0, the others from the last one."""
     for row in reversed(read_evaluations(directory, "train")):
         for name, _ in BEFORE_AFTER:
             section, _, key = name.partition(".")

@@ -1,7 +1,7 @@
 """The scalars of metrics.jsonl and evaluations.jsonl for programs that draw curves: TensorBoard, Weights & Biases,
 MLflow.
 
-A tracker never ends a run: one that fails is told of once and left out from then on. None of them needs a network:
+A tracker never ends a run: one that fails is reported once and left out from then on. None of them needs a network:
 Weights & Biases writes a folder for `wandb sync`, and MLflow a database file, unless `WANDB_MODE` or
 `MLFLOW_TRACKING_URI` says otherwise.
 """

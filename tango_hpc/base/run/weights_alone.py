@@ -53,7 +53,7 @@ def only_weights(folder: Path) -> str | None:
 def keep_weights(checkpoint: Path) -> None:
     """Turn a checkpoint into weights alone. A kill at any moment leaves it whole, or weights that can be read.
 
-    Raises ValueError for a damaged manifest, without which nobody knows what is there.
+    Raises ValueError for a damaged manifest: it alone says what the folder holds.
     """
     sums = read_manifest(checkpoint)
     write_manifest(checkpoint, {name: entry for name, entry in sums.items() if is_for_readers(name)})

@@ -24,7 +24,7 @@ class Worker(NamedTuple):
 
     @classmethod
     def from_stem(cls, stem: str) -> Worker:
-        """Whose file that is."""
+        """Return the worker that a file's stem names."""
         match = _STEM.fullmatch(stem)
         assert match is not None, stem
         return cls(int(match["rank"]), match["role"] or "")

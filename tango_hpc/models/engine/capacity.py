@@ -1,9 +1,9 @@
 """The capacity of a role's engine on a rank: memory and sequences, for the engine and for `tango plan`. No torch.
 
-A rank's GPU serves one process per role, in turns: who has worked leaves only its CUDA context, its communicators and
-its engine's CUDA graphs there. What an engine may take for its KV cache is therefore worked out, not measured on a GPU
-that another process is using. `engine_memory` is the one place that does so, and that resolves the settings of an
-engine that are null.
+A rank's GPU serves one process per role, in turns: a process that has had its turn leaves only its CUDA context, its
+communicators and its engine's CUDA graphs there. The memory of an engine's KV cache is therefore computed, not measured
+on a GPU that another process is using. `engine_memory` alone computes it, and resolves the engine's settings that are
+null.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _share(rollout: RolloutConfig) -> float:
 
 
 def most_sequences(config: Config, role_name: str) -> int:
-    """`rollout.max_num_seqs`; where that is null, what an engine takes at once if its cache holds as many.
+    """Return `rollout.max_num_seqs`; where that is null, as many as the engine's cache holds.
 
     An engine's share of the responses of a step or of an evaluation in the loop, up to vLLM's largest CUDA graph and
     `rollout.max_batched_tokens`. Where no role is trained the questions are in files, and their number is not asked.

@@ -333,13 +333,13 @@ def _socket_folder() -> Path:
 
 @contextlib.contextmanager
 def socket_folder() -> Iterator[None]:
-    """The folder of vLLM's sockets, there and locked while an engine starts; those of killed processes are removed."""
+    """Make and lock the folder of vLLM's sockets while an engine starts; remove those of killed processes."""
     sockets = _socket_folder()
     for left in sockets.parent.glob(SOCKETS + 12 * "[0-9a-f]"):
-        with contextlib.suppress(OSError):  # somebody else's, or in use
+        with contextlib.suppress(OSError):  # another user's, or in use
             os.close(_locked(left))
             shutil.rmtree(left)
-    made = sockets.with_name(f".{sockets.name}")  # nobody finds it before it is locked
+    made = sockets.with_name(f".{sockets.name}")  # no other process finds the folder before it is locked
     made.mkdir(mode=0o700)
     lock = _locked(made)
     made.rename(sockets)
@@ -376,7 +376,7 @@ def _find_cache() -> None:
         return
     own = Path(tempfile.gettempdir()) / f"vllm-{os.getuid()}"
     own.mkdir(mode=0o700, exist_ok=True)
-    if own.stat().st_uid == os.getuid():  # else somebody else's, who could put anything there
+    if own.stat().st_uid == os.getuid():  # another user could put anything there
         os.environ["VLLM_CACHE_ROOT"] = str(own)
         os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(own))
         os.environ.setdefault("TRITON_CACHE_DIR", str(own / "triton"))

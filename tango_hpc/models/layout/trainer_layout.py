@@ -115,7 +115,7 @@ class _TensorCut:
     rank: int
 
     def span(self, total: int) -> tuple[int, int]:
-        """This rank's range of `total` equal-sized entries."""
+        """Return this rank's range of `total` equal-sized entries."""
         assert total % self.size == 0, f"{total} entries on {self.size} ranks"
         return self.rank * total // self.size, (self.rank + 1) * total // self.size
 
@@ -141,7 +141,7 @@ class _TensorCut:
         return LocalParam((rows, stop - start), (piece,))
 
     def gate_up(self, prefix: str, intermediate: int, hidden: int) -> LocalParam:
-        """Fused first MLP matrix: this rank's gate rows above its up rows."""
+        """Return the fused first MLP matrix: this rank's gate rows above its up rows."""
         start, stop = self.span(intermediate)
         count, whole = stop - start, (0, hidden)
         pieces = tuple(

@@ -28,7 +28,7 @@ def any_rank(flag: bool, group: ProcessGroup | None = None) -> bool:
 
 
 def max_over_ranks(values: Sequence[float], group: ProcessGroup | None = None) -> list[float]:
-    """Element-wise maxima in float64."""
+    """Return element-wise maxima over all ranks, in float64."""
     tensor = torch.tensor(list(values), dtype=torch.float64)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
     return tensor.tolist()

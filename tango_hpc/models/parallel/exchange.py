@@ -1,4 +1,4 @@
-"""Between the processes of a rank, one for each role: who has computed something hands it to the others.
+"""Exchange between the processes of a rank, one for each role: one process computes, and all get the result.
 
 All processes run the same loop. What a role does happens in its own processes, which form a world of their own (the
 default process group, with the groups of Megatron-core and vLLM in it); meanwhile the others wait here, asleep. All
@@ -40,7 +40,7 @@ class Exchange:
     def join(cls, store: Store, roles: Sequence[str], role: str, timeout_seconds: float) -> Exchange:
         """Meet the other processes of this rank in `store`, within the role's own world.
 
-        `timeout_seconds` bounds the wait for what another role is at, so it must be longer than its longest phase.
+        `timeout_seconds` bounds the wait for another role, so it must be longer than that role's longest phase.
         """
         if len(roles) == 1:
             return cls(roles, role)

@@ -12,7 +12,7 @@ Partition = frozenset[tuple[int, ...]]
 
 
 def rank_position(rank: int, tensor_size: int, data_size: int) -> tuple[int, int, int]:
-    """(tensor, data, pipeline) coordinates of a global rank."""
+    """Return the (tensor, data, pipeline) coordinates of a global rank."""
     return rank % tensor_size, rank // tensor_size % data_size, rank // (tensor_size * data_size)
 
 

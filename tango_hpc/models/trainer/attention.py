@@ -163,7 +163,7 @@ def _varlen_has_enable_gqa() -> bool:
 
 
 def _has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
-    """Flash attention over packed sequences runs on GPUs in 16 bits."""
+    """Return whether flash attention over packed sequences can run: on GPUs, in 16 bits."""
     return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 

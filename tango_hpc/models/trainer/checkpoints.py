@@ -157,7 +157,7 @@ class Checkpoints:
             self.complete()
 
     def complete(self, *, wait: bool = True) -> None:
-        """Finish the checkpoint that was begun, if there is one; without `wait` only if nobody has to."""
+        """Finish the checkpoint that was begun, if there is one; without `wait` only if it is already written."""
         if self._begun is None:
             return
         final, parts, sums = self._begun
@@ -226,15 +226,15 @@ class Checkpoints:
         flush_to_disk(final.parent)
 
     def _remove(self, path: Path) -> None:
-        """Delete a checkpoint; a half-deleted one has a name that nobody takes for a checkpoint.
+        """Delete a checkpoint; a half-deleted one has a name that no code takes for a checkpoint.
 
-        No save takes that name either: NFS keeps what somebody still has open.
+        No save takes that name either: NFS keeps files that a process has open.
         """
         hidden = path.with_name(f".step_left-{uuid.uuid4().hex}")
         try:
             path.rename(hidden)
             shutil.rmtree(hidden)
-        except OSError as error:  # somebody reads it over NFS, say; the next start removes it
+        except OSError as error:  # a process reads it over NFS, say; the next start removes it
             warn_once(f"{path} could not be removed wholly: {error}")
 
     def _together(self, write: Callable[[], None], final: Path) -> None:

@@ -48,7 +48,7 @@ def total_peak(dtype: torch.dtype, device: torch.device, stated_tflops: float | 
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory that this process has held: on a GPU of the tensors since the last call, else resident, ever."""
+    """Return this process's peak memory: on a GPU that of tensors since the last call, else the resident set's."""
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)

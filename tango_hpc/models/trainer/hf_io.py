@@ -31,7 +31,7 @@ _IGNORED = ("rotary_emb.inv_freq",)
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
-    """`config.json` of a model folder."""
+    """Return `config.json` of a model folder."""
     path = model_dir / "config.json"
     if not path.is_file():
         raise UserError(f"{model_dir} is not a model folder: it has no config.json")
@@ -184,7 +184,7 @@ def gather_tensors(
 
 
 def _owners(shape: ModelShape, groups: PolicyGroups) -> dict[str, list[tuple[int, str, Box, Box]]]:
-    """For each tensor, who sends which box of it: (global rank, local parameter, box, box in the parameter)."""
+    """Return for each tensor the boxes and their senders: (global rank, local parameter, box, box in the parameter)."""
     owners: dict[str, list[tuple[int, str, Box, Box]]] = {name: [] for name in hf_tensors(shape)}
     taken: set[tuple[str, Box]] = set()
     for pipeline_rank in range(groups.pipeline_size):

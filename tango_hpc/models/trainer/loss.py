@@ -78,7 +78,7 @@ class ChunkLoss:
         return value
 
     def statistics(self) -> dict[str, Tensor]:
-        """The `STATISTICS` that were measured so far."""
+        """Return the `STATISTICS` measured so far."""
         return combine(self._found)
 
 

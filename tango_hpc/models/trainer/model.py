@@ -47,7 +47,7 @@ class PolicyModel(GPTModel):
         return hidden_states
 
     def output_weight(self) -> Tensor:
-        """This rank's rows of the output layer, on the last stage: [padded vocabulary / tensor size, hidden]."""
+        """Return this rank's rows of the output layer, on the last stage: [padded vocabulary / tensor size, hidden]."""
         if self.share_embeddings_and_output_weights:
             return self.shared_embedding_or_output_weight()
         return self.output_layer.weight
@@ -59,7 +59,7 @@ class PolicyModel(GPTModel):
         first_stage_word_emb_key: str,
         metadata: dict[str, Any],
     ) -> None:
-        """As Megatron-core's, with this role's data-parallel rank instead of the global state's."""
+        """Do as Megatron-core's, with this role's data-parallel rank instead of the global state's."""
         if self.pre_process or not self.post_process:
             return
         del sharded_state_dict[output_layer_weight_key]
@@ -82,7 +82,7 @@ def transformer_config(
     recompute: Literal["none", "selective", "full"],
     sequence: bool,
 ) -> TransformerConfig:
-    """Megatron-core's configuration of the model; nothing in it needs Transformer Engine, Apex or a compiler.
+    """Return Megatron-core's configuration of the model, which needs no Transformer Engine, Apex or compiler.
 
     With `sequence`, tensor ranks share out the tokens between the cut weights.
     """
@@ -135,7 +135,7 @@ def transformer_config(
 
 
 def build_model(shape: ModelShape, config: TransformerConfig, groups: PolicyGroups) -> PolicyModel:
-    """This rank's part of the model, with weights not yet set."""
+    """Build this rank's part of the model; its weights are not set yet."""
     spec = get_gpt_layer_local_spec(qk_layernorm=shape.qk_norm, normalization="RMSNorm")
     attention = spec.submodules.self_attention
     attention.module = PackedSelfAttention

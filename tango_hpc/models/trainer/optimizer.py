@@ -110,7 +110,7 @@ class PolicyOptimizer:
         ]
 
     def share_of(self, parameter: Tensor) -> tuple[int, dict[str, Tensor]]:
-        """This rank's part of a parameter's master weights ("param") and moments: (first element, flat tensors).
+        """Return this rank's part of a parameter's master weights ("param") and moments: (first element, flat tensors).
 
         The tensors are the optimizer's own, and there are none where other data-parallel ranks have it all.
         """

@@ -124,7 +124,7 @@ class Policy:
         self._saving: saved_state.Save | None = None
 
     def named_shards(self) -> dict[str, Tensor]:
-        """This rank's parameters by their name in the layout of `model.trainer_layout`."""
+        """Return this rank's parameters by their name in the layout of `models.layout.trainer_layout`."""
         return dict(self.model.named_parameters())
 
     @torch.no_grad()
@@ -316,7 +316,7 @@ class Policy:
     def _run(
         self, sequences: Sequence[TrainSequence], token_loss: TokenLoss, temperature: float, *, forward_only: bool
     ) -> list[dict[str, Tensor]]:
-        """Megatron-core's schedule over this rank's micro-batches; the statistics of each, on the last stage."""
+        """Run Megatron-core's schedule over this rank's micro-batches; return their statistics, on the last stage."""
         groups = self.groups
         members = [i for i, sequence in enumerate(sequences) if sequence.response_ids]
         packs = self._pack([fed_length(sequences[i]) for i in members])[groups.data_rank]
@@ -384,7 +384,7 @@ class Policy:
 
     @contextlib.contextmanager
     def _reference_weights(self) -> Iterator[None]:
-        """The model with the reference's weights in place of its own."""
+        """Put the reference's weights in place of the model's own inside the block."""
         assert self.reference is not None, "this policy was made without a reference"
         own = {name: shard.data for name, shard in self.named_shards().items()}
         for name, shard in self.named_shards().items():

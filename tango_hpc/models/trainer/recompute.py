@@ -72,7 +72,7 @@ class SwiGLU(_Cheap):
         return F.silu(gate) * up
 
     def sharded_state_dict(self, *_: Any) -> dict[str, Any]:
-        """Nothing to save; Megatron-core asks every part of a feed-forward block."""
+        """Return nothing to save; Megatron-core asks every part of a feed-forward block."""
         return {}
 
 

@@ -38,7 +38,7 @@ def rope_frequencies(config: Mapping[str, Any], head_dim: int) -> Tensor:
 
 
 def _llama3(frequencies: Tensor, rope: Mapping[str, Any]) -> Tensor:
-    """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    """Scale frequencies as Llama 3.1 does: stretch long wavelengths by `factor`, keep short ones, blend between."""
     context = float(rope["original_max_position_embeddings"])
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     turns = context * frequencies / (2 * math.pi)

@@ -63,7 +63,7 @@ class OutputLayer:
 
 @torch.no_grad()
 def vocab_parallel_logprobs(hidden_TK: Tensor, targets_T: Tensor, layer: OutputLayer) -> tuple[Tensor, Tensor]:
-    """(log-probability of each target, entropy of each distribution), both [T] float32, in nats; without gradients."""
+    """Return (log-probability of each target, entropy of each distribution), [T] float32 in nats, without gradients."""
     logprobs_T, entropy_T = hidden_TK.new_empty((2, hidden_TK.shape[0]), dtype=torch.float32)
     for part in layer.chunks(hidden_TK.shape[0]):
         chunk = _Chunk(hidden_TK[part], targets_T[part], layer)
@@ -198,6 +198,6 @@ def _multiplies_wide(matrix: Tensor) -> bool:
 
 
 def _owned(targets_T: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """(1.0 where this rank holds the target's row else 0.0, an index that is valid in either case)."""
+    """Return (1.0 where this rank holds the target's row else 0.0, an index that is valid in either case)."""
     owned = (targets_T >= 0) & (targets_T < num_rows)
     return owned.float(), targets_T.clamp(0, max(num_rows - 1, 0))

@@ -32,7 +32,7 @@ def box_checksum(values: torch.Tensor, box: Box) -> torch.Tensor:
 
 
 def _weights(span: tuple[int, int], salt: int, device: torch.device) -> torch.Tensor:
-    """Odd pseudo-random 64-bit numbers of the indices in a range (the mixer of splitmix64)."""
+    """Return odd pseudo-random 64-bit numbers for a range of indices (the mixer of splitmix64)."""
     x = torch.arange(*span, dtype=torch.int64, device=device) * 2 + salt * 0x632BE59BD9B4E019 % 2**63
     for multiplier, shift in ((-0x40A7B892E31B1A47, 30), (-0x6B2FB644ECCEEE15, 27)):
         x = (x ^ (x >> shift)) * multiplier

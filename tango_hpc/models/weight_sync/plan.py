@@ -45,7 +45,7 @@ class Layouts:
     ranks_per_node: int
 
     def check(self) -> None:
-        """UserError where the model or the ranks cannot be cut this way."""
+        """Raise UserError where the model or the ranks cannot be cut this way."""
         for name, size in (
             ("training tensor x pipeline", self.tensor * self.pipeline),
             ("rollout tensor", self.rollout_tensor),
@@ -61,11 +61,11 @@ class Layouts:
         return self.world_size // (self.tensor * self.pipeline)
 
     def place(self, rank: int) -> tuple[int, int]:
-        """(pipeline rank, tensor rank) of the trainer shard of a rank."""
+        """Return (pipeline rank, tensor rank) of the trainer shard of a rank."""
         return rank // (self.tensor * self.data), rank % self.tensor
 
     def replicas(self, pipeline_rank: int, tensor_rank: int) -> range:
-        """Ranks that hold one trainer shard."""
+        """Return the ranks that hold one trainer shard."""
         first = tensor_rank + self.tensor * self.data * pipeline_rank
         return range(first, first + self.tensor * self.data, self.tensor)
 
@@ -185,7 +185,7 @@ def _unit(tensor: str) -> str:
 
 
 def _unit_order(layouts: Layouts) -> dict[str, int]:
-    """Sending order. Layers alternate between pipeline stages, so that all stages send all the time."""
+    """Return the order of sending: layers alternate between pipeline stages, so that all stages send all the time."""
     stages = pipeline_stages(layouts.shape.num_layers, layouts.pipeline)
     names = ["model.embed_tokens.weight"]
     for depth in range(max(map(len, stages))):
@@ -228,7 +228,7 @@ class _Schedule:
             self.mine.rounds = [self.my_rounds[number] for number in sorted(self.my_rounds)]
 
     def _deliver(self, rank: int, needs: list[tuple[int, list[tuple[int, Pack]], list[Segment]]]) -> None:
-        """Everything of one unit that one rank's engine shard needs."""
+        """Plan the transfer of everything of one unit that one rank's engine shard needs."""
         own = self.classes_of_place[self.layouts.place(rank)]
         joined = -1  # a source that already sends to this rank in this unit
         for index, packs, segments in needs:
@@ -244,7 +244,7 @@ class _Schedule:
                 self._send(joined, rank, size, pack)
 
     def _candidates(self, index: int, rank: int) -> list[int]:
-        """Ranks of the receiver's node that hold class `index`, all that do where the node has none."""
+        """Return the ranks of the receiver's node that hold class `index`; where the node has none, all such ranks."""
         node = rank // self.layouts.ranks_per_node
         key = (index, node)
         if key not in self.near:
@@ -325,7 +325,7 @@ class _Packer:
         self.element_bytes, self.limit = element_bytes, bucket_bytes // 4
 
     def cut(self, segments: list[Segment]) -> list[tuple[int, Pack]]:
-        """(bytes, pack) in order; a segment that is larger than a pack is cut by rows."""
+        """Return (bytes, pack) in order; a segment that is larger than a pack is cut by rows."""
         packs: list[tuple[int, Pack]] = []
         current: list[Segment] = []
         filled = 0

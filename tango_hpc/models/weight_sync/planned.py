@@ -12,7 +12,7 @@ from tango_hpc.models.weight_sync.plan import Layouts, build_plan
 
 
 def plan_report(config: Config) -> dict[str, Any]:
-    """For each role that is trained, `{"ranks": [...], "total": {...}, "ratio_to_minimum": ...}`.
+    """Return for each trained role `{"ranks": [...], "total": {...}, "ratio_to_minimum": ...}`.
 
     An entry of `ranks` has the fields of `RankTotals`; `total` has their sums, except that `peak_extra_bytes` and
     `buckets` are the largest of any rank. Loads no weights; needs the model's config.json, or `model.build`.

@@ -123,7 +123,7 @@ class WeightSync:
         )
 
     def find_mismatches(self) -> list[str]:
-        """Ranks and tensors whose engine weights are not the trainer's, the same list on all ranks."""
+        """Return the ranks and tensors whose engine weights are not the trainer's; the same list on all ranks."""
         return find_mismatches(
             self.layouts,
             self.source,

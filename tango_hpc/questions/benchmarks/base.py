@@ -25,7 +25,7 @@ def question_with(request: str) -> Statement:
 
 
 def graded_by(rule: str, **options: object) -> Grade:
-    """Grading by one rule of `grading.rules` with the same options for all rows."""
+    """Return a grader that applies one rule of `grading.rules` with the same options to all rows."""
     return lambda row, answer: GradeItem(rule, row["answer"], answer, dict(options))
 
 

@@ -56,7 +56,7 @@ def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
 
 
 def harmonic_mean_f1(*sets: Sequence[tuple[Hashable, bool, bool]]) -> Estimate | None:
-    """ProcessBench's F1, the harmonic mean of the accuracies on right and on wrong items, averaged over `sets`.
+    """Return ProcessBench's F1, the harmonic mean of the accuracies on right and wrong items, averaged over `sets`.
 
     Each item is (its question, is it right, was it judged correctly). Each set is resampled by itself, question by
     question with all their items, which are alike. None if any set lacks one of the two classes.
@@ -87,7 +87,7 @@ def _counts_of_questions(items: Sequence[tuple[Hashable, bool, bool]]) -> np.nda
 
 
 def _f1(counts_B4: np.ndarray) -> np.ndarray:
-    """F1 of each row of `_counts_of_questions`; nan where a row has one class only."""
+    """Return F1 of each row of `_counts_of_questions`; nan where a row has one class only."""
     num_right_B, hits_on_right_B, num_wrong_B, hits_on_wrong_B = counts_B4.T
     with np.errstate(invalid="ignore"):
         on_right_B, on_wrong_B = hits_on_right_B / num_right_B, hits_on_wrong_B / num_wrong_B
@@ -96,7 +96,7 @@ def _f1(counts_B4: np.ndarray) -> np.ndarray:
 
 
 def pass_at_k(correct_M: Sequence[bool], k: int) -> float:
-    """Chance that k of the S samples, drawn without replacement, hold a right one (Chen et al. 2021)."""
+    """Return the chance that k of S samples, drawn without replacement, hold a right one (Chen et al. 2021)."""
     num_wrong, total = list(correct_M).count(False), len(correct_M)
     assert 1 <= k <= total, f"pass@{k} of {total} samples"
     return 1.0 - math.comb(num_wrong, k) / math.comb(total, k)

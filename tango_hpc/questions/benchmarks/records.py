@@ -123,7 +123,7 @@ def _known(estimates: Mapping[str, Estimate | None]) -> dict[str, Estimate]:
 
 
 def verifier_estimates(answers: Sequence[Answer]) -> dict[str, Estimate]:
-    """ProcessBench: F1 of each split and their mean, with the two accuracies behind each."""
+    """Return ProcessBench's F1 of each split and their mean, with the two accuracies behind each."""
     estimates: dict[str, Estimate | None] = {}
     sets = []
     for split in dict.fromkeys(answer.split for answer in answers):

@@ -118,7 +118,7 @@ def _not_text(table: pa.Table) -> Iterator[tuple[str, int, UnicodeDecodeError]]:
 
 
 def evenly_spaced(rows: Sequence[Item], count: int | None) -> list[Item]:
-    """`count` of the rows (default and at most: all), in their order and equally far apart: files are often sorted."""
+    """Return `count` of the rows (default and at most: all), in order and equally far apart: files are often sorted."""
     if count is None or count >= len(rows):
         return list(rows)
     return [rows[i * len(rows) // count] for i in range(count)]

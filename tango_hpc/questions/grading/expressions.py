@@ -121,7 +121,7 @@ def _same_at_points(
 
 
 def same_by_math_verify(gold: Readable, answer: Readable) -> bool:
-    """math-verify's own comparison, used for sets, relations and other things that are not values."""
+    """Compare by math-verify: sets, relations and other things that are not values."""
     return bool(verify([gold], [answer], strict=True, timeout_seconds=None))
 
 
@@ -131,7 +131,7 @@ def is_number(expression: Readable) -> bool:
 
 
 def scaled(expression: sympy.Expr, factor: sympy.Expr | Fraction) -> sympy.Expr:
-    """`factor * expression`, left unevaluated as the parser leaves things."""
+    """Return `factor * expression`, unevaluated."""
     factor = sympy.Rational(factor.numerator, factor.denominator) if isinstance(factor, Fraction) else factor
     return sympy.Mul(factor, expression, evaluate=False)
 

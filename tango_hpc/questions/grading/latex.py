@@ -60,7 +60,7 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def clean(text: str) -> str:
-    """`text` with its delimiters, spacing commands and spelling variants made one; the meaning is unchanged.
+    """Return `text` with one form of delimiters, spacing commands and spelling variants; its meaning is unchanged.
 
     Dollar signs that delimit mathematics go; `\\$` (money) stays. A box around everything is opened.
     """
@@ -89,7 +89,7 @@ def is_balanced(text: str) -> bool:
 
 
 def _brace_depths(text: str, start: int) -> Iterator[tuple[int, int]]:
-    """(index, depth behind it) of every curly brace from `start` on that is not escaped."""
+    """Yield (index, depth behind it) of every curly brace from `start` on that is not escaped."""
     depth = 0
     for index in range(start, len(text)):
         if text[index] in "{}" and (index == 0 or text[index - 1] != "\\"):
@@ -113,7 +113,7 @@ def split_top_level(text: str, separators: str = ",;") -> list[str]:
 
 
 def bracketed(text: str) -> tuple[str, str, str] | None:
-    """(opening, inside, closing) where one pair of brackets encloses all of `text`; `\\{` and `\\}` are one bracket."""
+    """Return (opening, inside, closing) of the brackets around all of `text`; `\\{` and `\\}` are one bracket."""
     for opening, closing in ((r"\{", r"\}"), ("(", ")"), ("(", "]"), ("[", ")"), ("[", "]"), ("{", "}")):
         if not (text.startswith(opening) and text.endswith(closing)) or len(text) < len(opening) + len(closing):
             continue

@@ -110,7 +110,7 @@ class _Comparison:
         return False if gold_tuple or answer_tuple else None
 
     def _named_values(self, gold: str, answer: str) -> bool | None:
-        """`x = 5` against `x = 5` or a bare `5`, indices aside; `f(x) = 2x` against `f(t) = 2t`."""
+        """Compare `x = 5` with `x = 5` or a bare `5`, indices aside; `f(x) = 2x` with `f(t) = 2t`."""
         gold_match, answer_match = NAMED.fullmatch(gold), NAMED.fullmatch(answer)
         if gold_match and answer_match and base_letter(gold_match["name"]) == base_letter(answer_match["name"]):
             return self.single(gold_match["value"].strip(), rename_argument(answer_match, gold_match).strip())
@@ -261,7 +261,7 @@ def _same_digits(gold: str, gold_base: re.Match[str] | None, answer: str, answer
 
 
 def _open_group(text: str) -> str:
-    """`{90}` and `(90)` are 90."""
+    """Return `90` for `{90}` and `(90)`."""
     while (inside := bracketed(text)) and inside[0] + inside[2] in ("{}", "()") and inside[1]:
         text = inside[1]
     return text.strip()

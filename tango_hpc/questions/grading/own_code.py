@@ -1,6 +1,6 @@
 """The code of a user's own task: one class in one Python file, with `grade` and whatever else it has.
 
-It is called in grading workers as the shipped rules are. A mistake in it is told with its file and line.
+It is called in grading workers as the shipped rules are. A mistake in it is reported with its file and line.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _own_task(file: str, settings: str, source: str) -> Any:
 
 @contextmanager
 def mistakes_in(file: str, prefix: str = "") -> Iterator[None]:
-    """Whatever the file's code raises as one `UserError` with the line of the file that it comes from."""
+    """Turn any exception of the file's code into one `UserError` with the line of the file."""
     try:
         yield
     except UserError:

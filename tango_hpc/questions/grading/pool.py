@@ -218,7 +218,7 @@ class GradingPool:
                  verdicts: dict[str, Verdict], outcome: str | None = None) -> int:  # fmt: skip
         """Put a fresh worker in the place of one that ended, and settle what it was grading as wrong.
 
-        What it crashed at is graded once more: somebody else may have ended the worker.
+        The answer at which a worker ended is graded once more: something else may have ended the worker.
         """
         selector.unregister(worker.stdout)
         if not worker.is_ready:

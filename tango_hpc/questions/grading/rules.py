@@ -78,7 +78,7 @@ RULES: dict[str, Rule] = {
 def shortcut(rule: str, gold: str, answer: str, options: Mapping[str, object]) -> bool | None:
     """Return the verdict where no expression needs evaluating; None where a worker process must decide.
 
-    An answer beyond `MAX_ANSWER_CHARACTERS` is wrong: no reference comes near it and nobody reads it.
+    An answer beyond `MAX_ANSWER_CHARACTERS` is wrong: no reference comes near it.
     """
     if rule in ("own", "own_steps"):
         return None

@@ -85,7 +85,7 @@ def inside_membership(text: str) -> str:
 
 
 def interval_of(text: str) -> tuple[str, str, str, str] | None:
-    """(opening, left, right, closing) of an interval or a chain of inequalities in one variable.
+    """Return (opening, left, right, closing) of an interval or a chain of inequalities in one variable.
 
     `(a, b)` may be a point as well as an open interval: both sides of a comparison read it the same way.
     """

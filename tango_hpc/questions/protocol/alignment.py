@@ -24,7 +24,7 @@ def response_text(token_ids: Sequence[int], tokenizer: Any) -> str:
 
 
 def step_end_tokens(token_ids: Sequence[int], tokenizer: Any, step_end_chars: Sequence[int]) -> list[int]:
-    """For each step the index I(k) of its last token.
+    """Return for each step the index I(k) of its last token.
 
     `step_end_chars` are the indices just past each step in `response_text(token_ids, tokenizer)`, in rising order.
     Raises ValueError where one lies past that text.

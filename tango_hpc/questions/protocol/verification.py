@@ -130,7 +130,7 @@ def parse_verification(
 
 
 def read_verification(text: str, solution: Solution, rule: FormatRule) -> Verification:
-    """`parse_verification` of `text` as a verification of `solution`."""
+    """Return `parse_verification` of `text` as a verification of `solution`."""
     return parse_verification(text, len(solution.steps), rule, answered=solution.answer is not None)
 
 

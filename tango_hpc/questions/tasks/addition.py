@@ -92,7 +92,7 @@ class Addition:
 
 
 def _step(numbers, n, carry, result, off=0):
-    """Column n from the right; the last one writes its whole sum."""
+    """Write the step of column n from the right; the last one writes its whole sum."""
     digits = [number[-1 - n] for number in numbers]
     total = sum(map(int, digits)) + carry + off
     ends = n == len(numbers[0]) - 1

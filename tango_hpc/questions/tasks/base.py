@@ -35,7 +35,7 @@ class Task(Protocol):
     def label_all(self, solutions: Sequence[tuple[dict[str, Any], Sequence[Step]]]) -> list[list[int] | None]:
         """For each (question row, steps) the gold label of each step, +1 right or −1 wrong; None where there is none.
 
-        A step is judged on its own, given what the steps before it say, as the verifier is told to.
+        A step is judged on its own, given what the steps before it say, as the verifier's prompt asks.
         """
         ...
 

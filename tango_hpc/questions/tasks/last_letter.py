@@ -61,7 +61,7 @@ class LastLetter(PlainQuestions):
     def label_steps(self, row: dict[str, Any], steps: Sequence[Step]) -> list[int]:
         """+1 where step n appends the last letter of word n to the letters of the step before it, else −1.
 
-        A step is judged on its own, as the verifier is told to (base/prompts.py): after a wrong one, the next is
+        A step is judged on its own, as the verifier's prompt asks (base/prompts.py): after a wrong one, the next is
         right if it goes on rightly from there. The letter that it names must be the one that it appends; how it spells
         the word does not count. Steps beyond the last word are wrong, and so are steps that do not end in `->letters`;
         what follows such a step is measured against the true letters so far.
@@ -92,7 +92,7 @@ def _plain(answer: str) -> str:
 
 
 def _read_step(text: str) -> tuple[str, str] | None:
-    """(letter, letters so far) of a step such as "cat:t->t", which words may precede; None where it is none."""
+    """Return (letter, letters so far) of a step such as "cat:t->t", also after other words; None for other text."""
     left, arrow, letters = text.strip().rstrip(".").lower().rpartition("->")
     letter, letters = left.rpartition(":")[2].strip(), letters.strip()
     return (letter, letters) if arrow and len(letter) == 1 and letters.isalpha() else None
@@ -137,7 +137,7 @@ def rl_rows(
     worded: bool = False,
     dictionary: WordsByLength | None = None,
 ) -> list[dict[str, str]]:
-    """`count` questions of random words: columns id, question, answer, source. The same seed, the same rows.
+    """Return `count` questions of random words: columns id, question, answer, source. The same seed, the same rows.
 
     `words` and `letters` are how many words a question and how many letters a word may have. `worded`: the question
     says what to do (`worded_question`), as a pretrained model needs; without it, it is the words alone. `dictionary`:
@@ -169,7 +169,7 @@ def generator_sft_rows(
     worded: bool = False,
     dictionary: WordsByLength | None = None,
 ) -> list[dict[str, str]]:
-    """`count` solutions by a teacher that takes the first letter, not the last, with probability `slip` per step.
+    """Return `count` solutions of a teacher that takes the first letter, not the last, with probability `slip` a step.
 
     Columns question, solution_text. The same seed, the same rows.
     """
@@ -196,7 +196,7 @@ def verifier_sft_rows(
     worded: bool = False,
     dictionary: WordsByLength | None = None,
 ) -> list[dict[str, str]]:
-    """`count` verifications by a teacher that flips the judgement of a step with probability `slip` at the end.
+    """Return `count` verifications of a teacher that flips each step's judgement with probability `slip`.
 
     The rows are a curriculum. The first `drill` of them have `DRILL_WORDS` words of one letter, which teach to compare
     two letters. The first `careful` have no flips; the careless rows that follow make a verifier that knows better than
@@ -333,6 +333,6 @@ def _other_letter(rng: np.random.Generator, letter: str) -> str:
 
 
 def _misspelt(rng: np.random.Generator, word: str) -> str:
-    """`word` with one letter, at any place, replaced by another."""
+    """Return `word` with one letter, at any place, replaced by another."""
     place = int(rng.integers(len(word)))
     return word[:place] + _other_letter(rng, word[place]) + word[place + 1 :]

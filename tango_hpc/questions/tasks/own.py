@@ -38,7 +38,7 @@ class OwnTask(Math):
         super().__init__(pool)
         self.name = Path(settings.name).stem
         file = _file(settings)
-        # As the file is now: whoever edits it while a run goes on changes the next one.
+        # A copy of the file as it is now: a later edit changes the next run alone.
         self._called: dict[str, Any] = {"file": file, "source": read_source(file), "settings": settings.settings}
         self._has_labels = hasattr(own_task(**self._called), "label_steps")
         self.complaints: Sequence[str] = ()
@@ -63,7 +63,7 @@ class OwnTask(Math):
         return [verdict.labels for verdict in verdicts]
 
     def same_all(self, pairs: Sequence[tuple[dict[str, Any], str, str]]) -> list[bool]:
-        """By their spelling: `grade` need not compare an answer with the reference, and may call two others right."""
+        """Compare by spelling: `grade` need not compare answers, and may call two different ones right."""
         return [first == second for _, first, second in pairs]
 
 
@@ -165,7 +165,7 @@ def check_own_task(config: Config) -> None:
 
 
 def _check_grading(config: Config, questions: Sequence[dict[str, Any]]) -> None:
-    """In a worker process, as it will be in the run."""
+    """Try the grading in a worker process, as the run does."""
     with GradingPool(num_workers=1) as pool:
         task = OwnTask(config.task, pool)
         for row, verdict in zip(questions, task.grade_all([(row, row["answer"]) for row in questions]), strict=True):
@@ -183,7 +183,7 @@ def _check_grading(config: Config, questions: Sequence[dict[str, Any]]) -> None:
 
 
 def _check_sft_row(config: Config, row: Mapping[str, str]) -> None:
-    """Rows to fine-tune on keep the form that is asked for."""
+    """Check that a row to fine-tune on has the form that the prompt asks for."""
     file, solution = _file(config.task), parse_solution(row["solution_text"])
     if not solution.well_formed:
         raise UserError(

@@ -9,7 +9,7 @@ Three rules find such a question, each on its own:
 - without these and without drawings, the digits are the same in the same order, at least `_MIN_DIGITS` of them, and so
   are most words (`_SAME_WORDS`). Problems from one template differ in their numbers and stay.
 
-What is told in quite different words is not found.
+The same question in quite different words is not found.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HeldOut:
     """The questions of evaluation sets, each with the name of its set."""
 
     def __init__(self, questions: Iterable[tuple[str, str]] = ()) -> None:
-        """questions: pairs of text and name of the set; of equal ones the first counts."""
+        """Index `questions`: pairs of text and name of the set; of equal texts the first counts."""
         self.names: set[str] = set()
         self._by_text: dict[int, str] = {}
         self._by_digits: dict[str, list[tuple[list[str], str]]] = {}

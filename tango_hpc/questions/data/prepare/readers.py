@@ -75,7 +75,7 @@ def gsm8k(record: Record, file: Path, index: int) -> PreparedRow:
 
 
 def math(record: Record, file: Path, index: int) -> PreparedRow:
-    """MATH: the answer is the last box of the solution."""
+    """Read a row of MATH: the answer is the last box of the solution."""
     solution = _first(record, "solution")
     subject = record.get("type", record.get("subject"))
     metadata = {"solution": solution, "level": record.get("level"), "subject": subject}
@@ -87,14 +87,14 @@ def math(record: Record, file: Path, index: int) -> PreparedRow:
 
 
 def math500(record: Record, file: Path, index: int) -> PreparedRow:
-    """MATH-500 gives the answer beside the solution."""
+    """Read a row of MATH-500, which gives the answer beside the solution."""
     metadata = {name: record.get(name) for name in ("solution", "level", "subject")}
     name = str(record.get("unique_id", index))
     return PreparedRow(name, _first(record, "problem"), _text(record.get("answer")), metadata)
 
 
 def competition(record: Record, file: Path, index: int) -> PreparedRow:
-    """AIME and AMC: whole numbers, in some mirrors stored as floats."""
+    """Read a row of AIME or AMC: whole numbers, in some mirrors stored as floats."""
     question = _first(record, "problem", "Problem", "question")
     answer = _text(record.get("answer", record.get("Answer")))
     name = record.get("id", record.get("ID", index))
@@ -142,7 +142,7 @@ def cruxeval(record: Record, file: Path, index: int) -> PreparedRow:
 
 
 def strategyqa(record: Record, file: Path, index: int) -> PreparedRow:
-    """With the facts that the answer follows from, as the paper's authors ask it: a truth value, True or False."""
+    """Read a row of StrategyQA, with the facts that the answer follows from, as the authors ask it: True or False."""
     facts = _first(record, "facts")
     facts = [facts] if isinstance(facts, str) else facts
     listed = "\n".join(f"{number}. {fact}" for number, fact in enumerate(facts, start=1))
@@ -188,7 +188,7 @@ def tablebench(record: Record, file: Path, index: int) -> PreparedRow | None:
 
 
 def processbench(record: Record, file: Path, index: int) -> PreparedRow:
-    """`answer` is the index of the first wrong step, -1 where all are right; the steps go to the metadata."""
+    """Read a row of ProcessBench: `answer` is the first wrong step's index, -1 for none; metadata has the steps."""
     metadata = {
         "split": file.stem.split("-")[0], "steps": list(_first(record, "steps")),
         "final_answer_correct": record.get("final_answer_correct"), "generator": record.get("generator"),
@@ -197,7 +197,7 @@ def processbench(record: Record, file: Path, index: int) -> PreparedRow:
 
 
 def eurus_rl(record: Record, file: Path, index: int) -> PreparedRow | None:
-    """Mathematics only. The question is the last user turn, without the request for a box that ends it."""
+    """Read a row of Eurus-2-RL, mathematics only: the last user turn without its final request for a box."""
     if _first(record, "ability") != "math":
         return None
     turns = [turn["content"] for turn in _first(record, "prompt") if turn["role"] == "user"]
@@ -210,7 +210,7 @@ def eurus_rl(record: Record, file: Path, index: int) -> PreparedRow | None:
 
 
 def eurus_sft(record: Record, file: Path, index: int) -> PreparedRow | None:
-    """Mathematics only. The reference answer is the last box of the reply; the reply itself is not trained on."""
+    """Read a row of Eurus-2-SFT, mathematics only: the answer is the last box of the reply, which is dropped."""
     if str(_first(record, "task")).casefold() != "math":
         return None
     turns = {turn["from"]: turn["value"] for turn in _first(record, "conversations")}

@@ -74,5 +74,5 @@ def loosely_normalized(question: str) -> str:
 
 
 def fingerprint(text: str) -> int:
-    """64 bits of a text, for sets of half a million questions in some ten megabytes."""
+    """Return 64 bits of a text: half a million questions fit in ten megabytes."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
