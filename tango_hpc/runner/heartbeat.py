@@ -49,7 +49,7 @@ RECORD = TypeAdapter(Beat)
 def read_beat(directory: RunDirectory, worker: Worker) -> Beat:
     """Return the last heartbeat of `worker`; the default where the file is missing or damaged."""
     try:
-        return RECORD.validate_python(read_json(directory.heartbeat_file(worker)), strict=True)
+        return RECORD.validate_python(read_json(directory.heartbeat_file(worker)))
     except ValidationError:
         return Beat()
 

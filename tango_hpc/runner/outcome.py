@@ -199,7 +199,7 @@ def read_outcome(directory: RunDirectory, worker: Worker) -> Outcome | None:
     """Return the outcome of `worker`; None where the file is missing or damaged."""
     known = read_json(directory.outcome_file(worker))
     try:
-        return RECORD.validate_python(known, strict=True)
+        return RECORD.validate_python(known)
     except ValidationError:
         return None
 
