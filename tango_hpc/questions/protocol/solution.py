@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tango_hpc.questions.protocol.tags import Tag, find_tags, last_box
+from tango_hpc.questions.protocol.tags import last_box, read_elements
+
+GRAMMAR = {"": ("think", "step", "answer"), "think": ("step",)}
 
 
 @dataclass(frozen=True)
@@ -39,25 +41,40 @@ class Solution:
         return [step.end_char for step in self.steps]
 
 
-def parse_solution(text: str) -> Solution:
+def parse_solution(text: str, opened: str = "") -> Solution:
     r"""Read any text as a solution.
 
-    A step is what stands between `<step>` and the next `</step>`; a step that never closes (a response cut off inside
-    it) is none, and an opening tag inside a step is part of its text, so that nothing can be hidden from the verifier
-    by leaving tags out. Steps after the first `<answer>` are not read. The answer is what the last `\boxed{…}` of the
-    first answer element holds; that element may be cut off after the box.
+    `opened`: tags at the end of the prompt, such as `<think>`, that count as the beginning of the solution.
+
+    A step is what stands between `<step>` and `</step>`, whatever it says: other tags in it, whole quoted steps and
+    opening tags are text, so that nothing can be hidden from the verifier by leaving tags out. A step that never closes
+    (a response cut off inside it) is none. Steps after the answer element are not read. The answer is what the last
+    `\boxed{…}` of the first answer element holds; that element may be cut off after the box.
     """
-    head, _, tail = text.partition("<answer>")
-    inside, closing, after = tail.partition("</answer>")
-    answer = last_box(inside)
-    steps, names, outside = _read_steps(head)
+    read = read_elements(opened + text, GRAMMAR)
+    parts = list(read.children)
+    names = [part.name for part in parts]
+    thought_at = names.index("think") if "think" in names else 0
+    answer_at = next((i for i in range(thought_at, len(parts)) if names[i] == "answer"), len(parts))
+    answer_element = parts[answer_at] if answer_at < len(parts) else None
+    found = [
+        step
+        for part in parts[:answer_at]
+        if part.name != "answer"
+        for step in (part.children if part.name == "think" else [part])
+    ]
+    steps = [
+        Step(step.inside(opened + text), max(step.start - len(opened), 0), step.end - len(opened))
+        for step in found
+        if step.is_closed
+    ]
+    answer = None if answer_element is None else last_box(answer_element.inside(opened + text))
     well_formed = (
-        names == ["think", *["step", "/step"] * len(steps), "/think"]
+        names == ["think", "answer"]
+        and all(part.is_closed and not part.strays for part in [read, *parts, *found])
         and len(steps) > 0
         and answer is not None
-        and bool(closing)
-        and not find_tags(inside)
-        and not (outside + after).strip()
+        and not (read.between(opened + text) + parts[0].between(opened + text)).strip()
     )
     return Solution(steps, answer, well_formed)
 
@@ -69,22 +86,3 @@ def find_answer(text: str) -> str | None:
     models that were never taught the format answer too. Whether the format was kept is counted apart.
     """
     return parse_solution(text).answer or last_box(text)
-
-
-def _read_steps(head: str) -> tuple[list[Step], list[str], str]:
-    """Return the steps of the text before the answer, the names of all its tags, and the text outside of them."""
-    steps: list[Step] = []
-    names: list[str] = []
-    outside = ""
-    open_step: Tag | None = None
-    outside_start = 0
-    for tag in find_tags(head):
-        names.append(tag.name)
-        if open_step is None:
-            outside += head[outside_start : tag.start]
-            outside_start = tag.end
-            open_step = tag if tag.name == "step" else None
-        elif tag.name == "/step":
-            steps.append(Step(head[open_step.end : tag.start], open_step.start, tag.end))
-            open_step, outside_start = None, tag.end
-    return steps, names, outside + head[outside_start:]

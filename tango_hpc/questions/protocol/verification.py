@@ -16,11 +16,12 @@ reward is left to a text that departs from the form is a choice (`FormatRule`):
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Literal
 
 from tango_hpc.questions.protocol.solution import Solution
-from tango_hpc.questions.protocol.tags import Tag, find_tags
+from tango_hpc.questions.protocol.tags import read_elements, without_elements
 
 FormatRule = Literal["authors", "graded"]
 CORRECT, INCORRECT = "\\boxed{CORRECT}", "\\boxed{INCORRECT}"
@@ -28,7 +29,9 @@ CORRECT, INCORRECT = "\\boxed{CORRECT}", "\\boxed{INCORRECT}"
 _JUDGEMENT = re.compile(r"\\boxed\{\s*(?:\\text\{\s*)?(CORRECT|INCORRECT)\s*\}", re.IGNORECASE)
 _HEADING = re.compile(r"[^\w\\]*step[^\w\\]*([0-9]{1,6})[^\w\\]*(?:analysis)?", re.IGNORECASE)
 
-_OF_A_SOLUTION = ("think", "/think", "answer", "/answer", "step_verification")  # in a step: quoted
+GRAMMAR = {"": ("think", "step_verification", "step", "final_verification"), "step_verification": ("step",)}
+# A quotation of at most a few lines; a single quotation mark inside a word is an apostrophe.
+_QUOTED = re.compile(r""""[^"]{0,300}"|“[^”]{0,300}”|`[^`]{0,300}`|(?<!\w)'[^']{0,300}'(?!\w)|‘[^’]{0,300}’""")
 
 # What each unmet criterion takes from a format reward of 1.0 under the graded rule; the shares add up to 1. A criterion
 # about steps takes its part in proportion to the steps that do not meet it.
@@ -71,14 +74,31 @@ class Verification:
 class _StepText:
     text: str
     boxes: list[int]
+    is_closed: bool = True
 
     @property
     def judgement(self) -> int:
         return _agreed(self.boxes, missing=0)
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What a verification consists of: its step elements, the final one, and the text outside of both.
+
+    `between`: the text in the first element outside of its steps. `in_form`: exactly the elements of the grammar, each
+    closed, and no stray tags. `is_bare`: nothing but the two closed elements and white space.
+    """
+
+    elements: list[_StepText]
+    final_text: str
+    outside: str
+    between: str
+    in_form: bool
+    is_bare: bool
+
+
 def parse_verification(
-    text: str, num_steps: int, rule: FormatRule = "authors", *, answered: bool = True
+    text: str, num_steps: int, rule: FormatRule = "authors", *, answered: bool = True, opened: str = ""
 ) -> Verification:
     r"""Read any text as a verification of a solution with `num_steps` steps.
 
@@ -86,13 +106,20 @@ def parse_verification(
     format has none) the k-th judges step k; beside numbered ones, an element without a number judges nothing, so that
     a step that was left out never shifts the judgements of others. Elements of one number that contradict each other
     are no judgement of it, nor are boxes that do so in one element, nor numbers outside 1 to `num_steps`.
-    An element ends at its closing tag, at the next step or at the end of the section, so that a forgotten tag costs
-    format reward but no judgement.
+    An element whose closing tag was forgotten ends at the next step or at the end of the section: that costs format
+    reward but no judgement.
+
+    What stands inside an open element is its content, tags and all: a verdict that a step quotes is none, nor is one in
+    a leading `<think>` element, which is passed over. Boxes in quotation marks, or in an element that a step quotes,
+    are no judgements. The verdict is that of the final element after the last judged step.
+
+    `opened`: tags at the end of the prompt, such as `<think>`, that count as the beginning of the verification.
 
     `answered` False: the solution has no answer in a box. The authors' rule then takes nothing off for a wrong number
     of judgements, nor does it for a solution without steps; but no step element at all is a wrong number always.
     """
-    elements, final_text, structure_kept, outside = _split(text)
+    parts = _split(opened + text)
+    elements, final_text = parts.elements, parts.final_text
     judgements = _judgements(elements, num_steps)
     final_boxes = _boxes(final_text)
     final = _agreed(final_boxes, missing=-1)
@@ -120,18 +147,18 @@ def parse_verification(
     take_off(_STEP_REASON, unreasoned / steps, f"{unreasoned} of {num_steps} steps without a justification")
     misnumbered = sum(_number(element.text) not in (None, k) for k, element in enumerate(checked, start=1))
     take_off(_STEP_NUMBER, misnumbered / steps, f"{misnumbered} of {num_steps} steps with a wrong number")
-    take_off(_STRUCTURE, float(not structure_kept), "sections or tags missing, unclosed or out of order")
-    take_off(_OUTSIDE_TEXT, float(bool(outside.strip())), "text outside the tags")
+    take_off(_STRUCTURE, float(not parts.in_form), "sections or tags missing, unclosed or out of order")
+    take_off(_OUTSIDE_TEXT, float(bool(parts.outside.strip())), "text outside the tags")
     take_off(_FINAL, float(len(final_boxes) != 1), "not exactly one final judgement")
     if rule == "authors":
-        penalty = _authors_penalty(text, num_steps if answered and num_steps else None)
+        penalty = _authors_penalty(parts, num_steps if answered and num_steps else None)
     num_judgements = sum(element.judgement != 0 for element in elements)
     return Verification(judgements, final, num_judgements, max(round(1.0 - penalty, 6), 0.0), problems)
 
 
-def read_verification(text: str, solution: Solution, rule: FormatRule) -> Verification:
+def read_verification(text: str, solution: Solution, rule: FormatRule, opened: str = "") -> Verification:
     """Return `parse_verification` of `text` as a verification of `solution`."""
-    return parse_verification(text, len(solution.steps), rule, answered=solution.answer is not None)
+    return parse_verification(text, len(solution.steps), rule, answered=solution.answer is not None, opened=opened)
 
 
 def _judgements(elements: list[_StepText], num_steps: int) -> list[int]:
@@ -147,39 +174,24 @@ def _judgements(elements: list[_StepText], num_steps: int) -> list[int]:
     return [_agreed(boxes, missing=0) for boxes in boxes_K]
 
 
-def _authors_penalty(text: str, num_steps: int | None) -> float:
+def _authors_penalty(parts: _Parts, num_steps: int | None) -> float:
     """Return the penalty of the authors' rule: 1 where the text is more than the two elements and white space.
 
     A judgement is what an element ends in, but for a full stop. `num_steps` None: any number of judgements will do, if
     there is a step element.
     """
-    section, closing, rest = text.strip().partition("</step_verification>")
-    final_text, final_closing, after = rest.lstrip().partition("</final_verification>")
-    opened = section.startswith("<step_verification>") and final_text.startswith("<final_verification>")
-    if not (opened and closing and final_closing) or after:
+    if not parts.is_bare:
         return 1.0
-    steps, between = _closed_steps(section.removeprefix("<step_verification>"))
+    steps = [element.text for element in parts.elements if element.is_closed]
     num_judged = sum(_ends_in_judgement(step) for step in steps)
     penalty = 0.0
-    if not _ends_in_judgement(final_text):
+    if not _ends_in_judgement(parts.final_text):
         penalty += _NO_VERDICT
     if not steps or num_steps not in (None, num_judged):
         penalty += _WRONG_COUNT
-    if between.strip():
+    if parts.between.strip():
         penalty += _BETWEEN_STEPS
     return penalty
-
-
-def _closed_steps(section: str) -> tuple[list[str], str]:
-    """Return the text in each `<step>…</step>` of `section`, and the text outside of them."""
-    steps: list[str] = []
-    outside: list[str] = []
-    position = 0
-    while (start := section.find("<step>", position)) >= 0 and (end := section.find("</step>", start)) >= 0:
-        outside.append(section[position:start])
-        steps.append(section[start + len("<step>") : end])
-        position = end + len("</step>")
-    return steps, "".join([*outside, section[position:]])
 
 
 def _ends_in_judgement(text: str) -> bool:
@@ -188,36 +200,48 @@ def _ends_in_judgement(text: str) -> bool:
     return _agreed(_boxes(text), missing=0) != 0 and tail in ("", ".")
 
 
-def _split(text: str) -> tuple[list[_StepText], str, bool, str]:
-    """Return the step elements, the text of the final element, whether all tags are in place, the text outside
-    of tags.
-    """
-    head, _, tail = text.partition("<final_verification>")
-    final_text, closing, after = tail.partition("</final_verification>")
-    elements: list[_StepText] = []
-    names: list[str] = []
-    outside = after
-    open_end: int | None = None  # where the text of the open step starts
-    outside_start = 0
-    for tag in [*find_tags(head), Tag("", len(head), len(head))]:  # the end closes an open step as a tag does
-        names.append(tag.name)
-        if open_end is not None and tag.name in _OF_A_SOLUTION:
-            continue
-        if open_end is not None:
-            inner = head[open_end : tag.start]
-            elements.append(_StepText(inner, _boxes(inner)))
-        else:
-            outside += head[outside_start : tag.start]
-        outside_start = tag.end
-        open_end = tag.end if tag.name == "step" else None
-    expected = ["step_verification", *["step", "/step"] * len(elements), "/step_verification", ""]
-    structure_kept = names == expected and bool(closing) and not find_tags(final_text)
-    return elements, final_text, structure_kept, outside
+def _split(text: str) -> _Parts:
+    """Return the parts of a verification, by its structure."""
+    judgement_ends = [match.end() for match in _JUDGEMENT.finditer(text)]
+
+    def starts_anew(start: int, tag_start: int, tag_end: int) -> bool:
+        """Return whether a step in an open step is the next one: the open one has judged, or the new one a number."""
+        judged = bisect_right(judgement_ends, tag_start) > bisect_left(judgement_ends, start)
+        return judged or _HEADING.match(text, tag_end) is not None
+
+    read = read_elements(text, GRAMMAR, starts_anew)
+    parts = list(read.children)
+    if parts and parts[0].name == "think" and not text[: parts[0].start].strip():
+        del parts[0]  # the verifier may think first
+    sections = [part for part in parts if part.name == "step_verification"]
+    steps = [step for part in parts for step in ([part] if part.name == "step" else part.children)]
+    judged_until = max((step.end for step in steps), default=0)
+    finals = [part for part in parts if part.name == "final_verification"]
+    final = next((part for part in finals if part.start >= judged_until), None)
+    others = [part for part in parts if part.name == "think" or (part in finals and part is not final)]
+    between = "".join(section.between(text) for section in sections)
+    outside = read.between(text) + "".join(part.inside(text) for part in others)
+    names = [part.name for part in parts]
+    are_two = names == ["step_verification", "final_verification"] and not read.strays
+    are_two = are_two and all(part.is_closed for part in parts)
+    return _Parts(
+        elements=[_StepText(step.inside(text), _boxes(step.inside(text)), step.is_closed) for step in steps],
+        final_text="" if final is None else final.inside(text),
+        outside=outside + between,
+        between=between + "".join(text[step.start : step.end] for step in steps if not step.is_closed),
+        in_form=are_two and all(step.is_closed for step in steps) and not any(part.strays for part in sections),
+        is_bare=are_two and not outside.strip(),
+    )
 
 
 def _boxes(text: str) -> list[int]:
-    """Return the judgements in `text`, +1 and −1, in order."""
-    return [1 if match[1].upper() == "CORRECT" else -1 for match in _JUDGEMENT.finditer(text)]
+    """Return the judgements in `text`, +1 and −1, in order; quoted ones only where there are no others."""
+    own = without_elements(text)
+    for words in (_QUOTED.sub("", own), own):
+        boxes = [1 if match[1].upper() == "CORRECT" else -1 for match in _JUDGEMENT.finditer(words)]
+        if boxes:
+            return boxes
+    return []
 
 
 def _agreed(boxes: list[int], missing: int) -> int:
