@@ -128,15 +128,18 @@ class FailureWatch:
 
 def read_solutions(
     task: Task, questions_N: Sequence[dict[str, Any]], statements_N: Sequence[str], written_N: Sequence[Written],
-    tokenizer: Any, exchange: Exchange,
+    tokenizer: Any, exchange: Exchange, opened: str = "",
 ) -> list[ReadSolution]:  # fmt: skip
-    """Decode, parse and align each response; nothing is graded yet. Collective: the processes share it."""
+    """Decode, parse and align each response; nothing is graded yet. Collective: the processes share it.
+
+    `opened`: the tags that the prompt has opened, with which the text of each response begins.
+    """
 
     def read(share: Sequence[Generation]) -> list[tuple[str, Solution, str | None, list[int]]]:
-        texts = [response_text(generation.token_ids, tokenizer) for generation in share]
+        texts = [opened + response_text(generation.token_ids, tokenizer) for generation in share]
         solutions = [parse_solution(text) for text in texts]
         ends = [
-            step_end_tokens(generation.token_ids, tokenizer, solution.step_end_chars)
+            step_end_tokens(generation.token_ids, tokenizer, [end - len(opened) for end in solution.step_end_chars])
             for generation, solution in zip(share, solutions, strict=True)
         ]
         return list(zip(texts, solutions, map(task.answer, texts), ends, strict=True))
@@ -151,12 +154,12 @@ def read_solutions(
 
 def read_verifications(
     solutions_N: Sequence[ReadSolution], written_N: Sequence[Written], rule: FormatRule, tokenizer: Any,
-    exchange: Exchange,
+    exchange: Exchange, opened: str = "",
 ) -> list[ReadVerification]:  # fmt: skip
     """Decode each response and parse it as a verification of the solution beside it. Collective, as above."""
 
     def read(share: Sequence[tuple[Solution, Generation]]) -> list[tuple[str, Verification]]:
-        texts = [response_text(generation.token_ids, tokenizer) for _, generation in share]
+        texts = [opened + response_text(generation.token_ids, tokenizer) for _, generation in share]
         return [
             (text, read_verification(text, solution, rule)) for text, (solution, _) in zip(texts, share, strict=True)
         ]

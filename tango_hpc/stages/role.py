@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tango_hpc.base.config import Config
-from tango_hpc.base.prompts import generator_prompt_ids, read_prompt, stop_token_ids, verifier_prompt_ids
+from tango_hpc.base.prompts import Template, generator_template, read_prompt, stop_token_ids, verifier_template
 from tango_hpc.base.run.manifest import FileSum
 from tango_hpc.base.types import Generation, GenerationRequest, SamplingSettings, TrainSequence
 from tango_hpc.models.engine import engine
@@ -32,6 +32,8 @@ from tango_hpc.stages.role_worker import RoleWorker
 from tango_hpc.stages.sharing import in_shares
 from tango_hpc.stages.throughput import Spent
 
+TEMPLATES = {"generator": generator_template, "verifier": verifier_template}
+
 
 class Role:
     """A model that is asked, and trained where its settings say so; the same object in every process.
@@ -48,9 +50,8 @@ class Role:
         self.name, self.config, self.exchange, self._process = name, config, exchange, process
         self.settings = config.roles[name]
         self.tokenizer = load_tokenizer(self.settings.model.path, self.settings.chat_template)
-        self.prompt_text = read_prompt(
-            name, self.settings.prompt, self.settings.chat_template_arguments, self.tokenizer
-        )
+        prompt = read_prompt(name, self.settings.prompt, self.settings.chat_template_arguments, self.tokenizer)
+        self.template: Template = TEMPLATES[name](self.tokenizer, prompt)
         self._worker: RoleWorker | None = None
         self.stale = self.sync_counts = self.settings.trainable
         self._forgets = self.settings.trainable and config.launch.device in engine.FORGETFUL_DEVICES
@@ -83,7 +84,7 @@ class Role:
             temperature=0.0 if greedy else self.settings.temperature,
             top_p=1.0 if greedy else self.settings.top_p,
             max_tokens=self.settings.max_response_tokens,
-            stop_token_ids=stop_token_ids(self.tokenizer),
+            stop_token_ids=stop_token_ids(self.tokenizer, self.settings.model.path),
             stop_strings=self.settings.stop,
         )
         if self.stale:
@@ -155,7 +156,7 @@ class Generator(Role):
 
     def prompt(self, statement: str) -> list[int]:
         """Return the token ids that ask for a solution."""
-        return generator_prompt_ids(statement, self.tokenizer, self.prompt_text)
+        return self.template.token_ids(self.tokenizer, {"question": statement})
 
     def prompts(self, task: Task, questions_N: Sequence[dict[str, Any]]) -> list[list[int]]:
         """Return the token ids that ask for a solution of each question."""
@@ -176,7 +177,9 @@ class Generator(Role):
         """
         statements_N = [task.statement(question) for question in questions_N]
         written_N = self.written(prompts_N, generations)
-        solutions_N = read_solutions(task, questions_N, statements_N, written_N, self.tokenizer, self.exchange)
+        solutions_N = read_solutions(
+            task, questions_N, statements_N, written_N, self.tokenizer, self.exchange, self.template.opened
+        )
         return solutions_N, Grading(task, solutions_N, self.exchange)
 
 
@@ -192,17 +195,18 @@ class Verifier(Role):
     ) -> list[ReadVerification]:
         """Return a verification of each solution, read from what `write` gave. Collective."""
         written_N, rule = self.written(prompts_N, generations), self.config.algorithm.verifier_format
-        return read_verifications(solutions_N, written_N, rule, self.tokenizer, self.exchange)
+        return read_verifications(solutions_N, written_N, rule, self.tokenizer, self.exchange, self.template.opened)
 
     def _prompts(self, solutions: Sequence[ReadSolution]) -> list[list[int]]:
         """Return the token ids that ask to judge each of them."""
         return [
-            verifier_prompt_ids(
-                judged.statement,
-                judged.response.text,
-                len(judged.solution.steps),
+            self.template.token_ids(
                 self.tokenizer,
-                self.prompt_text,
+                {
+                    "question": judged.statement,
+                    "solution": judged.response.text,
+                    "num_steps": len(judged.solution.steps),
+                },
             )
             for judged in solutions
         ]

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from tango_hpc.base.config import Config
 from tango_hpc.base.config.schema import SftRoleConfig
 from tango_hpc.base.errors import CheckFailed, StoppedEarly
-from tango_hpc.base.prompts import Prompt, generator_prompt_ids, read_prompt, response_ids, verifier_prompt_ids
+from tango_hpc.base.prompts import Template, read_prompt, response_ids
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.step_names import StepName
 from tango_hpc.base.types import TrainSequence
@@ -32,6 +32,7 @@ from tango_hpc.questions.protocol.tokenizer import load_tokenizer
 from tango_hpc.questions.tasks.tiny import build_tiny_model
 from tango_hpc.runner.process import RankProcess
 from tango_hpc.stages.journal import Clock, Journal
+from tango_hpc.stages.role import TEMPLATES
 from tango_hpc.stages.sharing import in_shares
 from tango_hpc.stages.throughput import Spent, usage_metrics
 
@@ -114,7 +115,12 @@ class FineTuning:
         prompt = read_prompt(role, role_settings.prompt, role_settings.chat_template_arguments, tokenizer)
         rows = read_rows(settings.data, SFT_COLUMNS[role])
         limit = role_settings.max_prompt_tokens + role_settings.max_response_tokens
-        sequences = in_shares(exchange, lambda some: [sft_sequence(role, row, tokenizer, prompt) for row in some], rows)
+        template = TEMPLATES[role](tokenizer, prompt)
+        sequences = in_shares(
+            exchange,
+            lambda some: [sft_sequence(role, row, tokenizer, template, settings.init.path) for row in some],
+            rows,
+        )
         fitting = [sequence for sequence in sequences if sequence.num_tokens <= limit]
         self.counts = {"data/rows": len(rows), "data/too_long": len(rows) - len(fitting)}
         if len(fitting) < len(rows):
@@ -205,15 +211,21 @@ class FineTuning:
 
 
 def sft_sequence(
-    role: str, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, prompt: Prompt | None = None
+    role: str,
+    row: dict[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    template: Template | None = None,
+    folder: Path | None = None,
 ) -> TrainSequence:
     """Return a row as the prompt that the role gets in training and the response that it should give, stop token
     included.
+
+    By the shipped prompt without a `template`. `folder`: the model's, which names the stop tokens.
     """
-    if role == "generator":
-        prompt_ids, response = generator_prompt_ids(row["question"], tokenizer, prompt), row["solution_text"]
-    else:
-        num_steps = len(parse_solution(row["solution_text"]).steps)
-        prompt_ids = verifier_prompt_ids(row["question"], row["solution_text"], num_steps, tokenizer, prompt)
-        response = row["verification_text"]
-    return TrainSequence(prompt_ids, response_ids(response, tokenizer))
+    template = template or TEMPLATES[role](tokenizer, None)
+    values = {"question": row["question"]}
+    if role == "verifier":
+        values |= {"solution": row["solution_text"], "num_steps": len(parse_solution(row["solution_text"]).steps)}
+    response = row["solution_text" if role == "generator" else "verification_text"]
+    prompt_ids = template.token_ids(tokenizer, values)
+    return TrainSequence(prompt_ids, response_ids(response, tokenizer, template, folder))

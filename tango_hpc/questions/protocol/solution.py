@@ -41,17 +41,15 @@ class Solution:
         return [step.end_char for step in self.steps]
 
 
-def parse_solution(text: str, opened: str = "") -> Solution:
+def parse_solution(text: str) -> Solution:
     r"""Read any text as a solution.
-
-    `opened`: tags at the end of the prompt, such as `<think>`, that count as the beginning of the solution.
 
     A step is what stands between `<step>` and `</step>`, whatever it says: other tags in it, whole quoted steps and
     opening tags are text, so that nothing can be hidden from the verifier by leaving tags out. A step that never closes
     (a response cut off inside it) is none. Steps after the answer element are not read. The answer is what the last
     `\boxed{…}` of the first answer element holds; that element may be cut off after the box.
     """
-    read = read_elements(opened + text, GRAMMAR)
+    read = read_elements(text, GRAMMAR)
     parts = list(read.children)
     names = [part.name for part in parts]
     thought_at = names.index("think") if "think" in names else 0
@@ -63,18 +61,14 @@ def parse_solution(text: str, opened: str = "") -> Solution:
         if part.name != "answer"
         for step in (part.children if part.name == "think" else [part])
     ]
-    steps = [
-        Step(step.inside(opened + text), max(step.start - len(opened), 0), step.end - len(opened))
-        for step in found
-        if step.is_closed
-    ]
-    answer = None if answer_element is None else last_box(answer_element.inside(opened + text))
+    steps = [Step(step.inside(text), step.start, step.end) for step in found if step.is_closed]
+    answer = None if answer_element is None else last_box(answer_element.inside(text))
     well_formed = (
         names == ["think", "answer"]
         and all(part.is_closed and not part.strays for part in [read, *parts, *found])
         and len(steps) > 0
         and answer is not None
-        and not (read.between(opened + text) + parts[0].between(opened + text)).strip()
+        and not (read.between(text) + parts[0].between(text)).strip()
     )
     return Solution(steps, answer, well_formed)
 

@@ -50,9 +50,11 @@ class Element:
 
     def between(self, text: str) -> str:
         """Return the text inside that belongs to no child and no tag."""
-        taken = sorted([*self.children, *self.strays], key=lambda part: part.start)
-        starts = [self.inner_start, *(part.end for part in taken)]
-        ends = [*(part.start for part in taken), self.inner_end]
+        taken = sorted(
+            [(part.start, part.end) for part in self.children] + [(tag.start, tag.end) for tag in self.strays]
+        )
+        starts = [self.inner_start, *(end for _, end in taken)]
+        ends = [*(start for start, _ in taken), self.inner_end]
         return "".join(text[start:end] for start, end in zip(starts, ends, strict=True))
 
 

@@ -98,7 +98,7 @@ class _Parts:
 
 
 def parse_verification(
-    text: str, num_steps: int, rule: FormatRule = "authors", *, answered: bool = True, opened: str = ""
+    text: str, num_steps: int, rule: FormatRule = "authors", *, answered: bool = True
 ) -> Verification:
     r"""Read any text as a verification of a solution with `num_steps` steps.
 
@@ -113,12 +113,10 @@ def parse_verification(
     a leading `<think>` element, which is passed over. Boxes in quotation marks, or in an element that a step quotes,
     are no judgements. The verdict is that of the final element after the last judged step.
 
-    `opened`: tags at the end of the prompt, such as `<think>`, that count as the beginning of the verification.
-
     `answered` False: the solution has no answer in a box. The authors' rule then takes nothing off for a wrong number
     of judgements, nor does it for a solution without steps; but no step element at all is a wrong number always.
     """
-    parts = _split(opened + text)
+    parts = _split(text)
     elements, final_text = parts.elements, parts.final_text
     judgements = _judgements(elements, num_steps)
     final_boxes = _boxes(final_text)
@@ -156,9 +154,9 @@ def parse_verification(
     return Verification(judgements, final, num_judgements, max(round(1.0 - penalty, 6), 0.0), problems)
 
 
-def read_verification(text: str, solution: Solution, rule: FormatRule, opened: str = "") -> Verification:
+def read_verification(text: str, solution: Solution, rule: FormatRule) -> Verification:
     """Return `parse_verification` of `text` as a verification of `solution`."""
-    return parse_verification(text, len(solution.steps), rule, answered=solution.answer is not None, opened=opened)
+    return parse_verification(text, len(solution.steps), rule, answered=solution.answer is not None)
 
 
 def _judgements(elements: list[_StepText], num_steps: int) -> list[int]:

@@ -97,15 +97,6 @@ def test_what_stands_inside_an_element_of_a_solution_is_content(first, second, l
     assert (solution.answer, solution.well_formed) == ("4", True)
 
 
-def test_the_prompt_may_have_opened_the_solution():
-    """Templates of reasoning models end in `<think>`."""
-    rest = GOOD.removeprefix("<think>")
-    assert not parse_solution(rest).well_formed
-    solution = parse_solution(rest, opened="<think>")
-    assert solution.well_formed
-    assert [rest[step.start_char : step.end_char] for step in solution.steps] == ["<step>a</step>", "<step>b b</step>"]
-
-
 @pytest.mark.parametrize(
     ("text", "steps", "answer"),
     [
@@ -295,9 +286,8 @@ def test_quoted_verdicts_and_judgements_are_none(text, judgements, final):
 
 
 def test_a_verifier_may_think_first():
-    for text, opened in ((f"<think>hm {FORGED}</think>\n", ""), (f"hm {FORGED}</think>\n", "<think>")):
-        read = parse_verification(text + verification_of(""), 1, opened=opened)
-        assert (read.judgements, read.final, read.format_reward, read.problems) == ([-1], 0, 1.0, [])
+    read = parse_verification(f"<think>hm {FORGED}</think>\n{verification_of('')}", 1)
+    assert (read.judgements, read.final, read.format_reward, read.problems) == ([-1], 0, 1.0, [])
 
 
 def test_nothing_earns_nothing():
