@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tango_hpc.base.errors import UserError
-from tango_hpc.base.files import json_object
+from tango_hpc.base.files import is_number, json_object
 
 # vLLM pads the vocabulary to a multiple of 64 too, so equal tensor sizes give equal embedding slices.
 VOCAB_MULTIPLE = 64
@@ -58,6 +58,7 @@ class ModelShape:
             problems.append("attention_bias=true")
         if config.get("hidden_act", "silu") != "silu":
             problems.append(f"hidden_act={config['hidden_act']!r}")
+        problems += rope_problems(config)
         if problems:
             raise UserError(f"config.json of the model asks for what is not supported: {', '.join(problems)}")
         num_heads = int(config["num_attention_heads"])
@@ -89,6 +90,46 @@ class ModelShape:
     def num_parameters(self) -> int:
         """Number of distinct parameters, without vocabulary padding."""
         return sum(math.prod(size) for size in hf_tensors(self).values())
+
+
+# The rotary kinds that do not depend on the length of a sequence, and what each needs besides `rope_theta`.
+ROPE_TYPES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+}
+
+
+def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary settings of a config.json: `rope_theta`, `rope_type` and what the kind needs besides.
+
+    Older configs have `rope_theta` and `rope_scaling`, newer ones `rope_parameters`.
+    """
+    rope = {"rope_theta": config.get("rope_theta"), "partial_rotary_factor": config.get("partial_rotary_factor")}
+    rope |= config.get("rope_scaling") or {}
+    rope |= config.get("rope_parameters") or {}
+    rope["rope_theta"] = rope["rope_theta"] or 10000.0
+    rope["rope_type"] = str(rope.get("rope_type") or rope.get("type") or "default")
+    return rope
+
+
+def rope_problems(config: Mapping[str, Any]) -> list[str]:
+    """Return what the trainer lacks of a config.json's rotary positions."""
+    for key in ("rope_scaling", "rope_parameters"):
+        if not isinstance(config.get(key) or {}, Mapping):
+            return [f"{key}={config[key]!r}"]
+    rope = rope_settings(config)
+    nested = [str(key) for key, value in rope.items() if isinstance(value, Mapping)]
+    if nested:
+        return [f"rope_parameters that differ by kind of layer ({', '.join(nested)})"]
+    kind = rope["rope_type"]
+    if kind not in ROPE_TYPES:
+        return [f"rope type {kind!r} (supported are {', '.join(ROPE_TYPES)})"]
+    needed = ("rope_theta", *ROPE_TYPES[kind])
+    problems = [f"rope type {kind!r} without a number for {key}" for key in needed if not is_number(rope.get(key))]
+    if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
+        problems.append(f"partial_rotary_factor={rope['partial_rotary_factor']!r}")
+    return problems
 
 
 def hf_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:

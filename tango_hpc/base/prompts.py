@@ -168,6 +168,10 @@ def verifier_template(tokenizer: Any, prompt: Prompt | None = None) -> Template:
     return (prompt or shipped_prompt("verifier")).template(tokenizer)
 
 
+# How each role is asked.
+TEMPLATES = {"generator": generator_template, "verifier": verifier_template}
+
+
 def generator_prompt_ids(question: str, tokenizer: Any, prompt: Prompt | None = None) -> list[int]:
     """Return the prompt that asks for a solution of `question`; by the shipped text without a `prompt`."""
     return generator_template(tokenizer, prompt).token_ids(tokenizer, {"question": question})

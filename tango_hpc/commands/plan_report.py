@@ -38,18 +38,21 @@ from tango_hpc.models.weight_sync.planned import plan_report as reshard_report
 from tango_hpc.plan.batch import role_batch
 from tango_hpc.plan.communicators import count_communicators
 from tango_hpc.plan.memory import Phase, plan_memory
+from tango_hpc.stages.model_folder import check_known
 from tango_hpc.stages.role_schedule import role_schedule
 from tango_hpc.stages.stage import STAGES, TRAIN, Stage
 
 
 def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: Stage = TRAIN) -> dict[str, Any]:
-    """Return the plan as JSON-ready values. Raises UserError for a model without sizes or one that cannot be cut this
-    way.
+    """Return the plan as JSON-ready values.
+
+    Raises UserError for a model without sizes, one that cannot be used, or one that cannot be cut this way.
     """
     whole, config = config, stage.taking_part(config)
     shapes = {name: role_shape(config, name) for name in config.roles}
     for name, role in config.roles.items():
         check_parallel(shapes[name], role.parallel.tensor, role.parallel.pipeline)
+        check_known(role.model.path, name, role)
     reshard = reshard_report(config)
     sync_bytes = {name: synced["total"]["peak_extra_bytes"] for name, synced in reshard.items()}
     memory = plan_memory(

@@ -12,13 +12,23 @@ from typing import Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from tango_hpc.base.config.load import NOT_YAML, explain_mistake
+from tango_hpc.base.config.load import NOT_YAML, YamlLoader, explain_mistake
 from tango_hpc.base.config.values import Positive, Section
 from tango_hpc.base.errors import UserError
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _MEMORY = re.compile(r"\d+[KMGT]?")
 BY_PLAN = "auto"
+
+
+class _Loader(YamlLoader):
+    """Reads numbers and dates as text, so that Slurm gets what the file says: 1:00:00, 010 and 1e3 as well."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":bool", ":null", ":merge"))]
+    for first, resolvers in YamlLoader.yaml_implicit_resolvers.items()
+}
 
 
 class Apptainer(Section):
@@ -112,13 +122,6 @@ class Profile(Section):
         time_limit_minutes(value)
         return value
 
-    @field_validator("time", mode="before")
-    @classmethod
-    def _quote_time(cls, value: object) -> object:
-        if isinstance(value, int) and not isinstance(value, bool):
-            raise ValueError("put the time in quotes, YAML reads 1:00:00 as a number of seconds")
-        return value
-
     @field_validator("memory")
     @classmethod
     def _check_memory(cls, value: str | None) -> str | None:
@@ -161,7 +164,7 @@ def load_profile(name: str | None) -> Profile:
         return Profile()
     file = _find(name)
     try:
-        tree = yaml.safe_load(file.read_text())
+        tree = yaml.load(file.read_text(), Loader=_Loader)
     except (*NOT_YAML, OSError) as error:
         raise UserError(f"cannot read the profile {file}: {error}") from None
     if not isinstance(tree, dict | None):

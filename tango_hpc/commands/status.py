@@ -29,7 +29,6 @@ from tango_hpc.runner.heartbeat import part_under_way, seconds_since_beat
 from tango_hpc.runner.lock import is_held
 from tango_hpc.runner.outcome import read_failures
 
-WAITING_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 FOLLOW_SECONDS = 1.0
 STALE_HEARTBEAT_SECONDS = 120.0
 MAX_LOG_BYTES = 4 * 2**20  # of each log are looked at for its last lines
@@ -121,7 +120,7 @@ class RunRecord:
         if submitted is None or _has_started(submitted, self.attempts):
             return None
         state, _ = self.in_queue(self.newest_job)
-        may_start = state in (*WAITING_STATES, *slurm.ALIVE_STATES, slurm.UNKNOWN)
+        may_start = state == slurm.UNKNOWN or slurm.is_alive(state)
         finds_all_done = all(self.is_done(stage) for stage in submitted["stages"].split(","))
         return submitted if may_start or not finds_all_done else None
 
@@ -195,13 +194,13 @@ def state_of(record: RunRecord) -> RunState:
     is_final = last is not None and _is_final(last, record.last_stage)
     if follows and last is not None and (last.ended is None or is_final):
         unstarted = None  # it may not even be needed
-        job = last.job if job_state not in slurm.ALIVE_STATES else job
+        job = job if slurm.is_alive(job_state) else last.job
         job_state, reason = record.in_queue(job)
-    if job_state in WAITING_STATES:
+    if job_state in slurm.WAITING_STATES:
         goes_on = last is not None and last.saved_after and (follows or not unstarted)
         continues = f"; continues from {last.saved_after}" if last is not None and goes_on else ""
         state, detail = "waiting", reason + continues
-    elif job_state in slurm.ALIVE_STATES:
+    elif slurm.is_alive(job_state):
         state, detail = "running", ""
     elif job_state == slurm.UNKNOWN and not (unstarted is None and is_final):
         known = describe(last) if last is not None and unstarted is None else "it had not started"
@@ -235,8 +234,9 @@ def _job_that_counts(jobs: list[str], queue: Mapping[str, tuple[str, str]]) -> s
     last.
     """
     states_of = {job: queue.get(job, ("", ""))[0] for job in jobs}
-    for group in (slurm.ALIVE_STATES.difference(WAITING_STATES), WAITING_STATES):
-        found = [job for job, state in states_of.items() if state in group]
+    alive = [job for job, state in states_of.items() if slurm.is_alive(state)]
+    running = [job for job in alive if states_of[job] not in slurm.WAITING_STATES]
+    for found in (running, alive):
         if found:
             return found[-1]
     return jobs[-1] if jobs else None

@@ -101,9 +101,7 @@ def table(path: Path, found: Sequence[RunState], width: int | None) -> tuple[lis
 def _cells(path: Path, state: RunState) -> tuple[str, ...]:
     run, top = Path(state.run), path.absolute()
     name = state.run if run == top else str(run.relative_to(top))
-    in_queue = (
-        state.job_state if state.state in ("waiting", "running") and state.job_state in slurm.ALIVE_STATES else None
-    )
+    in_queue = state.job_state if state.state in ("waiting", "running") and slurm.is_alive(state.job_state) else None
     shown = in_queue or SLURMS_NAMES.get(state.state, state.state.upper())
     steps = "" if state.step is None else f"{state.step}/{state.total_steps}"
     detail = visible(" ".join(state.detail.split()))

@@ -118,8 +118,16 @@ def executor(
     """Return submitit's executor with all that the profile and the config ask for."""
     import submitit
 
+    class Executor(submitit.SlurmExecutor):
+        @staticmethod
+        def _get_job_id_from_submission_command(string: bytes | str) -> str:
+            """Return the job that sbatch names in its own words: a cluster's notes may speak of jobs before."""
+            text = string if isinstance(string, str) else string.decode(errors="replace")
+            submitted = re.search(r"^Submitted batch job \d+", text, re.MULTILINE)
+            return submitit.SlurmExecutor._get_job_id_from_submission_command(submitted[0] if submitted else text)
+
     if cluster == "slurm":
-        made = submitit.SlurmExecutor(folder, python=batch_python(profile))
+        made = Executor(folder, python=batch_python(profile))
         made.update_parameters(**slurm_parameters(config, profile, memory, name, snapshot))
         return made
     options = {}

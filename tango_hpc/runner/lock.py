@@ -336,7 +336,7 @@ def _may_be_alive(holder: Holder, file: Path, seconds: float) -> bool:
         return seconds <= STALE_SECONDS and _is_touched(holder, file)  # this job, before it was requeued
     if holder.job is not None and slurm.is_available():
         found = slurm.show_job(holder.job)
-        if found is None or found.state not in ("RUNNING", "COMPLETING", "SUSPENDED"):
+        if found is None or not slurm.is_alive(found.state) or found.state in slurm.WAITING_STATES:
             return False
         # Somebody's allocation goes on without what was typed into it.
         return holder.own_job or found.state == "SUSPENDED" or seconds <= ABANDONED_SECONDS

@@ -54,7 +54,7 @@ def requeue(
         known_to_run = False
         try:
             found = slurm.show_job(job)
-            if found is not None and found.state in ("PENDING", "REQUEUED"):
+            if found is not None and found.state in slurm.WAITING_STATES:
                 say(f"Slurm has requeued job {job}; it continues from the last checkpoint.")
                 return True
             if found is None or found.state != "RUNNING":  # it is being cancelled, say

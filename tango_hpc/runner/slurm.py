@@ -24,12 +24,18 @@ from tango_hpc.base.errors import UserError
 
 # Slurm's own commands give a controller that is down up some 9 s after they have begun.
 ANSWER_SECONDS = 20.0
-# States of a job that has not come to its end.
-ALIVE_STATES = frozenset(
+# The states in which a job is over. In any other, also one that a later Slurm adds, it lives.
+FINAL_STATES = frozenset(
     {
-        "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "RESIZING",
-        "STOPPED",
-        "RESV_DEL_HOLD", "SPECIAL_EXIT", "SIGNALING", "STAGE_OUT",
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+        "TIMEOUT",
+    }
+)  # fmt: skip
+# The states of a job that has no processes yet, or none any more, and waits.
+WAITING_STATES = frozenset(
+    {
+        "PENDING", "CONFIGURING", "EXPEDITING", "POWER_UP_NODE", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD",
+        "RESV_DEL_HOLD", "SPECIAL_EXIT",
     }
 )  # fmt: skip
 # Slurm's reasons for the end of a job that was not cancelled by a user (FAIL_* in its job_reason_string).
@@ -54,6 +60,16 @@ BATCH_MARK_LINE = f'export {BATCH_MARK}="$SLURM_JOB_ID:$$"'
 
 
 Answer = TypeVar("Answer")
+
+
+def is_over(state: str) -> bool:
+    """Return whether a job in this state has ended; squeue and sacct may add who cancelled it."""
+    return state.partition(" ")[0] in FINAL_STATES
+
+
+def is_alive(state: str | None) -> bool:
+    """Return whether a job in this state waits or runs; False where there is none, or Slurm does not answer."""
+    return bool(state) and state != UNKNOWN and not is_over(str(state))
 
 
 class NoAnswer(UserError):
@@ -109,7 +125,7 @@ def submit_after(job: str, script: Path, env: Mapping[str, str]) -> str:
     Raises UserError where it is refused, NoAnswer where that is not known.
     """
     done = _run(("sbatch", "--parsable", f"--dependency=afterany:{job}", str(script)), env=env)
-    match = re.fullmatch(r"(\d+)(?:;\S+)?", done.stdout.strip())
+    match = re.search(r"^(\d+)(?:;\S+)?\s*\Z", done.stdout, re.MULTILINE)  # notes to users may stand before it
     if done.returncode != 0 or match is None:
         raise UserError(f"sbatch: {(done.stderr or done.stdout).strip()}")
     return match.group(1)
@@ -120,8 +136,8 @@ def submitted_from(script: Path) -> str | None:
     done = _run(("squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%o"))
     if done.returncode != 0:
         raise NoAnswer(f"Slurm did not answer: {(done.stderr or done.stdout).strip()}")
-    jobs = [line.strip().split("|", 1) for line in done.stdout.splitlines() if "|" in line]
-    return max((job for job, command in jobs if command == str(script)), key=int, default=None)
+    jobs = [re.fullmatch(r"(\d+)[^|]*\|(.*)", line.strip()) for line in done.stdout.splitlines()]
+    return max((job[1] for job in jobs if job is not None and job[2] == str(script)), key=int, default=None)
 
 
 def would_take(script: str) -> tuple[bool, str]:
@@ -222,13 +238,19 @@ class Job:
     @property
     def is_alive(self) -> bool:
         """Return whether it is waiting or running."""
-        return self.state in ALIVE_STATES
+        return is_alive(self.state)
 
 
 def show_job(job: str) -> Job | None:
-    """Return the job `job`, or None where the controller has forgotten it. Raises NoAnswer where it does not answer."""
+    """Return the job `job`, or None where the controller has forgotten it. Raises NoAnswer where it does not answer.
+
+    Of a heterogeneous job this is the first component.
+    """
     text = _show("job", job)
-    return parse_job(text.splitlines()[0]) if "JobState=" in text else None
+    line = next((line for line in text.splitlines() if re.match(r"\s*JobId=.*\sJobState=", line)), None)
+    if line is None and text:
+        raise NoAnswer(f"scontrol show job {job} does not describe a job: {text.strip()[:200]}")
+    return None if line is None else parse_job(line)
 
 
 def node_address(name: str) -> str | None:
@@ -290,7 +312,8 @@ def seconds_left(job: str) -> float | None:
     found = show_job(job)
     if found is None or found.end_time is None:
         return None
-    match = re.match(r"Configuration data as of (\S+)", run_command("scontrol", "show", "config"))
+    told = run_command("scontrol", "show", "config")
+    match = re.search(r"^Configuration data as of (\S+)", told, re.MULTILINE)
     now = parse_time(match.group(1)) if match else None
     if now is None:
         raise NoAnswer("scontrol show config does not tell the controller's time")
@@ -334,8 +357,9 @@ def queue(jobs: Mapping[str, int]) -> dict[str, tuple[str, str]]:
             raise NoAnswer(f"Slurm did not answer: {(done.stderr or done.stdout).strip()}")
         found: dict[str, tuple[str, str]] = {}
         for line in done.stdout.splitlines():
-            job, _, rest = line.strip().partition("|")
-            if job in jobs:
+            listed, _, rest = line.strip().partition("|")
+            job = listed.partition("+")[0]  # 7+0, 7+1: the components of a heterogeneous job
+            if job in jobs and rest and not is_alive(found.get(job, ("", ""))[0]):
                 state, _, reason = rest.partition("|")
                 found[job] = (state, reason)
         others = [job for job in jobs if job not in found and jobs[job] != os.getuid()]
@@ -368,5 +392,5 @@ def accounting(job: str) -> str | None:
         text = run_command("sacct", "-X", "-n", "-P", "-D", "-o", "State", "-j", job, check=False)
     except NoAnswer:
         return None
-    states = [line.strip() for line in text.splitlines() if line.strip()]
-    return states[-1].split()[0] if states else None
+    states = re.findall(r"^([A-Z_]+)(?: by \d+)?\s*$", text, re.MULTILINE)
+    return states[-1] if states else None

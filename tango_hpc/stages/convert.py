@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 from tango_hpc.base.config import load_config
 from tango_hpc.base.config.paths import absolute
 from tango_hpc.base.errors import UserError
+from tango_hpc.base.prompts import FIELDS
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.manifest import find_damage
 from tango_hpc.base.run.weights_alone import is_for_readers
 from tango_hpc.questions.data.prepare.sources import download
 from tango_hpc.stages.eval_inputs import training_checkpoints
-from tango_hpc.stages.model_folder import check_model_folder
+from tango_hpc.stages.model_folder import check_files, check_known, prompt_problems
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +66,7 @@ def export_run(run: Path, role: str, out: Path, step: int | None = None) -> str:
     out = absolute(out)
     _refuse_existing(out)
     settings = config.roles[role]
-    check_model_folder(settings.model.path)
+    check_files(settings.model.path)
     with _one_rank():
         from tango_hpc.base.config.roles import ParallelConfig
         from tango_hpc.models.trainer.policy import Policy
@@ -89,6 +90,8 @@ def import_model(source: str, out: Path, dtype: str = "bfloat16") -> str:
     folder = Path(source).expanduser()
     if not folder.is_dir():
         folder = download(source, "model", lambda: _wanted_files(source))
+    check_known(folder)
+    notes = [note for role in FIELDS for note in prompt_problems(folder, role)]  # a config may name another template
     import torch
 
     from tango_hpc.base.model_shape import ModelShape, hf_tensors
@@ -104,9 +107,9 @@ def import_model(source: str, out: Path, dtype: str = "bfloat16") -> str:
         for name, tensor in _tensors(folder, shape, expected):
             writer.add(name, tensor.to(target).contiguous())
         writer.close()
-        check_model_folder(partial)
+        check_files(partial)
     millions = sum(math.prod(size) for size in expected.values()) / 1e6
-    return f"{config['model_type']}, {millions:,.1f}M parameters, {dtype}, is in {out}"
+    return "\n".join([f"{config['model_type']}, {millions:,.1f}M parameters, {dtype}, is in {out}", *notes])
 
 
 def _write_chat_template(folder: Path, chosen: str) -> None:

@@ -22,6 +22,7 @@ class TrainingQuestions:
 
     def __init__(self, config: Config, task: Task, generator: Generator, exchange: Exchange) -> None:
         self._rows, self.num_too_long = questions_that_fit(config.data.train, task, generator, exchange)
+        self.notes = task.notes(self._rows)
         self._sampler = QuestionSampler(len(self._rows), config.seed)
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tango_hpc.base.config import Config
-from tango_hpc.base.prompts import Template, generator_template, read_prompt, stop_token_ids, verifier_template
+from tango_hpc.base.prompts import TEMPLATES, Template, read_prompt, stop_token_ids
 from tango_hpc.base.run.manifest import FileSum
 from tango_hpc.base.types import Generation, GenerationRequest, SamplingSettings, TrainSequence
 from tango_hpc.models.engine import engine
@@ -19,6 +19,7 @@ from tango_hpc.models.weight_sync.sync import SyncStats
 from tango_hpc.questions.protocol.tokenizer import load_tokenizer
 from tango_hpc.questions.tasks import Task
 from tango_hpc.runner.process import RankProcess
+from tango_hpc.stages.model_folder import check_known
 from tango_hpc.stages.responses import (
     NOT_ASKED,
     Grading,
@@ -31,8 +32,6 @@ from tango_hpc.stages.responses import (
 from tango_hpc.stages.role_worker import RoleWorker
 from tango_hpc.stages.sharing import in_shares
 from tango_hpc.stages.throughput import Spent
-
-TEMPLATES = {"generator": generator_template, "verifier": verifier_template}
 
 
 class Role:
@@ -49,6 +48,7 @@ class Role:
     ) -> None:
         self.name, self.config, self.exchange, self._process = name, config, exchange, process
         self.settings = config.roles[name]
+        check_known(self.settings.model.path, name, self.settings)
         self.tokenizer = load_tokenizer(self.settings.model.path, self.settings.chat_template)
         prompt = read_prompt(name, self.settings.prompt, self.settings.chat_template_arguments, self.tokenizer)
         self.template: Template = TEMPLATES[name](self.tokenizer, prompt)

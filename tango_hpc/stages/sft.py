@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from tango_hpc.base.config import Config
 from tango_hpc.base.config.schema import SftRoleConfig
 from tango_hpc.base.errors import CheckFailed, StoppedEarly
-from tango_hpc.base.prompts import Template, read_prompt, response_ids
+from tango_hpc.base.prompts import TEMPLATES, Template, read_prompt, response_ids
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.step_names import StepName
 from tango_hpc.base.types import TrainSequence
@@ -26,13 +26,12 @@ from tango_hpc.models.trainer.flops import peak_memory_bytes, total_peak
 from tango_hpc.models.trainer.offload import give_back_freed_memory
 from tango_hpc.models.trainer.policy import Policy
 from tango_hpc.questions.data.sampler import QuestionSampler
-from tango_hpc.questions.data.tables import SFT_COLUMNS, evenly_spaced, read_rows
+from tango_hpc.questions.data.tables import evenly_spaced, read_sft_rows
 from tango_hpc.questions.protocol.solution import parse_solution
 from tango_hpc.questions.protocol.tokenizer import load_tokenizer
 from tango_hpc.questions.tasks.tiny import build_tiny_model
 from tango_hpc.runner.process import RankProcess
 from tango_hpc.stages.journal import Clock, Journal
-from tango_hpc.stages.role import TEMPLATES
 from tango_hpc.stages.sharing import in_shares
 from tango_hpc.stages.throughput import Spent, usage_metrics
 
@@ -113,7 +112,7 @@ class FineTuning:
         role_settings = config.roles[role]
         tokenizer = load_tokenizer(settings.init.path, role_settings.chat_template)
         prompt = read_prompt(role, role_settings.prompt, role_settings.chat_template_arguments, tokenizer)
-        rows = read_rows(settings.data, SFT_COLUMNS[role])
+        rows = read_sft_rows(settings.data, role)
         limit = role_settings.max_prompt_tokens + role_settings.max_response_tokens
         template = TEMPLATES[role](tokenizer, prompt)
         sequences = in_shares(

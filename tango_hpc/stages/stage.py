@@ -27,7 +27,7 @@ from tango_hpc.plan.disk import note_on_disk
 from tango_hpc.plan.memory import MemoryPlan, copied_in_fine_tuning, plan_memory
 from tango_hpc.plan.sizes import GPU_PROCESS_BYTES, SAVE_BYTES
 from tango_hpc.questions.data.prepare.pipeline import check_held_out
-from tango_hpc.questions.data.tables import QUESTION_COLUMNS, SFT_COLUMNS, check_ids, check_table
+from tango_hpc.questions.data.tables import QUESTION_COLUMNS, check_ids, check_sft_table, check_table
 from tango_hpc.questions.tasks.made_files import check_made_files, make_missing_files, recipes
 from tango_hpc.questions.tasks.own import check_own_task
 from tango_hpc.report.live_view import ProgressView
@@ -40,7 +40,7 @@ from tango_hpc.stages.eval_inputs import (
     evaluated_roles,
     was_trained_since,
 )
-from tango_hpc.stages.model_folder import check_model_folder
+from tango_hpc.stages.model_folder import check_files, check_model
 
 if TYPE_CHECKING:
     from tango_hpc.models.parallel.exchange import Exchange
@@ -233,10 +233,11 @@ class Sft(SavesSteps):
             found.problems.append("the config names nothing to fine-tune; add sft.generator or sft.verifier")
         made: set[Path] = set()
         for role, settings in fine_tuned(config).items():
-            found.note_table(settings.data, SFT_COLUMNS[role])
+            if settings.data not in found.made or settings.data.exists():
+                found.note(check_sft_table, settings.data, role)
             is_made = settings.init.build is not None or settings.init.path in made
             if not is_made or settings.init.path.exists():
-                found.note(check_model_folder, settings.init.path)
+                found.note(check_model, settings.init.path, "", role, config.roles[role])
             made.add(settings.output)
 
     def node_bytes(self, config: Config) -> int:
@@ -279,9 +280,9 @@ class Train(SavesSteps):
             found.note(check_held_out, data.train, data.eval)
         for name, role in config.roles.items():
             hint = "; `tango sft CONFIG` writes it" if name in fine_tuned(config) else ""
-            found.note(check_model_folder, role.model.path, hint)
+            found.note(check_model, role.model.path, hint, name, role)
             if role.model.reference_path is not None:
-                found.note(check_model_folder, role.model.reference_path)
+                found.note(check_files, role.model.reference_path)
 
     def taking_part(self, config: Config) -> Config:
         """Return `config` as it is."""
@@ -322,7 +323,7 @@ class Eval(Stage):
             if file not in found.made or file.exists():
                 found.note(check_ids, file)
         for name in evaluated_roles(config):
-            found.note(check_model_folder, config.roles[name].model.path)
+            found.note(check_model, config.roles[name].model.path, "", name, config.roles[name])
 
     def _results(self, directory: RunDirectory) -> Path:
         return directory.path / "eval"
@@ -358,7 +359,7 @@ class Teacher(Stage):
             found.problems.append("the config has no teacher section; it names the questions and the folder to write")
         else:
             found.note(check_table, config.teacher.questions, QUESTION_COLUMNS)
-        found.note(check_model_folder, config.generator.model.path)
+        found.note(check_model, config.generator.model.path, "", "generator", config.generator)
 
     def _results(self, directory: RunDirectory) -> Path | None:
         try:

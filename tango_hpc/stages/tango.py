@@ -371,7 +371,8 @@ class Tango:
         )
         self.journal.checkpoints_set_aside(self.checkpoints.set_aside)
         limit = self.generator.settings.max_prompt_tokens
-        for text in not_asked(self.questions.num_too_long, self.questions.num_rows, self.held_out, limit):
+        left_out = not_asked(self.questions.num_too_long, self.questions.num_rows, self.held_out, limit)
+        for text in (*left_out, *self.questions.notes):
             self.journal.note(text)
 
     # -- checkpoints -------------------------------------------------------------------------------------------

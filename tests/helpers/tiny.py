@@ -46,7 +46,8 @@ def make_tiny_hf(directory: Path | str, family: str = "qwen2", *, seed: int = 0,
     config = tiny_hf_config(family, **dims)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, size in hf_tensors(ModelShape.from_hf_config(config)).items():
+    sizes = {key: value for key, value in config.items() if not key.startswith("rope")}  # which may not be trainable
+    for name, size in hf_tensors(ModelShape.from_hf_config(sizes)).items():
         values = torch.randn(size, generator=generator)
         # Norms around 1; matrices scaled so that logits spread over a few units.
         tensors[name] = 1 + 0.1 * values if name.endswith("norm.weight") else 0.08 * values

@@ -24,6 +24,7 @@ from tango_hpc.stages.convert import export_run, import_model
 from tests.helpers.attempts import flip
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
+from tests.helpers.small_tokenizer import write_tokenizer
 from tests.helpers.tiny import make_tiny_hf
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
@@ -51,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("convert")
     for family in FAMILIES:
         make_tiny_hf(folder / family, family=family, hidden_size=128)
-        (folder / family / "tokenizer.json").write_text("{}")
+        write_tokenizer(folder / family)
         (folder / family / "chat_template.jinja").write_text("{{ messages }}")
         generation = {"eos_token_id": [3, 4], "temperature": 0.7, "repetition_penalty": 1.1, "max_new_tokens": 9}
         (folder / family / "generation_config.json").write_text(json.dumps(generation))
@@ -152,7 +153,7 @@ def test_export_after_import_gives_identical_tensors(family: str, folder: Path) 
 def test_import_reads_old_pickled_weights_and_converts(tmp_path: Path) -> None:
     model = tmp_path / "model"
     make_tiny_hf(model)
-    (model / "tokenizer.json").write_text("{}")
+    write_tokenizer(model)
     tensors = load_file(model / "model.safetensors")
     (model / "model.safetensors").unlink()
     torch.save(tensors, model / "pytorch_model.bin")
@@ -165,7 +166,7 @@ def test_import_reads_old_pickled_weights_and_converts(tmp_path: Path) -> None:
 def test_import_names_what_does_not_fit_and_leaves_nothing_behind(tmp_path: Path) -> None:
     model = tmp_path / "model"
     make_tiny_hf(model)
-    (model / "tokenizer.json").write_text("{}")
+    write_tokenizer(model)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
     with pytest.raises(UserError, match=r"gate_proj.weight is \[96, 64\], should be \[128, 64\]"):

@@ -22,6 +22,7 @@ from tango_hpc.base.types import TrainSequence
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sequences import random_sequences
+from tests.helpers.small_tokenizer import write_tokenizer
 from tests.helpers.tiny import make_tiny_hf
 
 # tensor x pipeline; what is left of the four ranks is data parallel. 4x1 shares key/value heads between ranks.
@@ -140,7 +141,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for family, dims in FAMILIES.items():
         make_tiny_hf(folder / family, family, **dims)
         make_tiny_hf(folder / f"{family}-reference", family, seed=1, **dims)
-        (folder / family / "tokenizer.json").write_text("{}")
+        write_tokenizer(folder / family)
     return folder
 
 

@@ -26,6 +26,7 @@ from tango_hpc.runner import slurm
 from tango_hpc.runner.attempts import Attempt, AttemptLog, known_jobs, submitted_jobs
 from tango_hpc.runner.heartbeat import is_loading
 from tests.helpers.counter_rank import RANK_COMMAND
+from tests.helpers.small_tokenizer import write_tokenizer
 
 PROFILE = Profile(time="10", env={"TANGO_RANK_COMMAND": shlex.join(RANK_COMMAND)})
 ROOT = Path(__file__).parents[2]
@@ -36,10 +37,10 @@ def counting_config(folder: Path, name: str, launch: dict[str, Any] | None = Non
     """A config whose files are there, in `folder`; its run counts in FOLDER/NAME."""
     model = folder / "model"
     model.mkdir(parents=True, exist_ok=True)
-    for file in ("model.safetensors", "tokenizer.json"):
-        (model / file).touch()
+    (model / "model.safetensors").touch()
+    write_tokenizer(model)
     dimensions = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    limits = {"max_position_embeddings": 128, "num_key_value_heads": 2, "vocab_size": 32}
+    limits = {"max_position_embeddings": 128, "num_key_value_heads": 2, "vocab_size": 32, "eos_token_id": 0}
     (model / "config.json").write_text(json.dumps({"model_type": "qwen2", **dimensions, **limits}))
     questions = folder / "questions.parquet"
     if not questions.exists():

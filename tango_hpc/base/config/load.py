@@ -31,9 +31,10 @@ _REFERENCE = re.compile(r"\$\{([^}]*)\}")
 NOT_YAML = (yaml.YAMLError, ValueError, TypeError, RecursionError)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2 floats and booleans: plain YAML 1.1 reads `1e-6` as a string, and `off` as false. Duplicate keys are
-    refused, not overwritten.
+class YamlLoader(yaml.SafeLoader):
+    """Reads numbers and booleans as YAML 1.2 has them. Duplicate keys are refused, not overwritten.
+
+    PyYAML's own YAML 1.1 reads `1e-6` as a text, `off` as false, `010` as 8 and `1:00:00` as 3600.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
@@ -46,14 +47,19 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+YamlLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":int"))]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
+YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
-_Loader.add_implicit_resolver(
+YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"^(?:[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+)$"),
+    list("-+0123456789"),
+)
+YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)$"),
     list("-+0123456789."),
@@ -120,7 +126,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the config {path}: {error}") from None
     try:
-        tree = yaml.load(text, Loader=_Loader)
+        tree = yaml.load(text, Loader=YamlLoader)
     except NOT_YAML as error:
         raise UserError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(tree, dict):
@@ -143,7 +149,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     if names[0] == "base":
         raise UserError(f"override {override!r}: only a config file names its base")
     try:
-        parsed = yaml.load(value, Loader=_Loader)
+        parsed = yaml.load(value, Loader=YamlLoader)
     except NOT_YAML as error:
         raise UserError(f"override {override!r}: the value is not valid YAML: {error}") from None
     node = tree

@@ -10,24 +10,19 @@ import torch
 from torch import Tensor
 
 from tango_hpc.base.errors import UserError
-
-ROPE_TYPES = ("default", "linear", "llama3")
+from tango_hpc.base.model_shape import rope_problems, rope_settings
 
 
 def rope_frequencies(config: Mapping[str, Any], head_dim: int) -> Tensor:
     """Return radians per position of each pair of dimensions: [head_dim / 2], float32.
 
-    Reads `rope_theta` and `rope_scaling`, or `rope_parameters` of newer configs. Only scalings that do not depend
-    on the length of the sequence can be trained packed: default, linear and llama3.
+    Raises UserError for kinds that depend on the length of the sequence: they cannot be trained packed.
     """
-    rope = {"rope_theta": config.get("rope_theta"), **(config.get("rope_scaling") or {})}
-    rope |= config.get("rope_parameters") or {}
-    theta = float(rope["rope_theta"] or 10000.0)
-    kind = str(rope.get("rope_type") or rope.get("type") or "default")
-    if kind not in ROPE_TYPES:
-        raise UserError(f"rope type {kind!r} of the model is not supported; supported are {', '.join(ROPE_TYPES)}")
-    if float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise UserError("partial_rotary_factor other than 1 is not supported")
+    problems = rope_problems(config)
+    if problems:
+        raise UserError(f"config.json of the model asks for what is not supported: {', '.join(problems)}")
+    rope = rope_settings(config)
+    kind, theta = rope["rope_type"], float(rope["rope_theta"])
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies = 1.0 / theta**exponents
     if kind == "linear":

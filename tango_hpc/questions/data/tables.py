@@ -19,6 +19,8 @@ Item = TypeVar("Item")
 MADE_WITH = b"tango_hpc.made_with"  # key of a Parquet file's metadata: the settings of what was made here, JSON
 
 QUESTION_COLUMNS = ("id", "question", "answer", "source")
+CHAT_COLUMNS = ("messages", "conversations")
+ROLES_IN_CHATS = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
 SFT_COLUMNS = {
     "generator": ("question", "solution_text"),
     "verifier": ("question", "solution_text", "verification_text"),
@@ -63,7 +65,8 @@ def _is_text(found: pa.DataType) -> bool:
     """Return whether a column's values are strings, or all missing, which is said where they are read."""
     if pa.types.is_dictionary(found):
         return _is_text(found.value_type)
-    return any(is_so(found) for is_so in (pa.types.is_string, pa.types.is_large_string, pa.types.is_null))
+    types = pa.types
+    return any(is_so(found) for is_so in (types.is_string, types.is_large_string, types.is_string_view, types.is_null))
 
 
 def _footer(path: Path) -> pq.ParquetFile:
@@ -75,14 +78,16 @@ def _footer(path: Path) -> pq.ParquetFile:
         raise UserError(f"cannot read {path} as Parquet: {error}") from None
 
 
-def read_rows(path: Path, columns: tuple[str, ...], limit: int | None = None) -> list[dict[str, Any]]:
-    """Return the first `limit` rows (default: all) as dictionaries of these columns.
+def read_rows(
+    path: Path, columns: tuple[str, ...], limit: int | None = None, optional: tuple[str, ...] = ()
+) -> list[dict[str, Any]]:
+    """Return the first `limit` rows (default: all) as dictionaries of these columns and the `optional` ones.
 
-    Cells that are empty, or hold bytes that are no UTF-8, are refused with their row.
+    Cells that are empty, or hold bytes that are no UTF-8, are refused with their row; optional ones may be empty.
     """
     check_table(path, columns)
     try:
-        table = pq.read_table(path, columns=list(columns))
+        table = pq.read_table(path, columns=[*columns, *optional])
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # its footer is sound, its pages are not
         raise UserError(f"cannot read {path} as Parquet: {error}") from None
     if limit is not None:
@@ -104,7 +109,53 @@ def read_questions(path: Path, limit: int | None = None) -> list[dict[str, Any]]
     """
     schema = _footer(path).schema_arrow
     has_metadata = "metadata" in schema.names and _is_text(schema.field("metadata").type)
-    return read_rows(path, (*QUESTION_COLUMNS, "metadata") if has_metadata else QUESTION_COLUMNS, limit)
+    return read_rows(path, QUESTION_COLUMNS, limit, ("metadata",) if has_metadata else ())
+
+
+def check_sft_table(path: Path, role: str) -> None:
+    """Raise `UserError` unless `path` holds rows to fine-tune `role` on: `SFT_COLUMNS`, or chats for the generator."""
+    if role != "generator" or _chat_column(path) is None:
+        check_table(path, SFT_COLUMNS[role])
+    elif _footer(path).metadata.num_rows == 0:
+        raise UserError(f"{path} has no rows; give a data set with at least one")
+
+
+def read_sft_rows(path: Path, role: str) -> list[dict[str, Any]]:
+    """Return the rows to fine-tune `role` on, with the columns `SFT_COLUMNS`.
+
+    A chat is a user's message and an assistant's, in the column messages (role, content) or conversations (from,
+    value): the question and its solution. The role's own prompt takes the place of a system message in it. Raises
+    UserError, naming the row, for other chats.
+    """
+    column = _chat_column(path) if role == "generator" else None
+    if column is None:
+        return read_rows(path, SFT_COLUMNS[role])
+    rows = []
+    for number, chat in enumerate(pq.read_table(path, columns=[column])[column].to_pylist()):
+        turns = [(str(turn.get("role") or turn.get("from")), turn.get("content") or turn.get("value")) for turn in chat]
+        kept = [(ROLES_IN_CHATS.get(name, name), text) for name, text in turns if name != "system"]
+        if [name for name, _ in kept] != ["user", "assistant"] or not all(isinstance(text, str) for _, text in kept):
+            raise UserError(
+                f"{path}: {column} of row {number} is {', '.join(name for name, _ in turns) or 'empty'}: a row to"
+                " fine-tune on needs one user message and one assistant message, both text (a system message is passed"
+                " over: the role's prompt takes its place)"
+            )
+        rows.append({"question": kept[0][1], "solution_text": kept[1][1]})
+    return rows
+
+
+def _chat_column(path: Path) -> str | None:
+    """Return the column of a file that has chats and lacks the columns of solutions."""
+    schema = _footer(path).schema_arrow
+    if set(SFT_COLUMNS["generator"]) <= set(schema.names):
+        return None
+    return next((name for name in CHAT_COLUMNS if name in schema.names and _holds_chats(schema.field(name).type)), None)
+
+
+def _holds_chats(found: pa.DataType) -> bool:
+    types = pa.types
+    is_list = types.is_list(found) or types.is_large_list(found) or types.is_list_view(found)
+    return is_list and types.is_struct(found.value_type)
 
 
 def _not_text(table: pa.Table) -> Iterator[tuple[str, int, UnicodeDecodeError]]:

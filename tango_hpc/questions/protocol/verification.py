@@ -83,7 +83,7 @@ class _StepText:
 
 @dataclass(frozen=True)
 class _Parts:
-    """What a verification consists of: its step elements, the final one, and the text outside of both.
+    """The parts of a verification: its step elements, the final one, and the text outside of both.
 
     `between`: the text in the first element outside of its steps. `in_form`: exactly the elements of the grammar, each
     closed, and no stray tags. `is_bare`: nothing but the two closed elements and white space.

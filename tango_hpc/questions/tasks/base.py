@@ -24,6 +24,10 @@ class Task(Protocol):
         """Return the answer in a response; None where there is none."""
         ...
 
+    def notes(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return what a user should know of how these questions are graded, a line each."""
+        ...
+
     def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[Verdict]:
         """Eq. 2 for each (question row, extracted answer); no answer is wrong."""
         ...
@@ -54,6 +58,10 @@ class PlainQuestions(ABC):
     def answer(self, response: str) -> str | None:
         """Return the answer of our own format, or else the last box."""
         return find_answer(response)
+
+    def notes(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return nothing: all questions are graded alike."""
+        return []
 
     @abstractmethod
     def grade_all(self, answers: Sequence[tuple[dict[str, Any], str | None]]) -> list[Verdict]:

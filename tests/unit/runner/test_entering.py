@@ -264,7 +264,8 @@ def test_what_changed_between_attempts_is_refused_or_told(tmp_path: Path) -> Non
 @pytest.mark.parametrize("stage", ["train", "sft"])
 def test_another_prompt_in_the_same_file_is_refused_like_the_setting(tmp_path: Path, key: str, stage: str) -> None:
     file = tmp_path / "text"
-    file.write_text("Solve {question}")
+    whole = "{% for m in messages %}{{ m.content }}{% endfor %}" if key == "chat_template" else ""
+    file.write_text(f"{whole}Solve {{question}}")
     config = counting_config(tmp_path, "run", {"nodes": 1})
     value = file if key == "prompt" else str(file)
     solutions = tmp_path / "solutions.parquet"
@@ -278,11 +279,11 @@ def test_another_prompt_in_the_same_file_is_refused_like_the_setting(tmp_path: P
     )
     directory = prepare_run([TRAIN], config, resume=False)
     assert attempt_with(directory, config, stage) == ([], [])
-    file.write_text("Solve this: {question}")  # before the first checkpoint anything may change
+    file.write_text(f"{whole}Solve this: {{question}}")  # before the first checkpoint anything may change
     refused, changes = attempt_with(directory, config, stage)
     assert refused == [] and [line.partition(" ")[0] for line in changes] == [f"generator.{key}"]
     (directory.checkpoints / stage / "step_000003").mkdir(parents=True)
-    file.write_text("Write nonsense about {question}")
+    file.write_text(f"{whole}Write nonsense about {{question}}")
     refused, changes = attempt_with(directory, config, stage)
     assert refused == changes and [line.partition(" ")[0] for line in refused] == [f"generator.{key}"]
     with pytest.raises(UserError, match=rf"would compute something else:\n  generator\.{key} .* -> "):

@@ -131,14 +131,34 @@ def test_shipped_profiles_are_valid_and_so_are_their_commented_keys(file: Path) 
 
 def test_all_mistakes_of_a_profile_in_one_message(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("acount: me\ntime: 1:00:00\nmemory: much\napptainer: {imag: a.sif}\n")
+    file.write_text("acount: me\ntime: 1 hour\nmemory: much\napptainer: {imag: a.sif}\n")
     with pytest.raises(UserError) as caught:
         load_profile(str(file))
     text = str(caught.value)
     assert "acount: unknown key; did you mean account?" in text
-    assert "time: " in text and "quotes" in text
+    assert "time: must be minutes, hours:minutes:seconds" in text
     assert "memory: " in text
     assert "apptainer.imag: unknown key; did you mean image?" in text
+
+
+def test_slurm_gets_what_a_profile_says(tmp_path: Path) -> None:
+    """YAML 1.1 reads 1:00:00 as 3600, 010 as 8, 1_000 as 1000, off as false and 2026-01-02 as a date."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "account: 0012\npartition: 010\nqos: 1e3\nreservation: 2026-01-02\nconstraint: off\ntime: 1:00:00\n"
+        "memory: 0\nexclusive: true\ncpus_per_rank: 8\nmail_user: null\nenv: {A: 1_000, B: 0x10}\n"
+        "sbatch: {nice: 100, begin: 12:30:00, clusters: 007, hold: true}\n"
+    )
+    profile = load_profile(str(file))
+    assert (profile.account, profile.partition, profile.qos, profile.reservation) == (
+        "0012",
+        "010",
+        "1e3",
+        "2026-01-02",
+    )
+    assert (profile.constraint, profile.time, profile.memory, profile.exclusive) == ("off", "1:00:00", "0", True)
+    assert (profile.cpus_per_rank, profile.mail_user, profile.env) == (8, None, {"A": "1_000", "B": "0x10"})
+    assert profile.sbatch == {"nice": "100", "begin": "12:30:00", "clusters": "007", "hold": True}
 
 
 def test_a_profile_that_is_no_mapping(tmp_path: Path) -> None:

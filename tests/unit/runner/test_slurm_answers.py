@@ -26,8 +26,10 @@ from tango_hpc.commands import asking, ending
 from tango_hpc.commands.asking import Asking
 from tango_hpc.commands.ending import cancel, stop
 from tango_hpc.commands.handle import RunJob
+from tango_hpc.commands.profiles import Profile
+from tango_hpc.commands.resources import Memory
 from tango_hpc.commands.status import run_state, show_logs, states
-from tango_hpc.commands.submit import check_nobody_runs
+from tango_hpc.commands.submit import check_nobody_runs, executor
 from tango_hpc.commands.sweep import load_sweep
 from tango_hpc.commands.sweep_submit import submit_sweep
 from tango_hpc.runner import environment, slurm
@@ -54,6 +56,104 @@ def test_three_answers(fake: FakeSlurm) -> None:
     assert slurm.queue({"7": os.getuid()})["7"][0] == "UNKNOWN"
     fake.says("squeue", "8|RUNNING|None")
     assert slurm.queue({"7": os.getuid(), "8": os.getuid()}) == {"8": ("RUNNING", "None")}
+
+
+FINAL = [
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "TIMEOUT",
+]
+OTHERS = [
+    "PENDING",
+    "RUNNING",
+    "SUSPENDED",
+    "COMPLETING",
+    "CONFIGURING",
+    "EXPEDITING",
+    "LAUNCH_FAILED",
+    "POWER_UP_NODE",
+    "RECONFIG_FAIL",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "RESIZING",
+    "RESV_DEL_HOLD",
+    "REVOKED",
+    "SIGNALING",
+    "SPECIAL_EXIT",
+    "STAGE_OUT",
+    "STOPPED",
+    "UPDATE_DB",
+    "SOMETHING_NEW",
+]
+
+
+@pytest.mark.parametrize("state", [*FINAL, *OTHERS])
+def test_a_job_is_over_in_the_final_states_alone(fake: FakeSlurm, tmp_path: Path, state: str) -> None:
+    """Those of squeue's manual (25.05), and one that no manual has."""
+    run = submitted_run(tmp_path)
+    fake.says("squeue", f"7|{state}|None")
+    fake.says("scontrol", described("7", state))
+    if state in FINAL:
+        assert states([run])[0].is_over
+        check_nobody_runs(run)
+    else:
+        assert states([run])[0].state in ("waiting", "running")
+        with pytest.raises(UserError, match=f"job 7 of .* is {state}"):
+            check_nobody_runs(run)
+
+
+BANNER = "*** Note: maintenance on Monday = 8:00, job 12 ends then ***"
+
+
+def test_components_of_a_heterogeneous_job(fake: FakeSlurm, tmp_path: Path) -> None:
+    fake.says("squeue", "7+0|COMPLETING|None\n7+1|COMPLETED|None\n8+0|FAILED|x\n8+1|RUNNING|None")
+    assert slurm.queue({"7": os.getuid(), "8": os.getuid()}) == {
+        "7": ("COMPLETING", "None"),
+        "8": ("RUNNING", "None"),
+    }
+    fake.says("scontrol", f"{described('7')} HetJobId=7 HetJobOffset=0\n{described('8')} HetJobId=7 HetJobOffset=1")
+    found = slurm.show_job("7")
+    assert found is not None and found.job_id == "7"
+    script = tmp_path / "job.sh"
+    fake.says("squeue", f"7+0|{script}\n7+1|{script}\n12_[1-3]|{script}\n9|{script}")
+    assert slurm.submitted_from(script) == "12"
+
+
+def test_lines_before_an_answer_are_passed_over(fake: FakeSlurm, tmp_path: Path) -> None:
+    run = submitted_run(tmp_path)
+    fake.says("squeue", f"{BANNER}\n7|RUNNING|None")
+    assert states([run])[0].state == "running"
+    fake.says("scontrol", f"{BANNER}\n{described('7')}")
+    found = slurm.show_job("7")
+    assert found is not None and (found.job_id, found.state) == ("7", "RUNNING")
+    fake.runs(
+        "scontrol",
+        f"echo {shlex.quote(BANNER)}; [ \"$2\" = config ] && echo 'Configuration data as of 2026-01-31T11:00:00'"
+        f" || echo {shlex.quote(described('7'))}",
+    )
+    assert slurm.seconds_left("7") == 3600
+    fake.says("scontrol", BANNER)  # and nothing else: no word of the job, so that it is not known to have gone
+    with pytest.raises(slurm.NoAnswer):
+        slurm.show_job("7")
+    fake.says("sbatch", f"{BANNER}\n43;cluster")
+    assert slurm.submit_after("7", tmp_path / "job.sh", os.environ) == "43"
+    fake.says("sacct", f"{BANNER}\nCANCELLED by 1000")
+    assert slurm.accounting("7") == "CANCELLED"
+
+
+def test_the_job_of_a_submission_is_the_one_that_sbatch_names(tmp_path: Path) -> None:
+    config = counting_config(tmp_path, "run", {"nodes": 1})
+    made = executor(config, Profile(), Memory(None, ""), tmp_path, "run", "slurm", tmp_path)
+    parsed = made._get_job_id_from_submission_command
+    assert parsed(f"{BANNER}\nSubmitted batch job 4711\n".encode()) == "4711"
+    assert parsed("Submitted batch job 4711 on cluster snow") == "4711"
 
 
 def test_what_users_set_for_themselves_hides_no_jobs(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import torch
 from tango_hpc.base.errors import UserError
 from tango_hpc.commands import cli
 from tango_hpc.models.trainer.hf_io import ShardWriter
-from tango_hpc.stages.model_folder import check_model_folder
+from tango_hpc.stages.model_folder import check_files
 
 NOBODY = 65534
 
@@ -73,7 +73,7 @@ def as_nobody(check: Callable[[], object]) -> str:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
 def test_what_the_job_could_not_read_is_refused_before(model: Path) -> None:
     def told() -> str:
-        return as_nobody(lambda: check_model_folder(model))
+        return as_nobody(lambda: check_files(model))
 
     assert told() == ""
     (model / "model.safetensors").chmod(0o600)

@@ -18,7 +18,7 @@ from tango_hpc.questions.data.tables import (
     write_rows,
 )
 from tango_hpc.questions.tasks.made_files import make_missing_files
-from tango_hpc.stages.model_folder import check_model_folder
+from tango_hpc.stages.model_folder import check_files
 from tango_hpc.stages.stage import SFT, TRAIN
 from tests.helpers.runs import small_config
 
@@ -70,18 +70,18 @@ def test_questions_come_with_their_metadata_where_it_is_text(tmp_path: Path) -> 
 
 def test_a_model_folder_without_its_parts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no model folder at .*nowhere; hint"):
-        check_model_folder(tmp_path / "nowhere", "; hint")
+        check_files(tmp_path / "nowhere", "; hint")
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors.index.json").write_text(
         '{"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}'
     )
     (tmp_path / "x-1.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"lacks x-2\.safetensors, tokenizer\.json"):
-        check_model_folder(tmp_path)
+        check_files(tmp_path)
     for damaged in ("", "version https://git-lfs.github.com/spec/v1", "{}", '{"weight_map": {"a": 1}}'):
         (tmp_path / "model.safetensors.index.json").write_text(damaged)
         with pytest.raises(UserError, match=r"index\.json is damaged, or was not downloaded whole"):
-            check_model_folder(tmp_path)
+            check_files(tmp_path)
 
 
 def test_all_problems_of_a_stage_come_in_one_message(tmp_path: Path) -> None:

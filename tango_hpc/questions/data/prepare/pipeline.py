@@ -24,7 +24,10 @@ _ROWS_PER_GROUP = 4096
 
 @dataclass
 class Report:
-    """The fate of every record; `kept` plus all counts of drops and `not_part` is `read`."""
+    """The fate of every record; `kept` plus all counts of drops and `not_part` is `read`.
+
+    `several_answers` counts those of the kept ones whose reference boxes different answers in its last sentence.
+    """
 
     name: str
     split: str
@@ -35,6 +38,7 @@ class Report:
     not_part: int = 0
     missing_question: int = 0
     missing_answer: int = 0
+    several_answers: int = 0
     over_long: int = 0
     duplicates: int = 0
     conflicting_duplicates: int = 0
@@ -71,6 +75,7 @@ _LABELS = {
     "over_long": "over-long questions",
     "duplicates": "duplicates",
     "conflicting_duplicates": "duplicates with another answer",
+    "several_answers": "of those kept: several answers are boxed in the last sentence, and all of them are the answer",
 }
 
 
@@ -153,6 +158,9 @@ def _checked_rows(name: str, data_set: DataSet, files: list[Path], report: Repor
         kind = _fault(row, seen, report, held_out, max_question_characters, data_set.questions_repeat)
         if kind is None:
             report.kept += 1
+            if "boxes" in row.metadata:
+                report.several_answers += 1
+                report.note("several_answers", row.id)
             yield row
         else:
             report.note(kind, row.id)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tango_hpc.base.errors import UserError
-from tango_hpc.questions.data.prepare.rows import PreparedRow
+from tango_hpc.questions.data.prepare.rows import PreparedRow, normalized
 from tango_hpc.questions.protocol.tags import last_box
 
 Record = Mapping[str, Any]
@@ -59,12 +59,30 @@ def _first(record: Record, *names: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return an answer as text: None and NaN are missing, 27.0 is 27."""
+    """Return an answer as text: None and NaN are missing, 27.0 is 27, several answers are separated by commas."""
+    if isinstance(value, list | tuple):
+        return ", ".join(filter(None, map(_text, value)))
     if value is None or value != value:
         return ""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return str(value).strip()
+
+
+_SENTENCE_END = re.compile(r"[.!?](?:\$|\s)*\s|\n\s*\n")
+
+
+def _boxed(solution: str) -> tuple[str, dict[str, Any]]:
+    """Return the answer in a reference solution's last sentence that has a box; and the metadata `boxes`, their number,
+    where several boxes of that sentence hold different answers: all of them are the answer, as in "-2, 1".
+    """
+    end = solution.rfind("\\boxed{")
+    if end < 0:
+        return "", {}
+    start = max((match.end() for match in _SENTENCE_END.finditer(solution, 0, end)), default=0)
+    boxes = [last_box(part) for part in re.split(r"(?=\\boxed\{)", solution[start:])]
+    answers = list({normalized(box): box for box in boxes if box is not None}.values())
+    return ", ".join(answers), {"boxes": len(answers)} if len(answers) > 1 else {}
 
 
 def gsm8k(record: Record, file: Path, index: int) -> PreparedRow:
@@ -80,10 +98,11 @@ def math(record: Record, file: Path, index: int) -> PreparedRow:
     subject = record.get("type", record.get("subject"))
     metadata = {"solution": solution, "level": record.get("level"), "subject": subject}
     name = record.get("unique_id") or f"{file.parent.name}-{file.stem}-{index}"
-    answer = _text(record.get("answer")) or last_box(solution) or ""
+    given = _text(record.get("answer"))
+    answer, boxes = (given, {}) if given else _boxed(solution)
     if not answer and (bare := re.findall(r"\\boxed\s+(\d+)", solution)):  # \boxed 9, without braces
         answer = bare[-1]
-    return PreparedRow(name, _first(record, "problem"), answer, metadata)
+    return PreparedRow(name, _first(record, "problem"), answer, metadata | boxes)
 
 
 def math500(record: Record, file: Path, index: int) -> PreparedRow:
@@ -215,8 +234,9 @@ def eurus_sft(record: Record, file: Path, index: int) -> PreparedRow | None:
         return None
     turns = {turn["from"]: turn["value"] for turn in _first(record, "conversations")}
     question = _EURUS_REQUEST.sub("", turns.get("human", turns.get("user", "")))
-    answer = last_box(turns.get("gpt", turns.get("assistant", ""))) or ""
-    return PreparedRow(str(record.get("id") or index), question, answer, {"data_source": record.get("dataset")})
+    answer, boxes = _boxed(turns.get("gpt", turns.get("assistant", "")))
+    metadata = {"data_source": record.get("dataset"), **boxes}
+    return PreparedRow(str(record.get("id") or index), question, answer, metadata)
 
 
 DATA_SETS: dict[str, DataSet] = {

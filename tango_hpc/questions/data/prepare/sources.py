@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +15,9 @@ import pyarrow.parquet as pq
 from tango_hpc.base.errors import UserError
 
 SUFFIXES = (".parquet", ".jsonl", ".json")
+COMPRESSIONS = (".gz", ".zst", ".bz2")  # of JSON and JSON lines
+# What the hub, `datasets` and its exports lay beside the data.
+METADATA_FILES = {"dataset_infos.json", "dataset_info.json", "state.json", "croissant.json", "dataset_dict.json"}
 _BATCH_ROWS = 512  # of Parquet held at a time: Eurus rows carry prompts of several kB
 
 
@@ -27,11 +31,14 @@ def find_files(source: str, patterns: Sequence[str]) -> list[Path]:
     """
     path = Path(source).expanduser()
     if path.is_file():
-        if path.suffix not in SUFFIXES:
-            raise UserError(f"{path}: cannot read {path.suffix or 'a file without suffix'}; give {', '.join(SUFFIXES)}")
+        if _kind(path) is None:
+            raise UserError(
+                f"{path}: cannot read {path.suffix or 'a file without suffix'}; give {', '.join(SUFFIXES)} (JSON also"
+                f" as {', '.join(COMPRESSIONS)})"
+            )
         return [path]
     folder = path if path.is_dir() else download(source, "dataset", lambda: patterns)
-    files = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+    files = sorted(file for file in folder.rglob("*") if _is_data(file, folder))
     names = [file.relative_to(folder).as_posix() for file in files]
     for pattern in patterns:
         if fitting := fnmatch.filter(names, pattern):
@@ -40,12 +47,28 @@ def find_files(source: str, patterns: Sequence[str]) -> list[Path]:
     raise UserError(f"{source} has no file like {' or '.join(patterns)}; it has {present} (--split chooses)")
 
 
+def _kind(file: Path) -> str | None:
+    """Return the suffix that says how a file is read, without that of its compression; None for other files."""
+    kind = file.with_suffix("").suffix if file.suffix in COMPRESSIONS else file.suffix
+    return kind if kind in SUFFIXES and not (kind == ".parquet" and file.suffix != kind) else None
+
+
+def _is_data(file: Path, folder: Path) -> bool:
+    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return _kind(file) is not None and not hidden and file.name not in METADATA_FILES and file.is_file()
+
+
+def _open_text(file: Path) -> TextIO:
+    """Open a text file, compressed or not, without a byte-order mark."""
+    return io.TextIOWrapper(pa.input_stream(str(file), compression="detect"), encoding="utf-8-sig")
+
+
 def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield every record of `files` in order, with the file that it stands in. Parquet and JSON lines are streamed."""
     for file in files:
-        if file.suffix == ".parquet":
+        if _kind(file) == ".parquet":
             records = _read_parquet(file)
-        elif file.suffix == ".jsonl":
+        elif _kind(file) == ".jsonl":
             records = _read_lines(file)
         else:
             records = _read_json(file)
@@ -54,6 +77,8 @@ def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]
                 yield file, record
         except UnicodeDecodeError as error:
             raise UserError(f"{file} is not text in UTF-8 ({error})") from None
+        except OSError as error:
+            raise UserError(f"{file} cannot be read, or was not downloaded whole: {error}") from None
 
 
 def _read_parquet(file: Path) -> Iterator[dict[str, Any]]:
@@ -66,7 +91,7 @@ def _read_parquet(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _read_lines(file: Path) -> Iterator[dict[str, Any]]:
-    with open(file, encoding="utf-8") as lines:
+    with _open_text(file) as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield _record(file, number, line)
@@ -84,13 +109,14 @@ def _record(file: Path, number: int, line: str) -> dict[str, Any]:
 
 def _read_json(file: Path) -> Iterator[dict[str, Any]]:
     """Yield an array of objects, or JSON lines under the wrong name."""
-    with open(file, encoding="utf-8") as stream:
+    with _open_text(file) as stream:
         first = stream.read(1024).lstrip()[:1]
     if first == "{":
         yield from _read_lines(file)
         return
     try:
-        records = json.loads(file.read_text(encoding="utf-8"))
+        with _open_text(file) as stream:
+            records = json.loads(stream.read())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON: {error}") from None
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
