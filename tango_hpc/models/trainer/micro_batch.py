@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tango_hpc.base.errors import CheckFailed
 from tango_hpc.base.types import TrainSequence
 from tango_hpc.models.parallel.ranks import to_device
 from tango_hpc.models.trainer.attention import PackedSequences
@@ -60,6 +61,13 @@ def give(sequences: Sequence[TrainSequence], name: str, values: Sequence[np.ndar
 def fed_length(sequence: TrainSequence) -> int:
     """Return tokens that go through the model: all but the last, which predicts nothing."""
     return sequence.num_tokens - 1
+
+
+def check_tokens(sequences: Sequence[TrainSequence], vocab_size: int) -> None:
+    """Raise CheckFailed for a token that the model has no embedding of."""
+    largest = max((max([*one.prompt_ids, *one.response_ids], default=0) for one in sequences), default=0)
+    if largest >= vocab_size:
+        raise CheckFailed(f"token {largest} is none of the model's {vocab_size}: another model's tokenizer made it")
 
 
 def build_micro_batch(

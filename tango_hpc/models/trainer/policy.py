@@ -45,6 +45,7 @@ from tango_hpc.models.trainer.loss import (
 from tango_hpc.models.trainer.micro_batch import (
     MicroBatch,
     build_micro_batch,
+    check_tokens,
     fed_length,
     flat,
     give,
@@ -318,6 +319,7 @@ class Policy:
     ) -> list[dict[str, Tensor]]:
         """Run Megatron-core's schedule over this rank's micro-batches; return their statistics, on the last stage."""
         groups = self.groups
+        check_tokens(sequences, self.shape.vocab_size)
         members = [i for i, sequence in enumerate(sequences) if sequence.response_ids]
         packs = self._pack([fed_length(sequences[i]) for i in members])[groups.data_rank]
         offsets = response_offsets(sequences)

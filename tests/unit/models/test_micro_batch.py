@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tango_hpc.base.errors import CheckFailed
 from tango_hpc.base.types import TrainSequence
-from tango_hpc.models.trainer.micro_batch import MicroBatch, build_micro_batch, response_offsets
+from tango_hpc.models.trainer.micro_batch import MicroBatch, build_micro_batch, check_tokens, response_offsets
 
 SEQUENCES = [TrainSequence([1, 2, 3], [4, 5]), TrainSequence([6], [7, 8, 9])]  # four and three fed tokens
 
@@ -30,3 +31,10 @@ def test_a_micro_batch_of_nothing_feeds_one_token_to_each() -> None:
     empty = batch_of([], 4)
     assert empty.tokens_1T.tolist() == [[0, 0, 0, 0]] and empty.packed.cu_seqlens_q.tolist() == [0, 4]
     assert len(empty.predicted_R) == len(empty.targets_R) == len(empty.flat_R) == 0
+
+
+def test_a_token_beyond_the_embedding_is_refused() -> None:
+    check_tokens(SEQUENCES, 10)
+    check_tokens([], 10)
+    with pytest.raises(CheckFailed, match="token 9 is none of the model's 9"):
+        check_tokens(SEQUENCES, 9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
 import sys
 import tracemalloc
@@ -19,7 +21,15 @@ from tango_hpc.questions.data.prepare.pipeline import check_held_out, prepare
 from tango_hpc.questions.data.prepare.readers import DATA_SETS
 from tango_hpc.questions.data.prepare.rows import SCHEMA, loosely_normalized, normalized, read_metadata
 from tango_hpc.questions.data.prepare.sources import find_files
-from tango_hpc.questions.data.tables import check_ids, write_rows
+from tango_hpc.questions.data.tables import (
+    QUESTION_COLUMNS,
+    check_ids,
+    check_sft_table,
+    read_questions,
+    read_sft_rows,
+    write_rows,
+)
+from tango_hpc.questions.tasks.math import Math
 from tango_hpc.stages.stage import TRAIN
 from tests.helpers.real_data import REAL, needs_real_data
 
@@ -188,6 +198,121 @@ def test_faulty_records_are_dropped_and_counted(tmp_path):
     assert (report.missing_question, report.over_long) == (1, 1)
     saved = json.loads((tmp_path / "o.report.json").read_text())
     assert saved["kept"] == 2 and saved["examples"]["over_long"] == ["math500-6"]
+
+
+GSM8K = json.dumps({"question": "1+1?", "answer": "#### 2"}) + "\n"
+AS_THEY_COME = {
+    "a byte-order mark": ("test.jsonl", b"\xef\xbb\xbf" + GSM8K.encode()),
+    "a byte-order mark before an array": ("test.json", b"\xef\xbb\xbf[" + GSM8K.strip().encode() + b"]"),
+    "gzip": ("test.jsonl.gz", gzip.compress(GSM8K.encode())),
+    "gzip of JSON": ("test.json.gz", gzip.compress(b"[" + GSM8K.strip().encode() + b"]")),
+    "Zstandard": ("test.jsonl.zst", pa.compress(GSM8K.encode(), codec="zstd", asbytes=True)),
+    "bzip2": ("test.jsonl.bz2", bz2.compress(GSM8K.encode())),
+    "JSON lines named .json": ("test.json", GSM8K.encode()),
+    "Windows line ends": ("test.jsonl", GSM8K.replace("\n", "\r\n").encode()),
+}
+
+
+@pytest.mark.parametrize("name", AS_THEY_COME)
+def test_files_are_read_as_they_come(name: str, tmp_path: Path) -> None:
+    file, content = AS_THEY_COME[name]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / file).write_bytes(content)
+    for source in (tmp_path / "data" / file, tmp_path / "data"):
+        prepare("gsm8k", source=str(source), out=tmp_path / "out.parquet")
+        assert [row["answer"] for row in read(tmp_path / "out.parquet")] == ["2"]
+
+
+def test_a_compressed_file_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    whole = gzip.compress("".join(f'{{"question": "{i}?", "answer": "#### {i * 7919}"}}\n' for i in range(99)).encode())
+    (tmp_path / "test.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="test.jsonl.gz cannot be read, or was not downloaded whole"):
+        prepare("gsm8k", source=str(tmp_path / "test.jsonl.gz"), out=tmp_path / "out.parquet")
+
+
+def test_what_lies_beside_the_data_is_passed_over(tmp_path: Path) -> None:
+    """As `datasets` and the hub's cache leave it."""
+    data = tmp_path / "snapshot"
+    write(data / "a.jsonl", [{"problem": "x?", "answer": "025"}])
+    for name in ("dataset_infos.json", "dataset_info.json", "state.json", ".cache/huggingface/x.json"):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_text('{"default": {}}')
+    assert prepare("aime24", source=str(data), out=tmp_path / "out.parquet").kept == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "answer"), [(["3", "4"], "3, 4"), ([27.0], "27"), (3, "3"), (["3", None], "3"), ([], None), (None, None)]
+)
+def test_an_answer_may_be_a_list_or_a_number(value, answer, tmp_path):
+    other = {"problem": "other?", "answer": "1"}
+    source = write(tmp_path / "test.jsonl", [{"problem": "a b", "answer": value}, other])
+    prepare("math500", source=str(source), out=tmp_path / "out.parquet")
+    assert [row["answer"] for row in read(tmp_path / "out.parquet")] == ([answer] if answer else []) + ["1"]
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        (r"The roots are $\boxed{-2}$ and $\boxed{1}$.", "-2, 1"),
+        (r"First $a = \boxed{3}$. Hence $b$ is $\boxed{4}$.", "4"),  # of another sentence: a step on the way
+        (r"So $x = \boxed{5}$, that is, \boxed{5}.", "5"),
+        (r"Thus \boxed{1.5} or, put another way, \boxed{1.5}. Done.", "1.5"),
+        (r"\boxed{a}" + "\n\n" + r"Finally \boxed{b}, \boxed{c} and \boxed{d}", "b, c, d"),
+        (r"The points are $\boxed{(-2,18)}$ and $\boxed{(8,38)}$.", "(-2,18), (8,38)"),
+    ],
+)
+def test_several_boxes_in_the_last_sentence_are_all_the_answer(solution, answer, tmp_path):
+    sets = {
+        "math": {"problem": "Solve.", "solution": solution},
+        "eurus_sft": {"id": "1", "task": "Math", "conversations": [{"from": "human", "value": "Solve."},
+                                                                   {"from": "gpt", "value": solution}]},
+    }  # fmt: skip
+    for name, record in sets.items():
+        source = write(tmp_path / "train.jsonl", [record])
+        report = prepare(name, source=str(source), out=tmp_path / "out.parquet", keep_overlap=True)
+        assert [row["answer"] for row in read(tmp_path / "out.parquet")] == [answer]
+        assert report.several_answers == (", " in answer)
+        assert ("several answers are boxed" in "\n".join(report.lines())) == (", " in answer)
+
+
+def test_columns_of_other_programs_are_read(tmp_path: Path) -> None:
+    """Polars writes string views; pandas large strings and categories; a cell of metadata may be empty."""
+    text = {name: ["a", "b"] for name in QUESTION_COLUMNS}
+    for kind in (pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())):
+        table = pa.table({name: pa.array(values).cast(kind) for name, values in text.items()})
+        table = table.append_column("metadata", pa.array(["{}", None]).cast(kind))
+        pq.write_table(table, tmp_path / "own.parquet")
+        rows = read_questions(tmp_path / "own.parquet")
+        assert [row["question"] for row in rows] == ["a", "b"] and [read_metadata(row) for row in rows] == [{}, {}]
+
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+REPLY = {"role": "assistant", "content": "2"}
+SHAREGPT = [{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}]
+
+
+@pytest.mark.parametrize(("column", "chat"), [("messages", [*CHAT, REPLY]), ("messages", [CHAT[1], REPLY]),
+                                              ("conversations", SHAREGPT)])  # fmt: skip
+def test_chats_are_fine_tuned_on(column, chat, tmp_path):
+    pq.write_table(pa.table({column: [chat]}), tmp_path / "chats.parquet")
+    check_sft_table(tmp_path / "chats.parquet", "generator")
+    assert read_sft_rows(tmp_path / "chats.parquet", "generator") == [{"question": "1+1?", "solution_text": "2"}]
+    with pytest.raises(UserError, match="lacks the column question"):
+        check_sft_table(tmp_path / "chats.parquet", "verifier")
+
+
+@pytest.mark.parametrize("chat", [CHAT, [REPLY], [*CHAT, REPLY, CHAT[1], REPLY], [CHAT[1], {**REPLY, "content": None}]])
+def test_chats_of_another_form_are_named_with_their_row(chat, tmp_path):
+    pq.write_table(pa.table({"messages": [[CHAT[1], REPLY], chat]}), tmp_path / "chats.parquet")
+    with pytest.raises(UserError, match="messages of row 1 is .* needs one user message and one assistant message"):
+        read_sft_rows(tmp_path / "chats.parquet", "generator")
+
+
+def test_a_source_that_no_rule_is_known_for_is_said() -> None:
+    rows = [{"source": source} for source in ("gsm8k", "math", "eurus_rl", "mine", "mine")]
+    (note,) = Math().notes(rows)
+    assert note.startswith("2 of 5 questions have the source 'mine', which names no data set: they are graded as math")
+    assert Math().notes(rows[:3]) == []
 
 
 def test_training_rows_that_stand_in_an_evaluation_set_are_removed(tmp_path):
