@@ -30,7 +30,7 @@ EQUAL = mpmath.mpf(10) ** -40  # relative distance below which two exact express
 APPROXIMATE = 2e-6  # relative distance allowed to any decimal of six good digits, also where rounding leaves it less
 _REAL_POINTS = [sympy.Rational(p, q) for p, q in ((17, 7), (43, 19), (5, 3), (7, 23), (101, 9), (29, 31))]
 _WHOLE_POINTS = [sympy.Integer(n) for n in (5, 12, 7, 3, 11, 4, 9, 2)]
-_COUNTING = (sympy.factorial, sympy.binomial)
+_COUNTING = (sympy.factorial, sympy.binomial, sympy.Sum, sympy.Product)
 _ROUNDING = (sympy.floor, sympy.ceiling, sympy.Mod)
 _NAMES_OF_REAL_NUMBERS = "rstuvwxyz"
 

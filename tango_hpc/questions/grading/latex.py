@@ -20,6 +20,10 @@ _CHARACTERS = {
 
 # In order: later patterns rely on earlier ones having run.
 _REWRITES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (re.compile(r"(?<!\\)\\\\(?=(?:left|right|frac|dfrac|sqrt|pi|text|cdot|times|infty)(?![A-Za-z]))"), r"\\"),
+    (re.compile(r"\\(?:[lc]?dots[cbmio]?|dotso)(?![A-Za-z])|\.{3,}|\u2026"), r"\\ldots "),
+    (re.compile(r"!=|\\neq?(?![A-Za-z])|\\not\s*="), r"\\ne "),
+    (re.compile(r"(?<=[\d)\]}])(?:or|and)(?=[\d(\[A-Z\\])"), ","),
     (re.compile(r"\u221a\s*(\d+|[A-Za-z])"), r"\\sqrt{\1}"),
     (re.compile(r"\\(?:left|right)\s*\."), ""),
     (re.compile(r"\\(?:left|right|bigl|bigr|Bigl|Bigr|big|Big|bigg|Bigg)(?![A-Za-z])"), ""),
@@ -55,6 +59,18 @@ _REWRITES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
     (re.compile(r"\\sqrt\s*(\d|[A-Za-z])"), r"\\sqrt{\1}"),
     (re.compile(r"(\\(?:frac|binom)\{[^{}]*\})\s+\{"), r"\1{"),
 ]  # fmt: skip
+# Sets that answers name in words, by the words.
+WORDS_FOR_SETS = {
+    "all real numbers": r"\mathbb{R}", "all reals": r"\mathbb{R}", "real numbers": r"\mathbb{R}",
+    "the real numbers": r"\mathbb{R}", "the set of all real numbers": r"\mathbb{R}", "every real number": r"\mathbb{R}",
+    "any real number": r"\mathbb{R}", "all integers": r"\mathbb{Z}", "integers": r"\mathbb{Z}",
+    "the integers": r"\mathbb{Z}", "the set of all integers": r"\mathbb{Z}", "all rational numbers": r"\mathbb{Q}",
+    "rational numbers": r"\mathbb{Q}", "all natural numbers": r"\mathbb{N}", "natural numbers": r"\mathbb{N}",
+    "all complex numbers": r"\mathbb{C}", "complex numbers": r"\mathbb{C}",
+    "empty set": r"\emptyset", "the empty set": r"\emptyset", "no solution": r"\emptyset",
+    "no solutions": r"\emptyset", "no real solution": r"\emptyset", "no real solutions": r"\emptyset",
+    "there is no solution": r"\emptyset", "there are no solutions": r"\emptyset",
+}  # fmt: skip
 _SPACES = re.compile(r"\s+")
 _OPENING, _CLOSING = "([{", ")]}"
 
@@ -74,7 +90,7 @@ def clean(text: str) -> str:
     for command in (r"\boxed{", r"\fbox{"):
         if text.startswith(command) and matching_brace(text, len(command) - 1) == len(text) - 1:
             return clean(text[len(command) : -1])
-    return text
+    return WORDS_FOR_SETS.get(words(text), text) if r"\text" in text or text.replace(" ", "").isalpha() else text
 
 
 def matching_brace(text: str, opening: int) -> int:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import pairwise
 
 import sympy
 
 from tango_hpc.questions.grading import expressions
-from tango_hpc.questions.grading.latex import bracketed, clean, is_balanced, words
+from tango_hpc.questions.grading.latex import bracketed, clean, is_balanced, split_top_level, words
 from tango_hpc.questions.grading.numbers import looks_grouped, plain_number
 from tango_hpc.questions.grading.structure import (
     IN_BASE,
@@ -32,6 +33,17 @@ from tango_hpc.questions.grading.structure import (
     tuple_of,
 )
 from tango_hpc.questions.grading.units import DEGREE, PERCENT, Unit, split_unit
+from tango_hpc.questions.grading.written import (
+    ELLIPSIS,
+    named_point,
+    quantity_of,
+    ratio_of,
+    repeating,
+    same_time,
+    time_of,
+)
+
+_RELATION = re.compile(r"[<>]|\\(?:le|ge|in|approx|equiv)(?![A-Za-z])")
 
 
 def same_answer(gold: str, answer: str, *, tolerance: float | None = None, unit: str | None = None,
@@ -47,8 +59,11 @@ def same_answer(gold: str, answer: str, *, tolerance: float | None = None, unit:
     gold, answer = clean(gold), clean(answer)
     if not gold or not answer:
         return False
+    gold, answer = _decimal_comma(gold, answer), _decimal_comma(answer, gold)
     if spelling(gold) == spelling(answer):
         return True
+    if (repeating(gold) or repeating(answer)) is None and ELLIPSIS in gold + answer:
+        return _same_series(gold, answer)  # 1, 2, 3, ... is not 1, 2, 3
     asked = split_unit(rf"1\text{{{unit.strip('$ ')}}}")[1] if unit else None
     return _Comparison(tolerance, asked).compare(gold, answer, several)
 
@@ -71,7 +86,12 @@ class _Comparison:
         if len(gold_items) == len(answer_items) == 1:
             return self.single(gold_items[0], answer_items[0])
         if len(gold_items) != len(answer_items):
-            return self._by_parsed_sets(gold, answer)
+            point = self._point_by_coordinates(gold_items, answer_items)
+            if point is not None:
+                return point
+            answer_items = _distinct_points(answer_items)
+            if len(gold_items) != len(answer_items):
+                return self._by_parsed_sets(gold, answer)
         names = [name_of(item) for item in gold_items]
         if len(set(names)) == len(names) > 1 and None not in names:
             return self._record(gold_items, answer_items, names)
@@ -84,13 +104,77 @@ class _Comparison:
         if spelling(gold) == spelling(answer):
             return True
         gold, answer = inside_membership(gold), inside_membership(answer)
-        for of_kind in (self._intervals, self._tuples, self._named_values):
+        for of_kind in (self._quantities, self._chains, self._points, self._times_and_ratios, self._intervals,
+                        self._named_values, self._tuples):  # fmt: skip
             verdict = of_kind(gold, answer)
             if verdict is not None:
                 return verdict
-        if "=" in gold or "=" in answer:
-            return "=" in gold and "=" in answer and self._equations(gold, answer)
+        if _is_equation(gold) or _is_equation(answer):
+            return _is_equation(gold) and _is_equation(answer) and self._equations(gold, answer)
         return self.atom(gold, answer)
+
+    def _chains(self, gold: str, answer: str) -> bool | None:
+        """Compare by the last member of a chain `x = 2 + 3 = 5`, or of `2 + 3 = 5` beside a bare 5.
+
+        A chain whose members differ is wrong.
+        """
+        ends = []
+        for text, other in ((gold, answer), (answer, gold)):
+            parts = split_top_level(text, "=")
+            values = parts[1:] if NAMED.fullmatch(f"{parts[0]} = 0") and not parts[0].isdigit() else parts
+            is_chain = len(parts) > 2 or (len(values) == 2 and not _is_equation(other))
+            if not is_chain or len(values) < 2 or not all(values) or r"\ne" in text or _RELATION.search(text):
+                ends.append(text)
+            elif all(self.atom(left, right) for left, right in pairwise(values)):
+                ends.append(values[-1])
+            else:
+                return False
+        return None if ends == [gold, answer] else self.single(*ends)
+
+    def _points(self, gold: str, answer: str) -> bool | None:
+        """Compare `(x, y) = (2, 3)` with `(2, 3)`, or with `(y, x) = (3, 2)`."""
+        (gold_names, gold_entries), (answer_names, answer_entries) = map(_entries_of_point, (gold, answer))
+        if not (gold_names or answer_names) or not (gold_entries and answer_entries):
+            return None
+        if gold_names and answer_names and sorted(gold_names) == sorted(answer_names):
+            answer_entries = [answer_entries[answer_names.index(name)] for name in gold_names]
+        return len(gold_entries) == len(answer_entries) and all(map(self.single, gold_entries, answer_entries))
+
+    def _point_by_coordinates(self, gold_items: list[str], answer_items: list[str]) -> bool | None:
+        """Compare a point `(2, 3)` with its coordinates `x = 2, y = 3`, in any order of their names."""
+        for point, coordinates in ((gold_items, answer_items), (answer_items, gold_items)):
+            names, entries = _entries_of_point(point[0]) if len(point) == 1 else (None, None)
+            found = {name_of(item): NAMED.fullmatch(item) for item in coordinates}
+            if entries and len(entries) == len(coordinates) == len(found) and None not in found:
+                order = names or sorted(map(str, found))
+                if sorted(order) != sorted(map(str, found)):
+                    return False
+                values = [match["value"].strip() for name in order if (match := found[name]) is not None]
+                pairs = (entries, values) if point is gold_items else (values, entries)
+                return all(map(self.single, *pairs))
+        return None
+
+    def _quantities(self, gold: str, answer: str) -> bool | None:
+        """Compare a quantity that a figure names, `|AB| = 1`, with a bare value."""
+        gold_value, answer_value = quantity_of(gold), quantity_of(answer)
+        if gold_value is not None and "=" not in answer:
+            return self.single(gold_value, answer)
+        if answer_value is not None and "=" not in gold:
+            return self.single(gold, answer_value)
+        return None
+
+    def _times_and_ratios(self, gold: str, answer: str) -> bool | None:
+        """Compare two times of the day digit by digit, and two ratios by proportion."""
+        gold_time, answer_time = time_of(gold), time_of(answer)
+        if gold_time and answer_time:
+            return same_time(gold_time, answer_time)
+        gold_ratio, answer_ratio = ratio_of(gold), ratio_of(answer)
+        if not gold_ratio or not answer_ratio or len(gold_ratio) == len(answer_ratio) == 2:
+            return None
+        return len(gold_ratio) == len(answer_ratio) and all(
+            self._value(rf"({gold_ratio[0]})\cdot ({theirs})", rf"({answer_ratio[0]})\cdot ({ours})")
+            for ours, theirs in zip(gold_ratio, answer_ratio, strict=True)
+        )
 
     def _intervals(self, gold: str, answer: str) -> bool | None:
         """Compare two intervals: the same brackets around equal ends."""
@@ -111,12 +195,12 @@ class _Comparison:
 
     def _named_values(self, gold: str, answer: str) -> bool | None:
         """Compare `x = 5` with `x = 5` or a bare `5`, indices aside; `f(x) = 2x` with `f(t) = 2t`."""
-        gold_match, answer_match = NAMED.fullmatch(gold), NAMED.fullmatch(answer)
+        gold_match, answer_match = (NAMED.fullmatch(text) if _is_equation(text) else None for text in (gold, answer))
         if gold_match and answer_match and base_letter(gold_match["name"]) == base_letter(answer_match["name"]):
             return self.single(gold_match["value"].strip(), rename_argument(answer_match, gold_match).strip())
-        if gold_match and "=" not in answer:
+        if gold_match and not _is_equation(answer):
             return self.single(gold_match["value"].strip(), answer)
-        if answer_match and "=" not in gold:
+        if answer_match and not _is_equation(gold):
             return self.single(gold, answer_match["value"].strip())
         return None
 
@@ -163,8 +247,9 @@ class _Comparison:
     def _value(self, gold: str, answer: str, *, scale: Fraction = Fraction(1), exactly: bool = False) -> bool:
         """Compare numbers and expressions: exactly where both are plain numbers, else by the parsed expressions."""
         gold, answer = _open_group(gold), _open_group(answer)
-        gold_number, answer_number = plain_number(gold), plain_number(answer)
-        rounding = 0.0 if _is_decimal(gold) else _rounding(answer)
+        gold_number, answer_number = _number(gold), _number(answer)
+        # Of two decimals none rounds the other; else the decimal may round what is exact.
+        rounding = 0.0 if _is_decimal(gold) and _is_decimal(answer) else _rounding(answer) or _rounding(gold)
         if gold_number is None or answer_number is None:
             return self._expressions(gold, answer, scale, rounding)
         distance = abs(gold_number - answer_number * scale)
@@ -244,6 +329,41 @@ def _matches(gold_items: list[str], answer_items: list[str], same: Callable[[str
             return False
         del remaining[found]
     return not remaining
+
+
+def _is_equation(text: str) -> bool:
+    """Return whether an equals sign stands outside of all brackets: that of a sum's index stands inside."""
+    return "=" in text and len(split_top_level(text, "=")) > 1
+
+
+def _decimal_comma(text: str, other: str) -> str:
+    """Return `1000,99` as 1000.99 beside a number with a decimal point; anything else as it is."""
+    is_so = plain_number(other) is not None and "." in other and not looks_grouped(text)
+    return re.sub(r"^(-?\d+),(\d+)$", r"\1.\2", text) if is_so else text
+
+
+def _number(text: str) -> Fraction | None:
+    value = repeating(text)
+    return plain_number(text) if value is None else value
+
+
+def _same_series(gold: str, answer: str) -> bool:
+    """Return whether two answers with an ellipsis are spelled alike, member by member."""
+    members = [[spelling(part) for part in split_top_level(text)] for text in (gold, answer)]
+    return members[0] == members[1] and ELLIPSIS in gold and ELLIPSIS in answer
+
+
+def _entries_of_point(text: str) -> tuple[list[str] | None, list[str] | None]:
+    """Return the names, where it has some, and the coordinates of a point."""
+    named = named_point(text)
+    return named if named is not None else (None, tuple_of(text))
+
+
+def _distinct_points(items: list[str]) -> list[str]:
+    """Return a list of points without those that stand in it twice; a list of anything else as it is."""
+    if not all(tuple_of(item) for item in items):
+        return items
+    return list({spelling(item): item for item in items}.values())
 
 
 def _quotient(text: str) -> str:

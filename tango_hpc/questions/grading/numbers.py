@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 
 _MAX_DIGITS = 400
-_DECIMAL = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)(?:\.\d*)?|\.\d+"
+_DECIMAL = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)(?:\.\d*)?|\.\d+"
 _NUMBER = re.compile(rf"({_DECIMAL})")
 _QUOTIENT = re.compile(rf"({_DECIMAL})\s*/\s*({_DECIMAL})")
 _FRACTION = re.compile(rf"\\frac\{{\s*([+-]?\s*(?:{_DECIMAL}))\s*\}}\{{\s*([+-]?\s*(?:{_DECIMAL}))\s*\}}")
@@ -53,4 +53,4 @@ def _unsigned(text: str) -> Fraction | None:
 
 def looks_grouped(text: str) -> bool:
     """Return whether the commas of `text` can only be thousands separators: `58,500`, not `58, 500` or `1,2`."""
-    return re.fullmatch(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?", text) is not None
+    return re.fullmatch(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?", text) is not None

@@ -11,6 +11,7 @@ import ast
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 
 from tango_hpc.questions.grading import own_code
 from tango_hpc.questions.grading.latex import clean, split_top_level, words
@@ -101,8 +102,26 @@ def shortcut(rule: str, gold: str, answer: str, options: Mapping[str, object]) -
     return None
 
 
-def _number_in(text: str):
-    return plain_number(split_unit(clean(text))[0])
+_SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_NOT_A_NOUN = frozenset(
+    ("and", "or", "to", "plus", "minus", "times", "half", "halves", "third", "thirds", "quarter", "quarters", "fifth",
+     "fifths", "tenths", "hundredths", "squared", "cubed", "mod", "log", "sin", "cos", "tan", "pi")
+)  # fmt: skip
+_COUNTED = re.compile(r"((?:\\?\$)?\s*[+-]?\s*(?:\\?\$)?\s*[\d.,/ ]*\d[\d.,]*)\s*([A-Za-z][A-Za-z .'/-]*)")
+
+
+def _number_in(text: str) -> Fraction | None:
+    """Return the one number in an answer without what it counts: `5 apples`, `\\text{18 dollars}`, `2 dozen`."""
+    text = re.sub(r"^[A-Za-z]\w*\s*=\s*", "", clean(text))
+    value = plain_number(split_unit(text)[0])
+    counted = _COUNTED.fullmatch(re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text).strip())
+    if value is not None or counted is None:
+        return value
+    first, *others = re.findall(r"[a-z]+", counted[2].casefold())
+    scale = _SCALES.get(first, 1)
+    nouns = others if first in _SCALES else [first, *others]
+    number = plain_number(counted[1].replace(r"\$", "").replace("$", "").strip().rstrip(".,"))
+    return None if number is None or set(nouns) & (_NOT_A_NOUN | _SCALES.keys()) else number * scale
 
 
 def _value(text: str) -> object:

@@ -134,7 +134,7 @@ def tuple_of(text: str) -> list[str] | None:
     inside = bracketed(text)
     if inside is None or inside[0] + inside[2] != "()":
         return None
-    parts = split_top_level(inside[1], ",")
+    parts = split_top_level(inside[1], "," if "," in inside[1] else ";")
     return parts if len(parts) > 1 else None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 _TAG = re.compile(r"<(/?)(think|step|answer|step_verification|final_verification)>")
-_BOX = "\\boxed{"
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?:\s*\{|\s+(?P<bare>[+-]?\d+(?:\.\d+)?|[A-Za-z])(?![A-Za-z]))")
 
 # The elements that each element may hold; "" is the whole text.
 Grammar = Mapping[str, Sequence[str]]
@@ -225,15 +225,18 @@ def without_elements(text: str) -> str:
 
 
 def last_box(text: str) -> str | None:
-    r"""Return the stripped text in the last `\boxed{…}`; None where there is no box, or it never closes, or it is
-    empty.
+    r"""Return the stripped text in the last `\boxed{…}` or `\fbox{…}`; None where there is no box, or it never closes,
+    or it is empty.
 
-    Braces inside may nest; `\{` and `\}` are text.
+    Braces inside may nest; `\{` and `\}` are text. A box without braces holds a number or a letter: `\boxed 2`.
     """
-    start = text.rfind(_BOX)
-    if start < 0:
+    found = list(_BOX.finditer(text))
+    if not found:
         return None
-    start += len(_BOX)
+    box = found[-1]
+    if box["bare"]:
+        return box["bare"]
+    start = box.end()
     depth, position = 1, start
     while position < len(text):
         character = text[position]

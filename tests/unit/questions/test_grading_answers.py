@@ -55,3 +55,23 @@ def test_verdicts_do_not_depend_on_order_or_on_the_number_of_workers(pool):
     with GradingPool(1) as single:
         backwards = single.grade(items[::-1])[::-1]
     assert backwards == pool.grade(items)
+
+
+DATA = Path(__file__).parents[2] / "data"
+PEERS = [json.loads(line) for line in (DATA / "peer_answers.jsonl").read_text().splitlines()[1:]]
+FORMS = [json.loads(line) for line in (DATA / "written_forms.jsonl").read_text().splitlines()]
+
+
+def test_math_verifys_own_tests_get_their_verdicts_or_a_reason(pool):
+    """Each disagreement has its reason in the file; a reason that is no longer needed is a fault too."""
+    verdicts = pool.grade([GradeItem("math", pair["gold"], pair["answer"], {}) for pair in PEERS])
+    for pair, verdict in zip(PEERS, verdicts, strict=True):
+        assert (verdict.correct != pair["theirs"]) == ("why_not" in pair), pair
+    assert len(PEERS) == 246 and sum("why_not" in pair for pair in PEERS) == 34
+
+
+def test_the_forms_in_which_answers_are_written(pool):
+    """Beside each form that counts stands its neighbour that must not."""
+    verdicts = pool.grade([GradeItem(pair["rule"], pair["gold"], pair["answer"], {}) for pair in FORMS])
+    wrong = [pair for pair, verdict in zip(FORMS, verdicts, strict=True) if verdict.correct != pair["right"]]
+    assert not wrong

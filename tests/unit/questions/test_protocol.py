@@ -123,6 +123,12 @@ def test_tags_that_are_only_mentioned(text, steps, answer):
         ("\\boxed{1} \\boxed{2", None),
         ("\\boxed{2\\", None),
         ("none", None),
+        ("\\fbox{\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("\\boxed 2", "2"),
+        ("\\boxed 12.5 m", "12.5"),
+        ("\\boxed {7}", "7"),
+        ("\\boxed{1} or \\fbox{2}", "2"),
+        ("\\boxedness", None),
     ],
 )
 def test_last_box(text, box):
