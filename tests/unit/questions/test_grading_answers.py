@@ -62,12 +62,12 @@ PEERS = [json.loads(line) for line in (DATA / "peer_answers.jsonl").read_text().
 FORMS = [json.loads(line) for line in (DATA / "written_forms.jsonl").read_text().splitlines()]
 
 
-def test_math_verifys_own_tests_get_their_verdicts_or_a_reason(pool):
+def test_peers_own_tests_get_their_verdicts_or_a_reason(pool):
     """Each disagreement has its reason in the file; a reason that is no longer needed is a fault too."""
-    verdicts = pool.grade([GradeItem("math", pair["gold"], pair["answer"], {}) for pair in PEERS])
+    verdicts = pool.grade([GradeItem(pair["rule"], pair["gold"], pair["answer"], {}) for pair in PEERS])
     for pair, verdict in zip(PEERS, verdicts, strict=True):
         assert (verdict.correct != pair["theirs"]) == ("why_not" in pair), pair
-    assert len(PEERS) == 246 and sum("why_not" in pair for pair in PEERS) == 34
+    assert len(PEERS) == 297 and sum("why_not" in pair for pair in PEERS) == 40
 
 
 def test_the_forms_in_which_answers_are_written(pool):
@@ -75,3 +75,15 @@ def test_the_forms_in_which_answers_are_written(pool):
     verdicts = pool.grade([GradeItem(pair["rule"], pair["gold"], pair["answer"], {}) for pair in FORMS])
     wrong = [pair for pair, verdict in zip(FORMS, verdicts, strict=True) if verdict.correct != pair["right"]]
     assert not wrong
+
+
+def test_the_page_has_the_agreement_of_the_file():
+    page = (Path(__file__).parents[3] / "docs/data.md").read_text()
+    lists = {
+        "Math-Verify, tests": ("Math-Verify test_",), "Math-Verify, issues": ("Math-Verify#",), "PRIME": ("PRIME",),
+        "Open-R1, DeepScaleR, verl": ("open-r1", "DeepScaleR", "verl"), "lm-evaluation-harness, GSM8K": ("lm-eval",),
+    }  # fmt: skip
+    for name, prefixes in lists.items():
+        pairs = [pair for pair in PEERS if pair["test"].startswith(prefixes)]
+        agree = sum("why_not" not in pair for pair in pairs)
+        assert f"| {name} | {agree} of {len(pairs)}" in page
