@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,10 @@ from tango_hpc.base.prompts import (
     verifier_prompt_ids,
     verifier_template,
 )
+from tango_hpc.base.types import Generation
+from tango_hpc.questions.tasks.math import Math
 from tango_hpc.questions.tasks.tiny import build_tokenizer
+from tango_hpc.stages.responses import read_solutions
 from tango_hpc.stages.sft import sft_sequence
 
 CHATML = (
@@ -186,3 +190,21 @@ def test_a_model_without_an_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=re.escape("names no token that ends a response: set eos_token")):
         stop_token_ids(PreTrainedTokenizerFast(tokenizer_object=core), tmp_path)
+
+
+def test_a_thought_that_the_prompt_opens_is_part_of_the_response() -> None:
+    """Without it every solution of a reasoning model would lack its first tag."""
+    tokenizer = TOKENIZERS["DeepSeek, bytes"]
+    template = generator_template(tokenizer)
+    written = "<step>one</step>\n<step>two</step>\n</think><answer>\\boxed{3}</answer>"
+    ids = tokenizer(written, add_special_tokens=False)["input_ids"]
+    question = {"id": "1", "question": "q", "answer": "3", "source": "math"}
+    generation = Generation(ids, [0.0] * len(ids), "stop")
+    exchange: Any = SimpleNamespace(size=1, number=0)
+    (read,) = read_solutions(Math(), [question], ["q"], [([1], generation)], tokenizer, exchange, template.opened)
+    assert read.response.text == "<think>\n" + written
+    assert read.solution.well_formed and [step.text for step in read.solution.steps] == ["one", "two"]
+    ends = [tokenizer.decode(ids[: end + 1]).endswith("</step>") for end in read.step_end_tokens]
+    assert ends == [True, True]
+    (unopened,) = read_solutions(Math(), [question], ["q"], [([1], generation)], tokenizer, exchange)
+    assert not unopened.solution.well_formed
