@@ -43,7 +43,7 @@ from tango_hpc.runner.process import RankProcess
 from tango_hpc.stages import role_worker, sft
 
 RANKS = 2
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 30.0  # a test that breaks one role waits this long for the other
 
 # What lies on a GPU. All but vLLM's weights and cache come from PyTorch's allocator, which keeps them until it is told.
 TRAINER = frozenset({"trainer weights", "optimizer", "gradients", "trainer activations"})
