@@ -45,11 +45,9 @@ def moments(folder: Path, cluster: list[str]) -> Moments:
     one_minute = PROFILE.model_copy(update={"time": "1", "sbatch": {"signal": "B:USR2@0"}})
     found = Moments(
         CountingJob(folder, "suspended", {**ONE_RANK, "hang_timeout_seconds": HANG_SECONDS}, steps=4000).submit(),
-        CountingJob(folder, "extended", {**ONE_RANK, "grace_seconds": 25}, steps=4000, step_seconds=0.2).submit(
-            one_minute
-        ),
+        CountingJob(folder, "extended", ONE_RANK, steps=4000, step_seconds=0.2).submit(one_minute),
     )
-    found.extended.wait_for_step(1)
+    wait_until(lambda: bool(found.extended.attempts()), found.extended.explain)
     slurm.run_command("scontrol", "update", f"jobid={found.extended.job_id}", "timelimit=10")
     found.suspended.wait_for_step(2)
     slurm.run_command("scontrol", "suspend", found.suspended.job_id)
@@ -135,7 +133,7 @@ def test_a_suspended_job_does_not_hang(moments: Moments) -> None:
 def test_a_limit_that_was_extended_ends_nothing(moments: Moments, folder: Path) -> None:
     job = moments.extended
     started = job.attempts()[0].started
-    wait_until(lambda: time.time() > started + 40, job.explain)  # by the old limit it would have left at 35
+    wait_until(lambda: time.time() > started + 55, job.explain)  # by the old limit it would have left at 50
     job.wait_for_step(job.steps_logged()[-1] + 2)
     (attempt,) = job.attempts()
     assert attempt.ended is None and job.state().state == "running"
