@@ -116,7 +116,7 @@ def as_rank(model: Path, work: Path, with_vllm: bool) -> None:
     ids = json.loads((work / "ids.json").read_text())
     policy = load("float32")
     packed = PackedSequences.of_lengths(
-        [len(sequence) for sequence in ids], policy._frequencies, torch.float32, info.device
+        [len(sequence) for sequence in ids], policy.rotaries, torch.float32, info.device
     )
     tokens = torch.tensor([[token for sequence in ids for token in sequence]])
     with torch.no_grad(), megatron_on_cpu():

@@ -45,6 +45,52 @@ _LLAMA_70B = _LLAMA | {
     "num_attention_heads": 64,
 }
 
+_OLMO_7B = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "tie_word_embeddings": False,
+}
+_OTHERS: dict[str, dict[str, Any]] = {
+    "Qwen3-8B": {
+        "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+        "max_position_embeddings": 40960, "tie_word_embeddings": False,
+    },
+    "Mistral-7B-Instruct-v0.3": {
+        "model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32768, "max_position_embeddings": 32768,
+        "sliding_window": None, "tie_word_embeddings": False,
+    },
+    "OLMo-2-1124-7B-Instruct": _OLMO_7B | {
+        "model_type": "olmo2", "vocab_size": 100352, "max_position_embeddings": 4096,
+    },
+    "Olmo-3-7B-Instruct": _OLMO_7B | {
+        "model_type": "olmo3", "vocab_size": 100278, "max_position_embeddings": 65536, "sliding_window": 4096,
+    },
+    "SmolLM3-3B": {
+        "model_type": "smollm3", "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 128256, "max_position_embeddings": 65536,
+    },
+    "gemma-3-1b-it": {
+        "model_type": "gemma3_text", "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144,
+        "max_position_embeddings": 32768, "sliding_window": 512,
+    },
+    "Phi-4-mini-instruct": {
+        "model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+        "num_attention_heads": 24, "num_key_value_heads": 8, "vocab_size": 200064, "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
+    "granite-3.1-2b-instruct": {
+        "model_type": "granite", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 40,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 49155, "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen2.5-Math-7B": _QWEN_7B | {"max_position_embeddings": 4096},
     "Qwen2.5-7B": _QWEN_7B | {"max_position_embeddings": 131072},
@@ -54,6 +100,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen2.5-Math-1.5B": _QWEN_15B | {"max_position_embeddings": 4096},
     "Llama-3.1-8B-Instruct": _LLAMA_8B | {"max_position_embeddings": 131072},
     "Llama-3.1-70B-Instruct": _LLAMA_70B | {"max_position_embeddings": 131072},
+    **_OTHERS,
 }
 PUBLISHED["qwen2.5-math-7b-sft"] = PUBLISHED["Qwen2.5-Math-7B"]
 PUBLISHED["llama-3.1-8b-sft"] = PUBLISHED["Llama-3.1-8B-Instruct"]

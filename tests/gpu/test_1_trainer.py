@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from tango_hpc.base.config.roles import OptimizerConfig
+from tango_hpc.base.families import Scales
+from tango_hpc.models.trainer.rotary import LayerPositions, Rotary
 from tests.gpu.conftest import Note
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
@@ -79,6 +82,7 @@ def attention_errors(device_type: str, heads: int, groups: int, dim: int) -> dic
     torch.manual_seed(0)
     device = torch.device(device_type)
     lengths = LENGTHS if device_type == "cuda" else REHEARSED_LENGTHS
+    plain = SimpleNamespace(positions=[LayerPositions()], scales=Scales())
     frequencies = 10_000.0 ** -(torch.arange(dim // 2) / (dim // 2))
     inputs = [torch.randn(sum(lengths), n, dim, device=device) for n in (heads, groups, groups)]
     weights = torch.randn(sum(lengths), heads, dim, device=device)
@@ -89,8 +93,8 @@ def attention_errors(device_type: str, heads: int, groups: int, dim: int) -> dic
         tensors = [tensor.to(torch.bfloat16).to(dtype).requires_grad_() for tensor in inputs]
         pieces = zip(*(tensor.split([sum(block) for block in blocks]) for tensor in tensors), strict=True)
         attended = [
-            PackedCoreAttention()(
-                *piece, packed_seq_params=PackedSequences.of_lengths(block, frequencies, dtype, device)
+            PackedCoreAttention(plain, 1)(
+                *piece, packed_seq_params=PackedSequences.of_lengths(block, [Rotary(frequencies)], dtype, device)
             ).view(-1, heads, dim)
             for block, piece in zip(blocks, pieces, strict=True)
         ]

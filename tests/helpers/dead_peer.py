@@ -35,7 +35,7 @@ from tango_hpc.runner.process import RankProcess
 from tango_hpc.runner.workers import Body, host_ranks
 
 ROLE = "generator"
-SHAPE = ModelShape("qwen2", 4, 32, 48, 4, 2, 8, 107, True, True, False)
+SHAPE = ModelShape("qwen2", 4, 32, 48, 4, 2, 8, 107, True)
 HELD_SECONDS = 240.0
 
 

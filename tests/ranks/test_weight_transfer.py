@@ -22,7 +22,7 @@ from tango_hpc.models.weight_sync.plan import Layouts, build_plan
 from tango_hpc.models.weight_sync.transfer import Transfer, WeightSyncError
 from tests.helpers.ranks import run_ranks
 
-SHAPE = ModelShape("qwen2", 4, 32, 48, 4, 2, 8, 107, True, True, False)
+SHAPE = ModelShape("qwen2", 4, 32, 48, 4, 2, 8, 107, True)
 BUCKET_BYTES = 4096
 
 

@@ -21,6 +21,16 @@ from tests.helpers.tiny import make_tiny_hf
 from tests.helpers.vllm_engines import make_engine
 
 FAMILIES = ("qwen2", "qwen3", "llama")
+# vLLM runs olmo2, olmo3 and smollm3 through its Transformers backend. "phi3 long": sequences for which it takes the
+# factors of long contexts.
+OTHERS = ("mistral", "olmo2", "olmo3", "smollm3", "gemma3_text", "phi3", "phi3 long", "granite", "qwen2 yarn")
+DIMS: dict[str, dict[str, Any]] = {
+    "qwen2 yarn": {
+        "hidden_size": 128,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    },
+    "phi3 long": {"original_max_position_embeddings": 64, "max_position_embeddings": 256},
+}
 TRAINING = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
 TINY_BUCKET = ReshardConfig(bucket_mb=0.004, verify="always", timeout_seconds=30)
 
@@ -54,7 +64,7 @@ def checkpoints(folder: Path, family: str) -> tuple[Path, Path]:
     start, scaled = folder / family, folder / f"{family}-scaled"
     if not scaled.exists():
         if dist.get_rank() == 0:
-            make_tiny_hf(start, family)
+            make_tiny_hf(start, family.split()[0], **DIMS.get(family, {}))
         dist.barrier()
         policy = policy_of(start, 1, 1)
         scale_weights(policy)
@@ -98,6 +108,49 @@ def matrix_on_ranks(folder: Path, tensors: tuple[int, ...], families: tuple[str,
 def test_every_layout_is_bit_exact(tmp_path: Path, world_size: int, tensors: tuple[int, ...]) -> None:
     for wrong in run_ranks(matrix_on_ranks, world_size, tmp_path, tensors, FAMILIES, timeout=280):
         assert wrong == []
+
+
+def families_on_ranks(folder: Path, families: tuple[str, ...]) -> dict[str, Any]:
+    """What goes wrong with each family on two ranks, and the largest gap of log-probabilities at either size."""
+    from vllm.distributed.parallel_state import destroy_model_parallel
+
+    from tango_hpc.base.types import GenerationRequest, SamplingSettings, TrainSequence
+    from tango_hpc.models.weight_sync.sync import WeightSync
+
+    found: dict[str, Any] = {"wrong": []}
+    requests = [GenerationRequest([5 + i, 6, 7, 8 + i] * (1 + i), seed=i) for i in range(6)]
+    for rollout_tensor in (1, 2):
+        for family in families:
+            start, scaled = checkpoints(folder, family)
+            expected = loaded_copies(make_engine(scaled, rollout_tensor, load_weights=True))
+            engine = make_engine(start, rollout_tensor, load_weights=False)
+            policy = policy_of(start, 2, 1)
+            sync = WeightSync(policy, engine, TINY_BUCKET)
+            sync.sync()
+            engine.generate(requests[:1], SamplingSettings(1.0, 1.0, 2))
+            scale_weights(policy)
+            stats = sync.sync()
+            found["wrong"] += [f"{family} to {rollout_tensor}: {name}" for name in differing_tensors(engine, expected)]
+            if stats.bytes_sent != stats.bytes_minimum:
+                found["wrong"].append(f"{family}: sent {stats.bytes_sent}, minimum {stats.bytes_minimum}")
+            generations = engine.generate(requests, SamplingSettings(1.0, 1.0, 16))
+            mine = [(r, g) for r, g in zip(requests, generations, strict=True) if g.token_ids]
+            sequences = [TrainSequence(r.prompt_ids, g.token_ids) for r, g in mine]
+            gaps = [
+                abs(a - b)
+                for trainer, (_, g) in zip(policy.logprobs(sequences), mine, strict=True)
+                for a, b in zip(trainer.tolist(), g.logprobs, strict=True)
+            ]
+            found[family, rollout_tensor] = max(gaps)
+        destroy_model_parallel()
+    return found
+
+
+@pytest.mark.parametrize("families", [OTHERS[:5], OTHERS[5:]], ids=["first", "second"])
+def test_every_family_is_bit_exact_and_agrees_with_the_engine(tmp_path: Path, families: tuple[str, ...]) -> None:
+    for found in run_ranks(families_on_ranks, 2, tmp_path, families, timeout=280):
+        assert found.pop("wrong") == []
+        assert {case: gap for case, gap in found.items() if gap > 1e-5} == {} and len(found) == 2 * len(families)
 
 
 class Tampered:

@@ -46,6 +46,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, untied": ("qwen3", {"tie_word_embeddings": False}),
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
     "llama, untied, one key/value head": ("llama", {"num_key_value_heads": 1}),
+    **{family: (family, {}) for family in ("mistral", "olmo2", "olmo3", "smollm3", "gemma3_text", "phi3", "granite")},
 }
 
 CHECKS: list[Check] = []
@@ -285,7 +286,7 @@ def _layouts(card: Card, tensor: int) -> None:
 
 @engine_check("parameter layouts after loading, TP=1", used="models/layout/engine_layout.py")
 def layouts(card: Card) -> None:
-    """Names, shapes and places of all weights, as vLLM's loader leaves them: qwen2, qwen3, llama, tied and not."""
+    """Names, shapes and places of all weights, as vLLM's loader leaves them: every family, tied and not."""
     _layouts(card, 1)
 
 

@@ -22,6 +22,9 @@ from checks import Check, MovedError, Results, check, expect, on_ranks, perform
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tango_hpc.base.families import Scales
+from tango_hpc.models.trainer.rotary import LayerPositions, Rotary
+
 CHECKS: list[Check] = []
 ON_A_RANK: list[Check] = []
 torch_check, rank_check = partial(check, to=CHECKS), partial(check, to=ON_A_RANK)
@@ -73,11 +76,13 @@ def varlen_attention() -> None:
         inputs = [torch.empty(TOKENS, heads, HEAD_DIM, dtype=torch.bfloat16, device="meta") for heads in sizes]
         with patch.object(attention, "_has_varlen", lambda *_: True):
             packed = attention.PackedSequences.of_lengths(
-                [5, 3], torch.ones(HEAD_DIM // 2), torch.bfloat16, torch.device("meta")
+                [5, 3], [Rotary(torch.ones(HEAD_DIM // 2))], torch.bfloat16, torch.device("meta")
             )
         for tensor in inputs:
             tensor.requires_grad_()
-        output = attention.PackedCoreAttention()(*inputs, packed_seq_params=packed)
+        for window in (None, 3):
+            settings = SimpleNamespace(positions=[LayerPositions(window)], scales=Scales(attention=0.3))
+            output = attention.PackedCoreAttention(settings, 1)(*inputs, packed_seq_params=packed)
         expect((tuple(output.shape), output.dtype), ((TOKENS, HEADS, HEAD_DIM), torch.bfloat16), "its output")
         output.sum().backward()
         for tensor in inputs:
@@ -89,11 +94,13 @@ def padded_attention() -> None:
     """Where flash attention has no kernel (fp32), grouped heads are those repeated."""
     from tango_hpc.models.trainer import attention
 
-    packed = attention.PackedSequences.of_lengths([5, 3], torch.ones(HEAD_DIM // 2), torch.float32, torch.device("cpu"))
+    rotaries = [Rotary(torch.ones(HEAD_DIM // 2))]
+    packed = attention.PackedSequences.of_lengths([5, 3], rotaries, torch.float32, torch.device("cpu"))
+    plain_attention = attention.PackedCoreAttention(SimpleNamespace(positions=[LayerPositions()], scales=Scales()), 1)
     query, *others = (torch.randn(TOKENS, heads, HEAD_DIM) for heads in (HEADS, GROUPS, GROUPS))
-    grouped = attention.PackedCoreAttention()(query, *others, packed_seq_params=packed)
+    grouped = plain_attention(query, *others, packed_seq_params=packed)
     repeated = [tensor.repeat_interleave(HEADS // GROUPS, dim=1) for tensor in others]
-    plain = attention.PackedCoreAttention()(query, *repeated, packed_seq_params=packed)
+    plain = plain_attention(query, *repeated, packed_seq_params=packed)
     if not torch.allclose(grouped, plain, atol=1e-6):
         raise MovedError("scaled_dot_product_attention(enable_gqa=True) is not attention with repeated heads")
 

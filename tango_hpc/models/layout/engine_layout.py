@@ -15,30 +15,29 @@ from tango_hpc.models.layout.trainer_layout import Box, LocalParam, Piece, whole
 def engine_layout(shape: ModelShape, tensor_size: int, tensor_rank: int) -> dict[str, LocalParam]:
     """Return every parameter of one rank's vLLM model, by its name there, with the checkpoint's pieces that fill it."""
     params = {"model.embed_tokens.weight": _vocabulary(shape, "model.embed_tokens.weight", tensor_size, tensor_rank)}
+    parts = shape.projections()
     for layer in range(shape.num_layers):
         prefix = f"model.layers.{layer}"
         attention = f"{prefix}.self_attn"
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            params[f"{prefix}.{name}.weight"] = whole(f"{prefix}.{name}.weight", shape.hidden_size)
+        for name, size in shape.norms().values():
+            params[f"{prefix}.{name}.weight"] = whole(f"{prefix}.{name}.weight", size)
         for kind, trailing in (("weight", (shape.hidden_size,)), ("bias", ())):
-            if kind == "weight" or shape.qkv_bias:
-                params[f"{attention}.qkv_proj.{kind}"] = _stack(
-                    [
-                        (f"{attention}.{name}_proj.{kind}", *_heads(shape, name, tensor_size, tensor_rank))
-                        for name in "qkv"
-                    ],
-                    trailing,
-                )
-        if shape.qk_norm:
-            for name in ("q_norm", "k_norm"):
-                params[f"{attention}.{name}.weight"] = whole(f"{attention}.{name}.weight", shape.head_dim)
+            if kind == "weight" or shape.kind.qkv_bias:
+                blocks = []
+                for name in "qkv":
+                    start, count = _heads(shape, name, tensor_size, tensor_rank)
+                    blocks.append((f"{prefix}.{parts[name][0]}.{kind}", parts[name][1] + start, count))
+                params[f"{attention}.qkv_proj.{kind}"] = _stack(blocks, trailing)
         q_size = shape.num_heads * shape.head_dim
         params[f"{attention}.o_proj.weight"] = _columns(
             f"{attention}.o_proj.weight", shape.hidden_size, q_size, tensor_size, tensor_rank
         )
         count = shape.intermediate_size // tensor_size
         params[f"{prefix}.mlp.gate_up_proj.weight"] = _stack(
-            [(f"{prefix}.mlp.{name}_proj.weight", tensor_rank * count, count) for name in ("gate", "up")],
+            [
+                (f"{prefix}.{tensor}.weight", first + tensor_rank * count, count)
+                for tensor, first, _ in (parts["gate"], parts["up"])
+            ],
             (shape.hidden_size,),
         )
         params[f"{prefix}.mlp.down_proj.weight"] = _columns(

@@ -73,32 +73,30 @@ def megatron_layout(
 
 
 def _layer(shape: ModelShape, cut: _TensorCut, prefix: str) -> Iterator[tuple[str, LocalParam]]:
-    """Return parameters of one transformer layer, in the order of the forward pass."""
-    attention, hidden = f"{prefix}.self_attn", shape.hidden_size
-    yield "input_layernorm.weight", whole(f"{prefix}.input_layernorm.weight", hidden)
-    yield "self_attention.linear_qkv.weight", cut.rows(*_fused_qkv(shape, attention, "weight"), hidden)
-    if shape.qkv_bias:
-        yield "self_attention.linear_qkv.bias", cut.rows(*_fused_qkv(shape, attention, "bias"))
-    if shape.qk_norm:
-        yield "self_attention.q_layernorm.weight", whole(f"{attention}.q_norm.weight", shape.head_dim)
-        yield "self_attention.k_layernorm.weight", whole(f"{attention}.k_norm.weight", shape.head_dim)
+    """Return parameters of one transformer layer."""
+    hidden = shape.hidden_size
+    yield "self_attention.linear_qkv.weight", cut.rows(*_fused_qkv(shape, prefix, "weight"), hidden)
+    if shape.kind.qkv_bias:
+        yield "self_attention.linear_qkv.bias", cut.rows(*_fused_qkv(shape, prefix, "bias"))
     yield (
         "self_attention.linear_proj.weight",
-        cut.columns(f"{attention}.o_proj.weight", hidden, shape.num_heads * shape.head_dim),
+        cut.columns(f"{prefix}.self_attn.o_proj.weight", hidden, shape.num_heads * shape.head_dim),
     )
-    yield "pre_mlp_layernorm.weight", whole(f"{prefix}.post_attention_layernorm.weight", hidden)
-    yield "mlp.linear_fc1.weight", cut.gate_up(prefix, shape.intermediate_size, hidden)
+    for name, (tensor, size) in shape.norms().items():
+        yield f"{name}.weight", whole(f"{prefix}.{tensor}.weight", size)
+    yield "mlp.linear_fc1.weight", cut.gate_up(shape, prefix)
     yield "mlp.linear_fc2.weight", cut.columns(f"{prefix}.mlp.down_proj.weight", hidden, shape.intermediate_size)
 
 
-def _fused_qkv(shape: ModelShape, attention: str, kind: str) -> tuple[int, list[tuple[str, int, int]]]:
+def _fused_qkv(shape: ModelShape, prefix: str, kind: str) -> tuple[int, list[tuple[str, int, int]]]:
     """Return rows of the full fused QKV: for each query group its query heads, its key head, its value head."""
     blocks = []
     dim, group_rows = shape.head_dim, shape.heads_per_group * shape.head_dim
+    parts = shape.projections()
     for group in range(shape.num_kv_heads):
-        blocks.append((f"{attention}.q_proj.{kind}", group * group_rows, group_rows))
-        blocks.append((f"{attention}.k_proj.{kind}", group * dim, dim))
-        blocks.append((f"{attention}.v_proj.{kind}", group * dim, dim))
+        for name, rows in (("q", group_rows), ("k", dim), ("v", dim)):
+            tensor, first, _ = parts[name]
+            blocks.append((f"{prefix}.{tensor}.{kind}", first + group * rows, rows))
     return shape.num_kv_heads * (group_rows + 2 * dim), blocks
 
 
@@ -140,12 +138,13 @@ class _TensorCut:
         piece = Piece(tensor, ((0, rows), (start, stop)), ((0, rows), (0, stop - start)))
         return LocalParam((rows, stop - start), (piece,))
 
-    def gate_up(self, prefix: str, intermediate: int, hidden: int) -> LocalParam:
+    def gate_up(self, shape: ModelShape, prefix: str) -> LocalParam:
         """Return the fused first MLP matrix: this rank's gate rows above its up rows."""
-        start, stop = self.span(intermediate)
-        count, whole = stop - start, (0, hidden)
-        pieces = tuple(
-            Piece(f"{prefix}.mlp.{name}_proj.weight", ((start, stop), whole), ((at, at + count), whole))
-            for name, at in (("gate", 0), ("up", count))
-        )
-        return LocalParam((2 * count, hidden), pieces)
+        start, stop = self.span(shape.intermediate_size)
+        count, whole = stop - start, (0, shape.hidden_size)
+        pieces = []
+        for name, at in (("gate", 0), ("up", count)):
+            tensor, first, _ = shape.projections()[name]
+            box = ((first + start, first + stop), whole)
+            pieces.append(Piece(f"{prefix}.{tensor}.weight", box, ((at, at + count), whole)))
+        return LocalParam((2 * count, shape.hidden_size), tuple(pieces))

@@ -1,7 +1,7 @@
 """Causal self-attention over sequences packed one after the other, with no padding in the rest of the model.
 
 T: tokens of all sequences of a micro-batch. H: query heads, G: key/value heads, D: dimensions of a head.
-B: sequences of a block, L: its longest.
+B: sequences of a block, L: its longest. P: pairs of dimensions that are rotated.
 
 Rotary embedding happens here, from one table of cosines per micro-batch, in place of Megatron-core's loop over the
 sequences in every layer.
@@ -24,6 +24,8 @@ from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor, nn
 
 from tango_hpc.models.parallel.ranks import to_device
+from tango_hpc.models.trainer.decoder import DecoderConfig
+from tango_hpc.models.trainer.rotary import Rotary
 
 # A block of padded sequences keeps those at least this share of its longest.
 _LEAST_FILL = 0.8
@@ -34,29 +36,33 @@ _SMALL_BLOCK = 8
 class PackedSequences(PackedSeqParams):
     """The facts that attention needs of a micro-batch: the bounds of its sequences, and rotary angles per token.
 
-    `blocks` is filled where sequences are padded for the attention alone: one [B, L] index of tokens each, in
-    which padding repeats a sequence's last token; `unpad` then finds the T tokens in the flattened blocks.
+    `angles` holds for each rotary of the model the cosines and sines of the rotated dimensions, [T, 2 P] each. `blocks`
+    is filled where sequences are padded for the attention alone: one [B, L] index of tokens each, in which
+    padding repeats a sequence's last token; `unpad` then finds the T tokens in the flattened blocks.
     """
 
-    cos_TD: Tensor = field(default=None)
-    sin_TD: Tensor = field(default=None)
+    angles: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     blocks: list[Tensor] = field(default_factory=list)
     unpad_T: Tensor | None = None
 
     @classmethod
     def of_lengths(
-        cls, lengths: Sequence[int], frequencies: Tensor, dtype: torch.dtype, device: torch.device
+        cls, lengths: Sequence[int], rotaries: Sequence[Rotary], dtype: torch.dtype, device: torch.device
     ) -> PackedSequences:
         """Describe sequences of these lengths, longest first, that lie one after the other."""
         lengths_S = np.asarray(lengths, dtype=np.int64)
         starts_S = np.concatenate([[0], np.cumsum(lengths_S)])
         positions_T = np.arange(starts_S[-1]) - np.repeat(starts_S[:-1], lengths_S)
-        angles_TD = torch.outer(torch.from_numpy(positions_T).float(), frequencies).repeat(1, 2)
+        angles = []
+        for rotary in rotaries:
+            angles_TD = torch.outer(torch.from_numpy(positions_T).float(), rotary.frequencies_P).repeat(1, 2)
+            cos, sin = (rotary.scale * values for values in (angles_TD.cos(), angles_TD.sin()))
+            angles.append((to_device(cos.to(dtype), device), to_device(sin.to(dtype), device)))
         bounds = to_device(torch.from_numpy(starts_S).int(), device)
         longest = int(lengths_S.max())
         packed = cls(
             qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=longest, max_seqlen_kv=longest,
-            cos_TD=to_device(angles_TD.cos().to(dtype), device), sin_TD=to_device(angles_TD.sin().to(dtype), device),
+            angles=angles,
         )  # fmt: skip
         if not _has_varlen(device, dtype):
             packed._pad(lengths_S, starts_S, device)
@@ -85,8 +91,10 @@ class PackedCoreAttention(nn.Module):
     alone keeps the result exact, and a call per sequence would cost a multiple for many short ones.
     """
 
-    def __init__(self, **_: Any) -> None:
+    def __init__(self, config: DecoderConfig, layer_number: int, **_: Any) -> None:
         super().__init__()
+        self.positions = config.positions[layer_number - 1]  # Megatron-core counts the whole model's layers from 1
+        self.scale = config.scales.attention
 
     def forward(
         self,
@@ -101,8 +109,10 @@ class PackedCoreAttention(nn.Module):
         """Return the attention's output, [T, H, D]."""
         assert attention_mask is None, "packed sequences are masked by their bounds"
         packed = packed_seq_params
-        query_THD = _rotate(query_THD, packed.cos_TD, packed.sin_TD)
-        key_TGD = _rotate(key_TGD, packed.cos_TD, packed.sin_TD)
+        if self.positions.rotary is not None:
+            angles = packed.angles[self.positions.rotary]
+            query_THD, key_TGD = _rotate(query_THD, *angles), _rotate(key_TGD, *angles)
+        window = self.positions.window
         grouped = query_THD.shape[1] != key_TGD.shape[1]
         if packed.unpad_T is None:
             from torch.nn.attention.varlen import varlen_attn
@@ -110,7 +120,8 @@ class PackedCoreAttention(nn.Module):
             groups = {"enable_gqa": grouped} if _varlen_has_enable_gqa() else {}
             return varlen_attn(
                 query_THD, key_TGD, value_TGD.contiguous(), packed.cu_seqlens_q, packed.cu_seqlens_kv,
-                packed.max_seqlen_q, packed.max_seqlen_kv, window_size=(-1, 0), **groups,
+                packed.max_seqlen_q, packed.max_seqlen_kv, scale=self.scale,
+                window_size=(-1 if window is None else window - 1, 0), **groups,
             )  # fmt: skip
         outputs = []
         for index_SL in packed.blocks:
@@ -118,7 +129,11 @@ class PackedCoreAttention(nn.Module):
                 tensor.index_select(0, index_SL.flatten()).unflatten(0, index_SL.shape).transpose(1, 2)
                 for tensor in (query_THD, key_TGD, value_TGD)
             )
-            output_BHLD = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+            length = index_SL.shape[1]
+            mask = None if window is None or window >= length else _band(length, window, query.device)
+            output_BHLD = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=grouped
+            )
             outputs.append(output_BHLD.transpose(1, 2).flatten(0, 1))
         return torch.cat(outputs).index_select(0, packed.unpad_T)
 
@@ -154,6 +169,12 @@ class PackedSelfAttention(SelfAttention):
         return query, key, value
 
 
+@functools.lru_cache(maxsize=4)
+def _band(length: int, window: int, device: torch.device) -> Tensor:
+    """Return which tokens a token attends to, [L, L]: itself and the `window` - 1 before it."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)
+
+
 @functools.cache
 def _varlen_has_enable_gqa() -> bool:
     """Return whether `varlen_attn` takes `enable_gqa`. In torch 2.11 it takes grouped heads without that argument."""
@@ -168,8 +189,12 @@ def _has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + D/2) of each head, as Hugging Face models lay them out."""
-    return _Rotation.apply(x_THD, cos_TD[:, None], sin_TD[:, None])
+    """Rotate the pairs (i, i + P) of each head's first 2 P dimensions, as Hugging Face models lay them out."""
+    rotated = cos_TD.shape[-1]
+    if rotated == x_THD.shape[-1]:
+        return _Rotation.apply(x_THD, cos_TD[:, None], sin_TD[:, None])
+    first, rest = x_THD[..., :rotated], x_THD[..., rotated:]
+    return torch.cat([_Rotation.apply(first, cos_TD[:, None], sin_TD[:, None]), rest], dim=-1)
 
 
 class _Rotation(torch.autograd.Function):

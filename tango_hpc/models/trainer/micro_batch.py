@@ -17,6 +17,7 @@ from tango_hpc.base.errors import CheckFailed
 from tango_hpc.base.types import TrainSequence
 from tango_hpc.models.parallel.ranks import to_device
 from tango_hpc.models.trainer.attention import PackedSequences
+from tango_hpc.models.trainer.rotary import Rotary
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def build_micro_batch(
     sequences: Sequence[TrainSequence],
     members: Sequence[int],
     offsets: np.ndarray,
-    frequencies: Tensor,
+    rotaries: Sequence[Rotary],
     dtype: torch.dtype,
     device: torch.device,
     multiple: int = 1,
@@ -86,7 +87,7 @@ def build_micro_batch(
     """
     if not members:
         empty = torch.zeros(0, dtype=torch.int64, device=device)
-        packed = PackedSequences.of_lengths([multiple], frequencies, dtype, device)
+        packed = PackedSequences.of_lengths([multiple], rotaries, dtype, device)
         return MicroBatch(torch.zeros((1, multiple), dtype=torch.int64, device=device), packed, empty, empty, empty)
     tokens, predicted, targets, flat, lengths, start = [], [], [], [], [], 0
     filling = -sum(fed_length(sequences[member]) for member in members) % multiple
@@ -106,5 +107,5 @@ def build_micro_batch(
     def joined(parts: list[np.ndarray]) -> Tensor:
         return to_device(torch.from_numpy(np.concatenate(parts)), device)
 
-    packed = PackedSequences.of_lengths(lengths, frequencies, dtype, device)
+    packed = PackedSequences.of_lengths(lengths, rotaries, dtype, device)
     return MicroBatch(joined(tokens)[None], packed, joined(predicted), joined(targets), joined(flat))

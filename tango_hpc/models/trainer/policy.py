@@ -56,7 +56,7 @@ from tango_hpc.models.trainer.offload import DeviceMemory
 from tango_hpc.models.trainer.optimizer import PolicyOptimizer
 from tango_hpc.models.trainer.pinned_memory import host_copies
 from tango_hpc.models.trainer.products import multiply_in_bfloat16, rounds_products
-from tango_hpc.models.trainer.rotary import rope_frequencies
+from tango_hpc.models.trainer.rotary import model_config, model_positions
 from tango_hpc.models.trainer.vocab_parallel import OutputLayer, vocab_parallel_logprobs, vocab_parallel_loss
 from tango_hpc.questions.data.packing import pack
 
@@ -96,11 +96,14 @@ class Policy:
         )
         self.max_response_tokens = settings.max_response_tokens
         self.dtype, self.device = DTYPES[dtype], this_device()
-        self._frequencies = rope_frequencies(self.hf_config, self.shape.head_dim)
+        model = model_config(self.hf_config)
+        longest = settings.max_prompt_tokens + settings.max_response_tokens
+        self.rotaries, positions = model_positions(model, self.shape, longest)
         with megatron_on_cpu():
             config = transformer_config(
                 self.shape,
-                self.hf_config,
+                model,
+                positions,
                 self.groups,
                 self.dtype,
                 recompute=settings.recompute,
@@ -328,7 +331,7 @@ class Policy:
             for indices in packs:
                 chosen = [members[i] for i in indices]
                 yield build_micro_batch(
-                    sequences, chosen, offsets, self._frequencies, self.dtype, self.device, self._multiple
+                    sequences, chosen, offsets, self.rotaries, self.dtype, self.device, self._multiple
                 )
 
         def forward_step(data: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:

@@ -54,22 +54,26 @@ class TokenNorm(_Cheap, nn.RMSNorm):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps)
         self.weight.sequence_parallel = config.sequence_parallel
+        self.adds_one = config.layernorm_zero_centered_gamma
 
     def compute(self, x: Tensor) -> Tensor:
         """Return the norm."""
+        if self.adds_one:
+            return F.rms_norm(x, self.normalized_shape, 1.0 + self.weight, self.eps)
         return nn.RMSNorm.forward(self, x)
 
 
-class SwiGLU(_Cheap):
-    """silu(gate) * up, [T, 1, 2F] to [T, 1, F]. In place of Megatron-core's own, which also keeps a copy of `up`."""
+class GatedUnit(_Cheap):
+    """activation(gate) * up, [T, 1, 2F] to [T, 1, F]. In place of Megatron-core's, which also keeps a copy of `up`."""
 
-    def __init__(self, **_: Any) -> None:
+    def __init__(self, config: Any, **_: Any) -> None:
         super().__init__()
+        self.activation = config.family.activation
 
     def compute(self, x: Tensor) -> Tensor:
         """Return the product."""
         gate, up = x.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return (F.silu(gate) if self.activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
     def sharded_state_dict(self, *_: Any) -> dict[str, Any]:
         """Return nothing to save; Megatron-core asks every part of a feed-forward block."""
@@ -81,6 +85,8 @@ def forget_cheap_outputs(model: nn.Module) -> None:
     them.
     """
     for layer in model.decoder.layers:
-        layer.input_layernorm.forget_after(layer.self_attention)
-        layer.pre_mlp_layernorm.forget_after(layer.mlp)
+        if isinstance(layer.input_layernorm, TokenNorm):
+            layer.input_layernorm.forget_after(layer.self_attention)
+        if isinstance(layer.pre_mlp_layernorm, TokenNorm):
+            layer.pre_mlp_layernorm.forget_after(layer.mlp)
         layer.mlp.activation_func.forget_after(layer.mlp.linear_fc2)

@@ -8,13 +8,20 @@ import torch
 from tango_hpc.base.errors import CheckFailed
 from tango_hpc.base.types import TrainSequence
 from tango_hpc.models.trainer.micro_batch import MicroBatch, build_micro_batch, check_tokens, response_offsets
+from tango_hpc.models.trainer.rotary import Rotary
 
 SEQUENCES = [TrainSequence([1, 2, 3], [4, 5]), TrainSequence([6], [7, 8, 9])]  # four and three fed tokens
 
 
 def batch_of(members: list[int], multiple: int) -> MicroBatch:
     return build_micro_batch(
-        SEQUENCES, members, response_offsets(SEQUENCES), torch.ones(2), torch.float32, torch.device("cpu"), multiple
+        SEQUENCES,
+        members,
+        response_offsets(SEQUENCES),
+        [Rotary(torch.ones(2))],
+        torch.float32,
+        torch.device("cpu"),
+        multiple,
     )
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
+from tango_hpc.base.families import Scales
 from tango_hpc.models.trainer.attention import PackedCoreAttention, PackedSequences
+from tango_hpc.models.trainer.rotary import LayerPositions, Rotary
 
-FREQUENCIES = torch.tensor([1.0, 0.1, 0.01, 0.001])
+FREQUENCIES = [Rotary(torch.tensor([1.0, 0.1, 0.01, 0.001]))]
+PLAIN = SimpleNamespace(positions=[LayerPositions()], scales=Scales())
 
 
 def textbook(query_TD: Tensor, key_TD: Tensor, value_TD: Tensor) -> Tensor:
@@ -18,7 +22,7 @@ def textbook(query_TD: Tensor, key_TD: Tensor, value_TD: Tensor) -> Tensor:
 
     def rotated(x_TD: Tensor) -> Tensor:
         pairs = torch.complex(*x_TD.chunk(2, dim=-1))
-        turns = torch.outer(torch.arange(len(x_TD), dtype=torch.float64), FREQUENCIES.double())
+        turns = torch.outer(torch.arange(len(x_TD), dtype=torch.float64), FREQUENCIES[0].frequencies_P.double())
         pairs = pairs * torch.polar(torch.ones_like(turns), turns)
         return torch.cat([pairs.real, pairs.imag], dim=-1)
 
@@ -35,8 +39,8 @@ def test_matches_each_sequence_alone(lengths: list[int]) -> None:
         torch.randn(num_tokens, n, dim, dtype=torch.float64, requires_grad=True) for n in (heads, groups, groups)
     )
     packed = PackedSequences.of_lengths(lengths, FREQUENCIES, torch.float64, torch.device("cpu"))
-    packed.cos_TD, packed.sin_TD = _exact_angles(lengths)
-    output = PackedCoreAttention()(query, key, value, packed_seq_params=packed)
+    packed.angles = [_exact_angles(lengths)]
+    output = PackedCoreAttention(PLAIN, 1)(query, key, value, packed_seq_params=packed)
     expected, start = torch.empty_like(output), 0
     for length in lengths:
         part = slice(start, start + length)
@@ -54,12 +58,12 @@ def test_matches_each_sequence_alone(lengths: list[int]) -> None:
 
 def test_angles_restart_with_each_sequence() -> None:
     packed = PackedSequences.of_lengths([3, 2], FREQUENCIES, torch.float32, torch.device("cpu"))
-    torch.testing.assert_close(packed.cos_TD[:, 0], torch.tensor([0.0, 1.0, 2.0, 0.0, 1.0]).cos())
+    torch.testing.assert_close(packed.angles[0][0][:, 0], torch.tensor([0.0, 1.0, 2.0, 0.0, 1.0]).cos())
     assert packed.cu_seqlens_q.tolist() == [0, 3, 5]
 
 
 def _exact_angles(lengths: list[int]) -> tuple[Tensor, Tensor]:
     """The angles in float64, so that the comparison is not limited by the product's float32 table."""
     positions = torch.cat([torch.arange(length, dtype=torch.float64) for length in lengths])
-    angles = torch.outer(positions, FREQUENCIES.double()).repeat(1, 2)
+    angles = torch.outer(positions, FREQUENCIES[0].frequencies_P.double()).repeat(1, 2)
     return angles.cos(), angles.sin()

@@ -28,7 +28,6 @@ def tiny(family: str = "qwen2", **changes) -> ModelShape:
     sizes = {
         "family": family, "num_layers": 3, "hidden_size": 16, "intermediate_size": 24, "num_heads": 8,
         "num_kv_heads": 2, "head_dim": 4, "vocab_size": 107, "tied": family == "qwen2",
-        "qkv_bias": family == "qwen2", "qk_norm": family == "qwen3",
     }  # fmt: skip
     return ModelShape(**{**sizes, **changes})
 
@@ -118,7 +117,7 @@ def carry_out(cut: Layouts, plans: list[RankPlan]) -> list[dict[str, np.ndarray]
 CASES = [
     (tiny(family), world, tensor, pipeline, rollout)
     for family, world, (tensor, pipeline), rollout in itertools.product(
-        ("qwen2", "qwen3", "llama"), (1, 2, 4, 8), TRAINING, (1, 2, 4, 8)
+        ("qwen2", "qwen3", "llama", "olmo2", "gemma3_text", "phi3"), (1, 2, 4, 8), TRAINING, (1, 2, 4, 8)
     )
     if world % (tensor * pipeline) == 0 and world % rollout == 0 and (world < 8 or family == "qwen2")
 ]
@@ -223,10 +222,10 @@ def test_same_layout_moves_nothing() -> None:
 
 
 BIG = {
-    "Qwen2.5-7B": ModelShape("qwen2", 28, 3584, 18944, 28, 4, 128, 152064, False, True, False),
-    "Qwen2.5-72B": ModelShape("qwen2", 80, 8192, 29568, 64, 8, 128, 152064, False, True, False),
-    "Llama-3.1-8B": ModelShape("llama", 32, 4096, 14336, 32, 8, 128, 128256, False, False, False),
-    "Llama-3.1-405B": ModelShape("llama", 126, 16384, 53248, 128, 8, 128, 128256, False, False, False),
+    "Qwen2.5-7B": ModelShape("qwen2", 28, 3584, 18944, 28, 4, 128, 152064, False),
+    "Qwen2.5-72B": ModelShape("qwen2", 80, 8192, 29568, 64, 8, 128, 152064, False),
+    "Llama-3.1-8B": ModelShape("llama", 32, 4096, 14336, 32, 8, 128, 128256, False),
+    "Llama-3.1-405B": ModelShape("llama", 126, 16384, 53248, 128, 8, 128, 128256, False),
 }
 
 

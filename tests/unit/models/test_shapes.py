@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tango_hpc.base.errors import UserError
+from tango_hpc.base.families import FAMILIES
 from tango_hpc.base.model_shape import ModelShape, check_parallel, hf_tensors, padded_vocab_size, pipeline_stages
 from tango_hpc.models.layout.trainer_layout import megatron_layout
 from tests.helpers.tiny import tiny_hf_config
@@ -15,7 +16,7 @@ from tests.helpers.tiny import tiny_hf_config
 LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (4, 2)]
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("tensor_size", "pipeline_size"), LAYOUTS)
 def test_every_element_lies_where_it_should(family: str, tensor_size: int, pipeline_size: int) -> None:
     shape = ModelShape.from_hf_config(tiny_hf_config(family))
@@ -85,8 +86,20 @@ def test_all_reasons_against_a_cut_come_together() -> None:
 
 
 def test_what_cannot_be_trained_is_refused() -> None:
-    with pytest.raises(UserError, match="model_type 'mixtral'"):
-        ModelShape.from_hf_config({"model_type": "mixtral"})
+    for config, why in (
+        ({"model_type": "mixtral", "num_local_experts": 8}, "'mixtral', a mixture of experts, is not supported"),
+        ({"model_type": "qwen3_moe", "num_experts": 128}, "a mixture of experts"),
+        ({"model_type": "qwen3_next_dense", "linear_num_key_heads": 16}, "linear or recurrent attention"),
+        ({"model_type": "gemma2"}, "soft caps"),
+        ({"model_type": "gemma3", "text_config": {}}, "parts that are not for text"),
+        ({"model_type": "gpt2"}, "'gpt2' is not supported; use one of the dense families gemma3_text, granite, llama"),
+        (tiny_hf_config("gemma3_text", final_logit_softcapping=30.0), "final_logit_softcapping=30.0"),
+        (tiny_hf_config("llama", partial_rotary_factor=0.5), "partial_rotary_factor=0.5"),
+        (tiny_hf_config("phi3", rope_scaling={"type": "yarn"}), "rope type 'yarn' .supported are default, longrope"),
+        (tiny_hf_config("granite", hidden_act="gelu"), "hidden_act='gelu'"),
+    ):
+        with pytest.raises(UserError, match=why):
+            ModelShape.from_hf_config(config)
     with pytest.raises(UserError, match="lacks hidden_size, vocab_size"):
         ModelShape.from_hf_config(
             {key: 4 for key in ("num_hidden_layers", "intermediate_size", "num_attention_heads")}

@@ -65,10 +65,14 @@ def without_end(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text("{}")
 
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
-    "yarn": ({"rope_scaling": YARN}, "rope type 'yarn' (supported are default, linear, llama3)"),
-    "yarn, newer config": ({"rope_parameters": YARN | {"rope_theta": 1e4}}, "rope type 'yarn'"),
+    "dynamic": ({"rope_scaling": DYNAMIC}, "rope type 'dynamic' (supported are default, linear, llama3, yarn)"),
+    "dynamic, newer config": ({"rope_parameters": DYNAMIC | {"rope_theta": 1e4}}, "rope type 'dynamic'"),
+    "yarn without a length": (
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        "without a number for original_max",
+    ),
     "dynamic, older config": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
     "longrope": ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "rope type 'longrope'"),
     "by kind of layer": (
@@ -80,7 +84,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no mapping": ({"rope_scaling": "yarn"}, "rope_scaling='yarn'"),
     "tokens beyond the rows": ({"rows_short": 2}, "rows: 2 tokens, such as"),
     "an added token beyond the rows": ({"rows_short": 1, "extra": ("<new>",)}, "1 tokens, such as '<new>', have no"),
-    "two mistakes": ({"rope_scaling": YARN, "rows_short": 2, "mlp_bias": True}, "mlp_bias=true, rope type 'yarn'"),
+    "two mistakes": (
+        {"rope_scaling": DYNAMIC, "rows_short": 2, "mlp_bias": True},
+        "mlp_bias=true, rope type 'dynamic'",
+    ),
 }
 
 
@@ -138,7 +145,7 @@ def test_a_model_that_cannot_be_used_is_refused_wherever_it_is_met(tmp_path: Pat
 
 def test_a_sound_model_is_taken_everywhere(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model", rope_scaling={"rope_type": "linear", "factor": 2.0})
-    check_model(folder, "", "generator", config_of(folder).generator)
+    check_model(folder, "", "generator", config_of(folder))
     assert "is in" in import_model(str(folder), tmp_path / "out")
     make_plan(config_of(folder), gpu_gb=80, node_gb=None)
     prepare_run([TRAIN], config_of(folder), resume=False)
