@@ -19,6 +19,7 @@ from tango_hpc.questions import benchmarks
 from tango_hpc.questions.data.prepare.rows import SCHEMA, read_metadata
 from tango_hpc.questions.data.tables import read_rows
 from tango_hpc.questions.grading.pool import GradingPool
+from tango_hpc.questions.protocol.solution import parse_solution
 from tango_hpc.questions.protocol.tags import last_box
 
 
@@ -39,7 +40,7 @@ class Acceptance:
 def measure(name: str, rows: list[dict[str, Any]], pool: GradingPool) -> Acceptance:
     """Grade the reference solutions of prepared rows of benchmark `name`."""
     benchmark = benchmarks.get_benchmark(name)
-    answers = [benchmark.extract(reference_response(row)) for row in rows]
+    answers = [benchmark.extract(parse_solution(reference_response(row))) for row in rows]
     given = [(row, answer) for row, answer in zip(rows, answers, strict=True) if answer is not None]
     verdicts = iter(pool.grade([benchmark.grade(row, answer) for row, answer in given]))
     failures: list[tuple[str, str, str | None, str]] = []

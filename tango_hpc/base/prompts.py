@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import TemplateError
 
@@ -34,7 +34,7 @@ QUESTION, SOLVE, SOLUTION, VERIFY = "<question>", "<solve>", "<solution>", "<ver
 # The fields of each role's prompt; all but the optional ones have to stand in it.
 FIELDS = {"generator": ("question",), "verifier": ("question", "solution", "num_steps")}
 OPTIONAL = {"num_steps"}
-USER_LINE = "=== user"
+USER_LINE, ASSISTANT_LINE = "=== user", "=== assistant"
 # What day it is to chat templates that say so, as those of Llama 3.1 and 3.2: a run must not depend on when it is made.
 TODAY = datetime(2024, 7, 26)
 _FIELD = re.compile(rf"(?<![\w\\^])\{{({'|'.join(FIELDS['verifier'])})\}}")
@@ -79,11 +79,16 @@ class Template:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompt of a role: the user's message with fields in braces, and the system's, if there is one."""
+    """The prompt of a role: the user's message with fields in braces, and the system's, if there is one.
+
+    `opening`: the tags with which the reply begins, so that the model goes on inside of them; not for a model that
+    thinks first, by its chat template.
+    """
 
     user: str
     system: str | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    opening: str = ""
 
     def template(self, tokenizer: Any) -> Template:
         """Return the prompt in the tokenizer's chat template, or as plain text, around its fields.
@@ -92,7 +97,9 @@ class Prompt:
         """
         if not tokenizer.chat_template:
             text = self.user if self.system is None else f"{self.system}\n\nUser: {self.user}\n\nAssistant:\n"
-            return Template(tuple(_FIELD.split(text)), adds_special_tokens=True)
+            if self.opening and self.system is None:
+                text += "\n"
+            return Template(tuple(_FIELD.split(text + self.opening)), adds_special_tokens=True)
         messages = [{"role": "user", "content": _FIELD.sub(lambda match: _MARKS[match[1]], self.user)}]
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": self.system})
@@ -104,6 +111,8 @@ class Prompt:
                 f"the chat template of {tokenizer.name_or_path} cannot put this prompt: {error}; give another one "
                 "(chat_template of the role: a file, or none), or a prompt without a system message"
             ) from None
+        thinks = "<think>" in tokenizer.chat_template and not text.rstrip().endswith("</think>")
+        text += "" if thinks else self.opening
         names = {mark: name for name, mark in _MARKS.items()}
         return Template(tuple(names.get(part, part) for part in _MARK.split(text)))
 
@@ -117,22 +126,28 @@ def read_prompt(
     path: Path | None = None,
     template_arguments: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
+    form: Literal["tagged", "free"] = "tagged",
 ) -> Prompt:
-    """Return the prompt of a role from a file; the shipped one without a path.
+    """Return the prompt of a role from a file; without a path the shipped one for solutions of that `form`.
 
     What stands above the line `=== user` is the system's message, what stands below it the user's; in a file without
-    that line all is the user's, and without a chat template such a file is the whole prompt as it stands. Fields are
-    `{question}`, and for the verifier `{solution}` and `{num_steps}`. Raises UserError for a file that cannot be read,
+    that line all is the user's, and without a chat template such a file is the whole prompt as it stands. Tags below a
+    last line `=== assistant` begin the reply. Fields are
+    `{question}`, and for the verifier those of `verifier_values`. Raises UserError for a file that cannot be read,
     lacks a field that is needed or names one that there is not, or that the model of `tokenizer` cannot be asked with.
     """
     if path is not None and tokenizer is not None and speaks_tags_only(tokenizer):
         raise UserError(f"{role}.prompt: a tiny model knows no words, so {path} cannot be put to it; leave it out")
-    source = path if path is not None else Path(__file__).parent / "shipped_prompts" / f"{role}.txt"
+    shipped = f"{role}.txt" if form == "tagged" else f"{role}_{form}.txt"
+    source = path if path is not None else Path(__file__).parent / "shipped_prompts" / shipped
     try:
         text = source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{role}.prompt: {source} cannot be read: {error}") from None
-    above, line, below = f"\n{text}".rstrip("\n").partition(f"\n{USER_LINE}\n")
+    text, _, opening = f"\n{text}".rstrip("\n").partition(f"\n{ASSISTANT_LINE}\n")
+    if opening and not _OPENED.fullmatch(opening):
+        raise UserError(f"{role}.prompt: {source}: below {ASSISTANT_LINE} may stand opening tags of the form alone")
+    above, line, below = text.partition(f"\n{USER_LINE}\n")
     system, user = (above[1:] or None, below) if line else (None, above[1:])
     found, above_found = set(_FIELD.findall(user)), set(_FIELD.findall(system or ""))
     known = ", ".join(f"{{{name}}}" for name in FIELDS[role])
@@ -145,12 +160,12 @@ def read_prompt(
         name = min(unknown or above_found)
         why = "names no field" if unknown else "stands in the system's message, which is the same for all questions"
         raise UserError(f"{role}.prompt: {source}: {{{name}}} {why}; the fields of the user's message are {known}")
-    return Prompt(user, system, template_arguments or {})
+    return Prompt(user, system, template_arguments or {}, opening)
 
 
 @cache
 def shipped_prompt(role: str) -> Prompt:
-    """Return the prompt of a role that comes with the package."""
+    """Return the prompt of a role that comes with the package, for tagged solutions."""
     return read_prompt(role)
 
 
@@ -162,7 +177,7 @@ def generator_template(tokenizer: Any, prompt: Prompt | None = None) -> Template
 
 
 def verifier_template(tokenizer: Any, prompt: Prompt | None = None) -> Template:
-    """Return the prompt that asks for a verification, with the fields question, solution and num_steps."""
+    """Return the prompt that asks for a verification, with the fields of `verifier_values`."""
     if speaks_tags_only(tokenizer):
         return Template((QUESTION, "question", SOLUTION, "solution", VERIFY))
     return (prompt or shipped_prompt("verifier")).template(tokenizer)
@@ -181,8 +196,13 @@ def verifier_prompt_ids(
     question: str, solution_text: str, num_steps: int, tokenizer: Any, prompt: Prompt | None = None
 ) -> list[int]:
     """Return the prompt that asks for a verification of `solution_text`, in which `num_steps` steps were found."""
-    values = {"question": question, "solution": solution_text, "num_steps": num_steps}
+    values = verifier_values(question, solution_text, num_steps)
     return verifier_template(tokenizer, prompt).token_ids(tokenizer, values)
+
+
+def verifier_values(question: str, solution_text: str, num_steps: int) -> dict[str, object]:
+    """Return the fields of the verifier's prompt."""
+    return {"question": question, "solution": solution_text, "num_steps": num_steps}
 
 
 def response_ids(text: str, tokenizer: Any, template: Template | None = None, folder: Path | None = None) -> list[int]:

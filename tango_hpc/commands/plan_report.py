@@ -52,7 +52,7 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: St
     shapes = {name: role_shape(config, name) for name in config.roles}
     for name, role in config.roles.items():
         check_parallel(shapes[name], role.parallel.tensor, role.parallel.pipeline)
-        check_known(role.model.path, name, role)
+        check_known(role.model.path, name, config)
     reshard = reshard_report(config)
     sync_bytes = {name: synced["total"]["peak_extra_bytes"] for name, synced in reshard.items()}
     memory = plan_memory(

@@ -1,5 +1,5 @@
-"""docs/configuration.md, made from the types of configurations and profiles: `python -m
-tango_hpc.commands.reference`.
+"""docs/configuration.md, made from the types of configurations and profiles, and the table of docs/models.md, made from
+the families: `python -m tango_hpc.commands.reference`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from pydantic.fields import FieldInfo
 
 from tango_hpc.base.config.schema import Config
 from tango_hpc.base.config.values import Section
+from tango_hpc.base.families import FAMILIES, Family
+from tango_hpc.base.families.family import ALWAYS_REFUSED
+from tango_hpc.base.published import PUBLISHED
 from tango_hpc.commands.profiles import Profile
 
 HEADER = """# Configuration
@@ -149,5 +152,49 @@ def _default(field: FieldInfo) -> str:
     return f"`{field.default}`"
 
 
+MARKS = ("<!-- families, by python -m tango_hpc.commands.reference -->\n", "<!-- end of families -->\n")
+_NORMS = {"before": "in front of the blocks", "after": "after the blocks", "both": "on both sides of the blocks"}
+_QK_NORMS = {"head": "of each head of q and k", "all": "over all heads of q and k", None: ""}
+_WINDOWS = {"none": "", "all": "one window for all layers", "by kind": "windows by layer"}
+
+
+def families_table() -> str:
+    """Return the table of supported families."""
+    lines = [
+        "| `model_type` | models | sizes checked | what it has | rotary kinds | refused |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, family in FAMILIES.items():
+        known = [model for model, config in PUBLISHED.items() if config["model_type"] == name and "-sft" not in model]
+        refused = ", ".join(f"`{key}`" for key in (*ALWAYS_REFUSED, *family.refused))
+        cells = (f"`{name}`", ", ".join(family.members), ", ".join(known), _has(family))
+        lines.append(f"| {' | '.join(cells)} | {', '.join(family.rope_types)} | {refused} |")
+    return "\n".join(lines) + "\n"
+
+
+def _has(family: Family) -> str:
+    """Return in a few words how the layers of a family differ from Llama's."""
+    parts = [
+        f"norms {_NORMS[family.norms]}" if family.norms != "before" else "",
+        f"norms {_QK_NORMS[family.qk_norm]}" if family.qk_norm else "",
+        "biases on q, k and v" if family.qkv_bias else "",
+        "fused projections" if family.fused else "",
+        _WINDOWS[family.windows],
+        "positions of part of a head" if family.rope_partial else "",
+        "positions by kind of layer" if family.rope_by_kind else "",
+        "GELU" if family.activation != "silu" else "",
+        family.also,
+    ]
+    return "; ".join(filter(None, parts)) or "Llama's layers"
+
+
+def write_pages(docs: Path) -> None:
+    """Write the configuration's page, and the table into the page about models."""
+    (docs / "configuration.md").write_text(render())
+    page = (docs / "models.md").read_text()
+    before, after = page.split(MARKS[0])[0], page.split(MARKS[1])[1]
+    (docs / "models.md").write_text(f"{before}{MARKS[0]}{families_table()}{MARKS[1]}{after}")
+
+
 if __name__ == "__main__":
-    (Path(__file__).parents[2] / "docs/configuration.md").write_text(render())
+    write_pages(Path(__file__).parents[2] / "docs")

@@ -14,7 +14,6 @@ from tango_hpc.base.files import write_atomically
 from tango_hpc.questions.benchmarks.records import GREEDY, Answer, read_answers
 from tango_hpc.questions.benchmarks.results import model_results, summary_values
 from tango_hpc.questions.data.tables import evenly_spaced
-from tango_hpc.questions.protocol.solution import parse_solution
 from tango_hpc.report.html import render
 
 MAX_ANSWERS = 4000  # on the page, all of them greedy or among the first samples; Parquet holds the rest
@@ -58,11 +57,10 @@ def write_results(folder: Path, labels: Sequence[str], names: Sequence[str]) -> 
 def _item(label: str, name: str, answer: Answer) -> dict[str, Any]:
     """Return the part of an answer that answers.js shows."""
     judgements = dict(enumerate(answer.step_judgements))
-    steps = parse_solution(answer.response).steps
     return asdict(answer) | {
         "model": label,
         "set": name,
         "id": answer.question_id,
         "sample": "greedy" if answer.sample == GREEDY else f"sample {answer.sample + 1}",
-        "steps": [[step.text.strip(), judgements.get(k)] for k, step in enumerate(steps)],
+        "steps": [[step.strip(), judgements.get(k)] for k, step in enumerate(answer.steps)],
     }

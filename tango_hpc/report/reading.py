@@ -10,11 +10,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from tango_hpc.base.config.load import read_protocol
+from tango_hpc.base.config.schema import ProtocolConfig
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.formats import visible
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.dumps import RolloutRow, dumped_steps, read_rollouts
-from tango_hpc.questions.protocol.solution import find_answer, parse_solution
+from tango_hpc.questions.protocol.forms import read_solution
+from tango_hpc.questions.protocol.solution import Solution, find_answer
 
 JUDGEMENT_NAMES = {1: "right", -1: "wrong", 0: "not judged"}
 MARKS = {1: ("✓", "green"), -1: ("✗", "red"), 0: ("?", "yellow"), None: ("·", "dim")}
@@ -37,12 +40,16 @@ class StepView:
         return [*shown, *(f"{name} {value:+.2f}" for name, value in named if value is not None)]
 
 
-def step_views(row: RolloutRow) -> list[StepView]:
-    """Return the steps of the solution of a generator row, or of the one that a verifier row judged."""
+def read_solution_of(row: RolloutRow, protocol: ProtocolConfig) -> Solution:
+    """Return the solution of a generator row, or the one that a verifier row judged."""
+    return read_solution(row.response_text if row.role == "generator" else row.solution_text or "", protocol)
+
+
+def step_views(row: RolloutRow, solution: Solution) -> list[StepView]:
+    """Return the steps of the `solution` of a row."""
     is_solution = row.role == "generator"
-    text = row.response_text if is_solution else row.solution_text or ""
     views = []
-    for k, step in enumerate(parse_solution(text).steps):
+    for k, step in enumerate(solution.steps):
         ends = row.step_end_tokens if is_solution else ()
         views.append(
             StepView(
@@ -55,10 +62,10 @@ def step_views(row: RolloutRow) -> list[StepView]:
     return views
 
 
-def facts(row: RolloutRow) -> list[tuple[str, str, bool | None]]:
+def facts(row: RolloutRow, solution: Solution) -> list[tuple[str, str, bool | None]]:
     """Yield the facts of a response beside its text: (name, value, good or bad or neither)."""
     known: list[tuple[str, str, bool | None]] = []
-    answer = find_answer(row.response_text if row.role == "generator" else row.solution_text or "")
+    answer = find_answer(solution)
     known.append(("answer", "none" if answer is None else answer, None))
     known.append(("gold answer", str(row.gold_answer), None))
     correct = row.solution_correct
@@ -122,30 +129,32 @@ def show_rollouts(
         raise UserError(f"role {role!r} is neither generator nor verifier")
     console = console or Console()
     number, rows = load_step(directory, role, step)
+    protocol = read_protocol(directory.config)
     others = ", ".join(map(str, dumped_steps(directory.rollouts)[role]))
     console.print(Text(f"{role}, step {number}: {len(rows)} responses (dumped steps: {others})", style="bold"))
     for row in rows[:limit]:
-        console.print(_rollout_panel(row))
+        console.print(_rollout_panel(row, protocol))
     if len(rows) > limit:
         console.print(Text(f"{len(rows) - limit} more; show them with --limit {len(rows)}", style="dim"))
 
 
-def _rollout_panel(row: RolloutRow) -> RenderableType:
+def _rollout_panel(row: RolloutRow, protocol: ProtocolConfig) -> RenderableType:
+    solution = read_solution_of(row, protocol)
     steps = Table(box=None, padding=(0, 1), show_header=True, header_style="dim", expand=True)
     steps.add_column("", width=1)
     steps.add_column("step", ratio=1)
     steps.add_column("reward", justify="right")
     steps.add_column("advantage", justify="right")
-    for view in step_views(row):
+    for view in step_views(row, solution):
         mark, color = MARKS[view.judgement]
         numbers = ("" if value is None else f"{value:+.3f}" for value in (view.reward, view.advantage))
         steps.add_row(Text(mark, style=f"bold {color}"), Text(visible(view.text), style=color), *numbers)
     known = Text()
-    for name, value, good in facts(row):
+    for name, value, good in facts(row, solution):
         known.append(f"{name} ", style="dim")
         known.append(f"{visible(value)}   ", style={True: "bold green", False: "bold red", None: ""}[good])
     parts: list[RenderableType] = [Text(visible(row.question.strip()), style="bold"), steps, known]
-    if not step_views(row):
+    if not solution.steps:
         parts.insert(1, Text(visible(row.response_text.strip()) or "(empty response)", style="dim"))
     verification = row.response_text if row.role == "verifier" else row.verification_text
     for text in filter(None, [verification, *row.other_verifications]):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tango_hpc.base.config.load import read_protocol
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.files import write_atomically
 from tango_hpc.base.formats import clock
@@ -21,7 +22,7 @@ from tango_hpc.base.run.progress import read_progress
 from tango_hpc.base.run.summary import BEFORE_AFTER, code_that_ran, read_provenance, read_summary
 from tango_hpc.report.html import render
 from tango_hpc.report.plots import drawings, save_curves
-from tango_hpc.report.reading import choose_examples, facts, step_views
+from tango_hpc.report.reading import choose_examples, facts, read_solution_of, step_views
 from tango_hpc.runner.outcome import read_failures
 
 EXAMPLES_PER_ROLE = 6
@@ -158,6 +159,10 @@ def _rollouts(directory: RunDirectory) -> tuple[list[tuple[str, int, int, list[A
     and what was passed over because it cannot be read.
     """
     shown, unreadable = [], []
+    try:
+        protocol = read_protocol(directory.config)
+    except UserError as error:
+        return [], [str(error)]
     for role, steps in sorted(dumped_steps(directory.rollouts).items()):
         for step in reversed(steps):
             try:
@@ -165,7 +170,8 @@ def _rollouts(directory: RunDirectory) -> tuple[list[tuple[str, int, int, list[A
             except UserError as error:
                 unreadable.append(str(error))
                 continue
-            examples = [(row, step_views(row), facts(row)) for row in choose_examples(rows, EXAMPLES_PER_ROLE)]
+            chosen = [(row, read_solution_of(row, protocol)) for row in choose_examples(rows, EXAMPLES_PER_ROLE)]
+            examples = [(row, step_views(row, solution), facts(row, solution)) for row, solution in chosen]
             shown.append((role, step, len(rows), examples))
             break
     return shown, unreadable

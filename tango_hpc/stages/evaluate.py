@@ -18,6 +18,7 @@ from typing import Any
 
 from tango_hpc.base.config import Config
 from tango_hpc.base.config.load import read_tree
+from tango_hpc.base.config.schema import ProtocolConfig
 from tango_hpc.base.errors import CheckFailed
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.weights_alone import is_for_readers
@@ -29,7 +30,6 @@ from tango_hpc.questions.benchmarks.records import GREEDY, Answer, write_answers
 from tango_hpc.questions.data.prepare.rows import read_metadata
 from tango_hpc.questions.data.tables import evenly_spaced, read_questions, read_rows
 from tango_hpc.questions.grading.pool import GradingPool, Verdict
-from tango_hpc.questions.protocol.solution import Solution, Step
 from tango_hpc.questions.protocol.verification import Verification
 from tango_hpc.questions.tasks import Task, get_task
 from tango_hpc.questions.tasks.evaluated import BenchmarkTask
@@ -226,7 +226,9 @@ class Evaluation:
     def _ask_verifier(self, rows: Sequence[dict[str, Any]], turns: EvalProgress) -> list[Answer]:
         """Have the verifier judge ProcessBench's solutions, greedily."""
         answers = []
-        for read in self._judge({"solutions": [_given_solution(row) for row in rows]}, 0, 1, turns):
+        for read in self._judge(
+            {"solutions": [_given_solution(row, self.config.protocol) for row in rows]}, 0, 1, turns
+        ):
             row, verification = read.judged.question, read.verification
             prediction = processbench.first_wrong_step(verification.judgements)
             answers.append(
@@ -236,6 +238,7 @@ class Evaluation:
                     gold=row["answer"],
                     sample=GREEDY,
                     response=read.judged.response.text,
+                    steps=[step.text for step in read.judged.solution.steps],
                     num_tokens=read.response.num_tokens,
                     finished=read.response.generation.finish_reason == "stop",
                     well_formed=not verification.problems,
@@ -259,6 +262,7 @@ def _answer(read: ReadSolution, sample: int) -> Answer:
         gold=read.question["answer"],
         sample=sample,
         response=read.response.text,
+        steps=[step.text for step in read.solution.steps],
         num_tokens=read.response.num_tokens,
         finished=read.response.generation.finish_reason == "stop",
         well_formed=read.solution.well_formed,
@@ -269,14 +273,12 @@ def _answer(read: ReadSolution, sample: int) -> Answer:
     )
 
 
-def _given_solution(row: dict[str, Any]) -> ReadSolution:
-    """Return a ProcessBench sample's solution, as if a generator had written it; its steps are those that it
-    came with.
-    """
-    text = processbench.solution_text(row)
-    steps = [Step("", 0, 0)] * processbench.num_steps(row)
-    solution = Solution(steps, answer=None, well_formed=True)
-    return ReadSolution(row, row["question"], Response([], NOT_ASKED, text), solution, None, [], Verdict(False))
+def _given_solution(row: dict[str, Any], protocol: ProtocolConfig) -> ReadSolution:
+    """Return a ProcessBench sample's solution, as if a generator had written it."""
+    solution = processbench.solution(row, protocol)
+    return ReadSolution(
+        row, row["question"], Response([], NOT_ASKED, solution.shown), solution, None, [], Verdict(False)
+    )
 
 
 def _cluster(exchange: Exchange, task: Task, by_id: Mapping[str, dict[str, Any]], samples: Sequence[Answer]) -> None:

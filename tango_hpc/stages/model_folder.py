@@ -11,31 +11,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tango_hpc.base.config.roles import RoleConfig
+from tango_hpc.base.config import Config
+from tango_hpc.base.config.role_prompts import role_prompt
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.files import read_json
 from tango_hpc.base.model_shape import ModelShape, indexed_files
-from tango_hpc.base.prompts import FIELDS, OPTIONAL, read_prompt, speaks_tags_only, stop_token_ids
+from tango_hpc.base.prompts import FIELDS, OPTIONAL, shipped_prompt, speaks_tags_only, stop_token_ids
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
-def check_model(path: Path, hint: str = "", role: str = "", settings: RoleConfig | None = None) -> None:
+def check_model(path: Path, hint: str = "", role: str = "", config: Config | None = None) -> None:
     """Raise one `UserError` with all that keeps the Hugging Face folder `path` from being used.
 
     Its files must be there and readable, its architecture one that the trainer has, its tokens rows of its embedding;
-    it must name a token that ends a response. With the name and the settings of a `role`, its chat template must also
+    it must name a token that ends a response. With the name of a `role` and its `config`, its chat template must also
     put the role's prompt.
     """
     check_files(path, hint)
-    check_known(path, role, settings)
+    check_known(path, role, config)
 
 
-def check_known(path: Path, role: str = "", settings: RoleConfig | None = None) -> None:
+def check_known(path: Path, role: str = "", config: Config | None = None) -> None:
     """Do as `check_model` with the files that are there: to plan, a config.json is enough."""
     problems = model_problems(path) if (path / "config.json").is_file() else []
-    if settings is not None and _has_tokenizer(path):
-        problems += prompt_problems(path, role, settings)
+    if config is not None and _has_tokenizer(path):
+        problems += prompt_problems(path, role, config)
     if problems:
         raise UserError(f"the model in {path} cannot be used: {'; '.join(dict.fromkeys(problems))}")
 
@@ -111,16 +112,16 @@ def _tokenizer_problems(path: Path, config: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def prompt_problems(path: Path, role: str, settings: RoleConfig | None = None) -> list[str]:
-    """Return why the chat template of a model cannot put a role's prompt; by the shipped one without `settings`.
+def prompt_problems(path: Path, role: str, config: Config | None = None) -> list[str]:
+    """Return why the chat template of a model cannot put a role's prompt; by the shipped one without a `config`.
 
     The prompt is rendered, and must contain the system's text and every field.
     """
     try:
-        tokenizer = _tokenizer(path, settings.chat_template if settings is not None else "auto")
+        tokenizer = _tokenizer(path, config.roles[role].chat_template if config is not None else "auto")
         if speaks_tags_only(tokenizer):
             return []
-        prompt = read_prompt(role, *((settings.prompt, settings.chat_template_arguments) if settings else ()))
+        prompt = shipped_prompt(role) if config is None else role_prompt(config, role)
         template = prompt.template(tokenizer)
     except UserError as error:
         return [str(error)]

@@ -21,7 +21,8 @@ from tango_hpc.base.run.dumps import RolloutRow, read_rollouts, write_rollouts
 from tango_hpc.method.advantages import verifier_advantages_batch
 from tango_hpc.method.equations import ClassWeights
 from tango_hpc.method.vote import majority_vote
-from tango_hpc.questions.protocol.solution import parse_solution
+from tango_hpc.questions.protocol.forms import read_solution
+from tango_hpc.questions.protocol.solution import Solution
 from tango_hpc.questions.protocol.verification import read_verification
 from tango_hpc.questions.tasks import Task, get_task
 from tango_hpc.stages.scoring import ScoredSolution, score_solutions
@@ -79,8 +80,8 @@ def score_rows(rows: Sequence[RolloutRow], config: Config) -> list[RolloutRow]:
 
 
 def _score_generator(rows_N: list[RolloutRow], task: Task, config: Config) -> list[RolloutRow]:
-    solutions_N = [parse_solution(row.response_text) for row in rows_N]
-    correct_N = _graded(task, rows_N, [row.response_text for row in rows_N])
+    solutions_N = [read_solution(row.response_text, config.protocol) for row in rows_N]
+    correct_N = _graded(task, rows_N, solutions_N)
     verifications_N_V = [
         [
             read_verification(text, solution, config.algorithm.verifier_format)
@@ -134,8 +135,8 @@ def _score_verifier(rows_N: list[RolloutRow], task: Task, config: Config) -> lis
     for row in rows_N:
         if row.solution_text is None:
             raise ValueError(f"response {row.response_id} has no solution_text: what was judged is not known")
-    solutions_N = [parse_solution(row.solution_text or "") for row in rows_N]
-    correct_N = _graded(task, rows_N, [row.solution_text or "" for row in rows_N])
+    solutions_N = [read_solution(row.solution_text or "", config.protocol) for row in rows_N]
+    correct_N = _graded(task, rows_N, solutions_N)
     verifications_N = [
         read_verification(row.response_text, solution, config.algorithm.verifier_format)
         for row, solution in zip(rows_N, solutions_N, strict=True)
@@ -168,10 +169,10 @@ def _score_verifier(rows_N: list[RolloutRow], task: Task, config: Config) -> lis
     ]
 
 
-def _graded(task: Task, rows_N: list[RolloutRow], texts_N: list[str]) -> list[bool]:
-    """Return whether the answer of each text to its row's question is right."""
+def _graded(task: Task, rows_N: list[RolloutRow], solutions_N: list[Solution]) -> list[bool]:
+    """Return whether the answer of each solution to its row's question is right."""
     verdicts_N = task.grade_all(
-        [(_question(row), task.answer(text)) for row, text in zip(rows_N, texts_N, strict=True)]
+        [(_question(row), task.answer(solution)) for row, solution in zip(rows_N, solutions_N, strict=True)]
     )
     for error in [verdict.error for verdict in verdicts_N if verdict.error][:1]:
         warn_once(f"grading failed, and the answers count as wrong: {error}")

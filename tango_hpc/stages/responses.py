@@ -8,11 +8,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from tango_hpc.base.config.schema import TAGGED, ProtocolConfig
 from tango_hpc.base.types import Generation
 from tango_hpc.models.parallel.exchange import Exchange
 from tango_hpc.questions.grading.pool import Verdict
 from tango_hpc.questions.protocol.alignment import response_text, step_end_tokens
-from tango_hpc.questions.protocol.solution import Solution, parse_solution
+from tango_hpc.questions.protocol.forms import read_solution
+from tango_hpc.questions.protocol.solution import Solution
 from tango_hpc.questions.protocol.verification import FormatRule, Verification, read_verification
 from tango_hpc.questions.tasks import Task
 from tango_hpc.stages.sharing import from_shares, in_each, in_shares, my_share
@@ -128,7 +130,7 @@ class FailureWatch:
 
 def read_solutions(
     task: Task, questions_N: Sequence[dict[str, Any]], statements_N: Sequence[str], written_N: Sequence[Written],
-    tokenizer: Any, exchange: Exchange, opened: str = "",
+    tokenizer: Any, exchange: Exchange, opened: str = "", protocol: ProtocolConfig = TAGGED,
 ) -> list[ReadSolution]:  # fmt: skip
     """Decode, parse and align each response; nothing is graded yet. Collective: the processes share it.
 
@@ -137,12 +139,14 @@ def read_solutions(
 
     def read(share: Sequence[Generation]) -> list[tuple[str, Solution, str | None, list[int]]]:
         texts = [opened + response_text(generation.token_ids, tokenizer) for generation in share]
-        solutions = [parse_solution(text) for text in texts]
+        solutions = [read_solution(text, protocol) for text in texts]
         ends = [
             step_end_tokens(generation.token_ids, tokenizer, [end - len(opened) for end in solution.step_end_chars])
             for generation, solution in zip(share, solutions, strict=True)
         ]
-        return list(zip(texts, solutions, map(task.answer, texts), ends, strict=True))
+        if protocol.solution == "free":  # whose last step has all tokens that are left, the end of sequence too
+            ends = [[*K[:-1], len(of.token_ids) - 1] if K else [] for K, of in zip(ends, share, strict=True)]
+        return list(zip(texts, solutions, map(task.answer, solutions), ends, strict=True))
 
     read_N = in_shares(exchange, read, [generation for _, generation in written_N])
     rows = zip(questions_N, statements_N, written_N, read_N, strict=True)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from tango_hpc.base.config import Config
-from tango_hpc.base.prompts import TEMPLATES, Template, read_prompt, stop_token_ids
+from tango_hpc.base.config.role_prompts import role_prompt
+from tango_hpc.base.prompts import TEMPLATES, Template, stop_token_ids, verifier_values
 from tango_hpc.base.run.manifest import FileSum
 from tango_hpc.base.types import Generation, GenerationRequest, SamplingSettings, TrainSequence
 from tango_hpc.models.engine import engine
@@ -48,9 +49,9 @@ class Role:
     ) -> None:
         self.name, self.config, self.exchange, self._process = name, config, exchange, process
         self.settings = config.roles[name]
-        check_known(self.settings.model.path, name, self.settings)
+        check_known(self.settings.model.path, name, config)
         self.tokenizer = load_tokenizer(self.settings.model.path, self.settings.chat_template)
-        prompt = read_prompt(name, self.settings.prompt, self.settings.chat_template_arguments, self.tokenizer)
+        prompt = role_prompt(config, name, self.tokenizer)
         self.template: Template = TEMPLATES[name](self.tokenizer, prompt)
         self._worker: RoleWorker | None = None
         self.stale = self.sync_counts = self.settings.trainable
@@ -178,7 +179,14 @@ class Generator(Role):
         statements_N = [task.statement(question) for question in questions_N]
         written_N = self.written(prompts_N, generations)
         solutions_N = read_solutions(
-            task, questions_N, statements_N, written_N, self.tokenizer, self.exchange, self.template.opened
+            task,
+            questions_N,
+            statements_N,
+            written_N,
+            self.tokenizer,
+            self.exchange,
+            self.template.opened,
+            self.config.protocol,
         )
         return solutions_N, Grading(task, solutions_N, self.exchange)
 
@@ -202,11 +210,7 @@ class Verifier(Role):
         return [
             self.template.token_ids(
                 self.tokenizer,
-                {
-                    "question": judged.statement,
-                    "solution": judged.response.text,
-                    "num_steps": len(judged.solution.steps),
-                },
+                verifier_values(judged.statement, judged.solution.shown, len(judged.solution.steps)),
             )
             for judged in solutions
         ]

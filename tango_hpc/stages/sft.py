@@ -12,9 +12,10 @@ import torch.distributed as dist
 from transformers import PreTrainedTokenizerBase
 
 from tango_hpc.base.config import Config
-from tango_hpc.base.config.schema import SftRoleConfig
+from tango_hpc.base.config.role_prompts import role_prompt
+from tango_hpc.base.config.schema import TAGGED, ProtocolConfig, SftRoleConfig
 from tango_hpc.base.errors import CheckFailed, StoppedEarly
-from tango_hpc.base.prompts import TEMPLATES, Template, read_prompt, response_ids
+from tango_hpc.base.prompts import TEMPLATES, Template, response_ids, verifier_values
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.step_names import StepName
 from tango_hpc.base.types import TrainSequence
@@ -27,7 +28,7 @@ from tango_hpc.models.trainer.offload import give_back_freed_memory
 from tango_hpc.models.trainer.policy import Policy
 from tango_hpc.questions.data.sampler import QuestionSampler
 from tango_hpc.questions.data.tables import evenly_spaced, read_sft_rows
-from tango_hpc.questions.protocol.solution import parse_solution
+from tango_hpc.questions.protocol.forms import read_solution
 from tango_hpc.questions.protocol.tokenizer import load_tokenizer
 from tango_hpc.questions.tasks.tiny import build_tiny_model
 from tango_hpc.runner.process import RankProcess
@@ -111,13 +112,15 @@ class FineTuning:
             dist.barrier()
         role_settings = config.roles[role]
         tokenizer = load_tokenizer(settings.init.path, role_settings.chat_template)
-        prompt = read_prompt(role, role_settings.prompt, role_settings.chat_template_arguments, tokenizer)
+        prompt = role_prompt(config, role, tokenizer)
         rows = read_sft_rows(settings.data, role)
         limit = role_settings.max_prompt_tokens + role_settings.max_response_tokens
         template = TEMPLATES[role](tokenizer, prompt)
         sequences = in_shares(
             exchange,
-            lambda some: [sft_sequence(role, row, tokenizer, template, settings.init.path) for row in some],
+            lambda some: [
+                sft_sequence(role, row, tokenizer, template, settings.init.path, config.protocol) for row in some
+            ],
             rows,
         )
         fitting = [sequence for sequence in sequences if sequence.num_tokens <= limit]
@@ -215,6 +218,7 @@ def sft_sequence(
     tokenizer: PreTrainedTokenizerBase,
     template: Template | None = None,
     folder: Path | None = None,
+    protocol: ProtocolConfig = TAGGED,
 ) -> TrainSequence:
     """Return a row as the prompt that the role gets in training and the response that it should give, stop token
     included.
@@ -222,9 +226,10 @@ def sft_sequence(
     By the shipped prompt without a `template`. `folder`: the model's, which names the stop tokens.
     """
     template = template or TEMPLATES[role](tokenizer, None)
-    values = {"question": row["question"]}
+    values: dict[str, object] = {"question": row["question"]}
     if role == "verifier":
-        values |= {"solution": row["solution_text"], "num_steps": len(parse_solution(row["solution_text"]).steps)}
+        solution = read_solution(row["solution_text"], protocol)
+        values = verifier_values(row["question"], solution.shown, len(solution.steps))
     response = row["solution_text" if role == "generator" else "verification_text"]
     prompt_ids = template.token_ids(tokenizer, values)
     return TrainSequence(prompt_ids, response_ids(response, tokenizer, template, folder))

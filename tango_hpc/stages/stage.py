@@ -237,7 +237,7 @@ class Sft(SavesSteps):
                 found.note(check_sft_table, settings.data, role)
             is_made = settings.init.build is not None or settings.init.path in made
             if not is_made or settings.init.path.exists():
-                found.note(check_model, settings.init.path, "", role, config.roles[role])
+                found.note(check_model, settings.init.path, "", role, config)
             made.add(settings.output)
 
     def node_bytes(self, config: Config) -> int:
@@ -280,7 +280,7 @@ class Train(SavesSteps):
             found.note(check_held_out, data.train, data.eval)
         for name, role in config.roles.items():
             hint = "; `tango sft CONFIG` writes it" if name in fine_tuned(config) else ""
-            found.note(check_model, role.model.path, hint, name, role)
+            found.note(check_model, role.model.path, hint, name, config)
             if role.model.reference_path is not None:
                 found.note(check_files, role.model.reference_path)
 
@@ -323,7 +323,7 @@ class Eval(Stage):
             if file not in found.made or file.exists():
                 found.note(check_ids, file)
         for name in evaluated_roles(config):
-            found.note(check_model, config.roles[name].model.path, "", name, config.roles[name])
+            found.note(check_model, config.roles[name].model.path, "", name, config)
 
     def _results(self, directory: RunDirectory) -> Path:
         return directory.path / "eval"
@@ -359,7 +359,7 @@ class Teacher(Stage):
             found.problems.append("the config has no teacher section; it names the questions and the folder to write")
         else:
             found.note(check_table, config.teacher.questions, QUESTION_COLUMNS)
-        found.note(check_model, config.generator.model.path, "", "generator", config.generator)
+        found.note(check_model, config.generator.model.path, "", "generator", config)
 
     def _results(self, directory: RunDirectory) -> Path | None:
         try:

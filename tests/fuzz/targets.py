@@ -23,6 +23,7 @@ from rich.console import Console
 
 from tango_hpc.base.config import Config, config_to_yaml, load_config
 from tango_hpc.base.config.load import read_yaml
+from tango_hpc.base.config.schema import TAGGED
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.dumps import RolloutRow, read_rollouts, write_rollouts
@@ -35,7 +36,7 @@ from tango_hpc.questions.grading.rules import MAX_ANSWER_CHARACTERS, RULES, shor
 from tango_hpc.questions.protocol.solution import parse_solution
 from tango_hpc.questions.tasks import get_task
 from tango_hpc.questions.tasks.last_letter import solution_text, verification_text
-from tango_hpc.report.reading import facts, show_rollouts, step_views
+from tango_hpc.report.reading import facts, read_solution_of, show_rollouts, step_views
 from tango_hpc.stages.rescore import score_dump
 from tests.fuzz.choices import Choices
 from tests.fuzz.run_files import damage_one
@@ -89,7 +90,7 @@ def outputs(data: bytes) -> None:
         solution = choices.changed_text(solution) if choices.number(3) else choices.text()
         verification = choices.changed_text(verification) if choices.number(3) else choices.text()
         task = get_task(last_letter().task)
-        answer = task.answer(solution)
+        answer = task.answer(parse_solution(solution))
         question = {"question": " ".join(words), "answer": letters}
         (verdict,) = task.grade_all([(question, answer)])
         items = [GradeItem(rule, choices.text(3), answer or "", OPTIONS.get(rule, {})) for rule in QUICK_RULES]
@@ -129,8 +130,9 @@ def outputs(data: bytes) -> None:
     assert [row.response_id for row in scored] == [row.response_id for row in rows]
     for row in scored:
         assert row.reward is not None or row.outcome_reward is not None
-        step_views(row)
-        facts(row)
+        read = read_solution_of(row, TAGGED)
+        step_views(row, read)
+        facts(row, read)
     COUNTS["answers of models"] += len(rows)
     COUNTS["verifications without a verdict"] += sum(row.final_judgement == -1 for row in scored)
 

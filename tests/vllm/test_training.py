@@ -23,6 +23,7 @@ from tango_hpc.commands.status import states
 from tango_hpc.models.layout.engine_layout import engine_layout
 from tango_hpc.plan.memory import COPIES, plan_memory
 from tango_hpc.questions.data.tables import read_questions, read_rows
+from tango_hpc.questions.protocol.forms import read_solution
 from tango_hpc.questions.protocol.tokenizer import load_tokenizer
 from tango_hpc.report.run_page import write_report
 from tango_hpc.runner.outcome import read_failures
@@ -66,6 +67,10 @@ GOES_BACK = (
     "checkpoint.every_steps=2",
 )
 
+# Free text, of which the tiny models write blank lines instead of some tags; the verifier judges all of it.
+FREE = ("protocol.solution=free", "protocol.max_steps=3", "train.generator_steps=2")
+BLANK_LINES = {'"->"': "\n\n", '":"': "\n \n", '","': "\n\n\n", '" "': ".\n\n"}
+
 Run = tuple[Config, RunDirectory]
 
 
@@ -78,7 +83,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     settings = {name: SETTINGS for name in ("straight", "stopped", "forgetful")}
     settings["killed"] = (*SETTINGS, "checkpoint.every_steps=1", "checkpoint.background=true")
     settings["back"] = GOES_BACK
+    settings |= {"free": FREE, "free stopped": FREE}
     made = {name: prepare_small_run(folder / name, *overrides) for name, overrides in settings.items()}
+    for name in ("free", "free stopped"):
+        for role in made[name][0].roles.values():
+            file = role.model.path / "tokenizer.json"
+            text = file.read_text()
+            for token, blank in BLANK_LINES.items():
+                text = text.replace(token, json.dumps(blank))
+            file.write_text(text)
     path = {name: str(directory.path) for name, (_, directory) in made.items()}
     attempts = [Attempt(path["straight"])]
     attempts += [*(Attempt(path["stopped"], stop=stop) for stop in STOPS), Attempt(path["stopped"])]
@@ -86,14 +99,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     attempts += [Attempt(path["killed"], flips="generator/__1_weights.distcp")]
     attempts += [Attempt(path["forgetful"], forgetful=True)]
     attempts += [Attempt(path["back"], stop=("rollout", 7)), Attempt(path["back"])]
+    attempts += [
+        Attempt(path["free"]),
+        Attempt(path["free stopped"], stop=("verify", 1)),
+        Attempt(path["free stopped"]),
+    ]
     ended = make_attempts(folder, attempts)
-    assert [task.code for task in ended] == [0, *[85] * len(STOPS), 0, *[1] * len(KILLS), 0, 0, 85, 78]
+    assert [task.code for task in ended] == [0, *[85] * len(STOPS), 0, *[1] * len(KILLS), 0, 0, 85, 78, 0, 85, 0]
     return made
 
 
-def weights_and_optimizers(directory: RunDirectory) -> dict[str, bytes]:
-    """The files of the last checkpoint that hold them."""
-    folder = directory.checkpoints / "train" / "step_000006"
+def weights_and_optimizers(directory: RunDirectory, step: int = 6) -> dict[str, bytes]:
+    """The files of the checkpoint of `step`, the last one, that hold them."""
+    folder = directory.checkpoints / "train" / f"step_{step:06d}"
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*.distcp"))}
 
 
@@ -111,6 +129,22 @@ def test_an_interrupted_run_computes_the_same(runs: dict[str, Run], name: str, a
     assert read_summary(interrupted)["stages"]["train"]["attempts"] == attempts
     saved = weights_and_optimizers(straight)
     assert len(saved) == 8 and weights_and_optimizers(interrupted) == saved
+
+
+def test_a_run_in_free_text_that_was_interrupted_in_a_step_computes_the_same(runs: dict[str, Run]) -> None:
+    """Its verifier writes no verdicts, so that the rewards are what they are; the steps and the weights count."""
+    straight, stopped = runs["free"][1], runs["free stopped"][1]
+    assert read_summary(stopped)["stages"]["train"]["attempts"] == 2
+    assert [computed(row) for row in read_metrics(stopped)] == [computed(row) for row in read_metrics(straight)]
+    last = read_metrics(straight)[-1]["step"]
+    assert weights_and_optimizers(stopped, last) == weights_and_optimizers(straight, last)
+    rows = [row for step in dumped_steps(straight.rollouts)["generator"] for row in
+            read_rollouts(straight.rollout_file("generator", step))]  # fmt: skip
+    assert {len(row.step_end_tokens) for row in rows} >= {1, 2}
+    for row in rows:
+        solution = read_solution(row.response_text, runs["free"][0].protocol)
+        assert len(solution.steps) == len(row.step_end_tokens) <= 3
+        assert not solution.steps or row.step_end_tokens[-1] == len(row.response_ids) - 1
 
 
 def test_a_checkpoint_takes_what_the_plan_keeps_for_its_copy(runs: dict[str, Run]) -> None:

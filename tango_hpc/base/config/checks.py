@@ -14,11 +14,11 @@ from jinja2 import Environment, TemplateSyntaxError
 
 from tango_hpc.base.config.models import built_otherwise, model_dimensions
 from tango_hpc.base.config.paths import NO_TEMPLATE_FILE
+from tango_hpc.base.config.role_prompts import role_prompt
 from tango_hpc.base.config.roles import ModelConfig, OptimizerConfig, RoleConfig
-from tango_hpc.base.config.schema import Config
+from tango_hpc.base.config.schema import Config, ProtocolConfig
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.model_shape import ModelShape, check_parallel, check_rollout_tensor
-from tango_hpc.base.prompts import read_prompt
 
 # Steps are listed before the first one, and so are the responses of a step.
 MOST_AT_ONCE = 10_000_000
@@ -48,6 +48,7 @@ def _conflicts(config: Config) -> Iterator[str]:
             yield f"sft.{role_name}.output: is sft.{role_name}.init.path; the starting weights would be lost"
         yield from _model_conflicts(f"sft.{role_name}.init", sft.init, tuned, config)
         yield from _optimizer_conflicts(f"sft.{role_name}.optimizer", sft.optimizer)
+    yield from _protocol_conflicts(config)
     yield from _training_conflicts(config)
     yield from _algorithm_conflicts(config)
     yield from _task_conflicts(config)
@@ -64,6 +65,14 @@ def _conflicts(config: Config) -> Iterator[str]:
             f" launch.collective_timeout_seconds ({config.launch.collective_timeout_seconds:g}), or NCCL ends a rank"
             " that waits in a weight sync before the rank has named its peer"
         )
+
+
+def _protocol_conflicts(config: Config) -> Iterator[str]:
+    """Yield settings of the protocol that nothing reads."""
+    if config.protocol.solution == "tagged":
+        for key in ("judge", "max_steps"):
+            if getattr(config.protocol, key) != ProtocolConfig.model_fields[key].default:
+                yield f"protocol.{key}: for protocol.solution free only; a tagged one has its <step> elements"
 
 
 def _training_conflicts(config: Config) -> Iterator[str]:
@@ -185,7 +194,7 @@ def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str
             "(evaluation and teachers have a top_p of their own)"
         )
     try:
-        read_prompt(name, role.prompt)
+        role_prompt(config, name)
     except UserError as error:
         yield str(error)
     if role.chat_template not in NO_TEMPLATE_FILE:

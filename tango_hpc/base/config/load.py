@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from tango_hpc.base.config.checks import find_conflicts
 from tango_hpc.base.config.paths import absolute, section_type, seen_from_run
-from tango_hpc.base.config.schema import Config
+from tango_hpc.base.config.schema import Config, ProtocolConfig
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.run.directory import is_run
 
@@ -192,6 +192,11 @@ def _in_base(mistake: str, tree: dict[str, Any], base: Path) -> str:
     key = mistake.partition(":")[0]
     value = value_at(read_yaml(base), key)
     return f" (set in {base})" if value is not None and value == value_at(tree, key) else ""
+
+
+def read_protocol(path: Path) -> ProtocolConfig:
+    """Return the protocol of the run whose resolved config is the file `path`; the default where there is no file."""
+    return ProtocolConfig.model_validate(read_yaml(path).get("protocol", {}) if path.is_file() else {})
 
 
 def value_at(tree: dict[str, Any], key: str) -> Any:

@@ -122,6 +122,29 @@ class AlgorithmConfig(Section):
     )
 
 
+class ProtocolConfig(Section):
+    """The form of solutions, and the part of them that the verifier judges (docs/data.md)."""
+
+    solution: Literal["tagged", "free"] = Field(
+        "tagged",
+        description=(
+            "tagged: the paper's <think><step>…</step></think><answer>…</answer>; free: whatever the model writes, its "
+            "steps are the paragraphs."
+        ),
+    )
+    judge: Literal["all", "answer"] = Field(
+        "all",
+        description=(
+            "Of a free solution that begins with a thought (<think>…</think>), what the verifier judges: all, or the "
+            "text after the thought."
+        ),
+    )
+    max_steps: Positive = Field(24, description="Most steps of a free solution; where there are more, they are joined.")
+
+
+TAGGED = ProtocolConfig()  # the paper's
+
+
 class TrainConfig(Section):
     """Algorithm 1: how many steps of what."""
 
@@ -395,6 +418,7 @@ class Config(Section):
     verifier: RoleConfig | None = Field(
         None, description="Null: outcome rewards only (vanilla GRPO, RLOO, REINFORCE++)."
     )
+    protocol: ProtocolConfig = TAGGED
     algorithm: AlgorithmConfig = AlgorithmConfig()
     train: TrainConfig = TrainConfig()
     sft: SftConfig = SftConfig()

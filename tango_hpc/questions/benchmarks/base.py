@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tango_hpc.questions.grading.pool import GradeItem
-from tango_hpc.questions.protocol.solution import find_answer
+from tango_hpc.questions.protocol.solution import Solution, find_answer
 
 QuestionRow = Mapping[str, Any]  # of a prepared Parquet file: id, question, answer, source, metadata
 Statement = Callable[[QuestionRow], str]
@@ -45,5 +45,5 @@ class Benchmark:
     title: str
     group: Literal["math", "out_of_domain", "verifier"]
     statement: Statement = question_alone
-    extract: Callable[[str], str | None] = find_answer
+    extract: Callable[[Solution], str | None] = find_answer
     grade: Grade = math_item

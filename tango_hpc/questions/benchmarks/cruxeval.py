@@ -8,7 +8,7 @@ executed.
 import re
 
 from tango_hpc.questions.benchmarks.base import Benchmark, QuestionRow, graded_by
-from tango_hpc.questions.protocol.solution import find_answer
+from tango_hpc.questions.protocol.solution import Solution, find_answer
 
 _ANSWER = re.compile(r"<answer>\s*\\boxed\{(.*)\}\s*</answer>", re.DOTALL)
 
@@ -21,9 +21,9 @@ def _statement(row: QuestionRow) -> str:
     )
 
 
-def _extract(response: str) -> str | None:
-    match = _ANSWER.search(response)
-    return match[1].strip() or None if match else find_answer(response)
+def _extract(solution: Solution) -> str | None:
+    match = _ANSWER.search(solution.answer_text)
+    return match[1].strip() or None if match else find_answer(solution)
 
 
 BENCHMARK = Benchmark(

@@ -24,6 +24,7 @@ class Answer:
     sample: GREEDY or the index of a sample. verdict: 1, 0, -1 for no verdict, None where nothing was verified.
     asked: whether the prompt had room in the context of who is asked, the verifier for ProcessBench; if not, all is
     empty and it counts as wrong. score: the verifier's, in [0, 1]. step_labels: gold labels, where the set has them.
+    steps: the texts of the steps of `response`, as they were judged.
     For ProcessBench `answer` is the first step judged wrong and `gold` the label.
     """
 
@@ -46,6 +47,7 @@ class Answer:
     score: float | None = None
     split: str = ""
     asked: bool = True
+    steps: list[str] = field(default_factory=list)
 
 
 SCHEMA = pa.schema(
@@ -55,7 +57,7 @@ SCHEMA = pa.schema(
         ("answer", pa.string()), ("correct", pa.bool_()), ("outcome", pa.string()), ("cluster", pa.int32()),
         ("verification", pa.string()), ("verdict", pa.int8()), ("step_judgements", pa.list_(pa.int8())),
         ("step_labels", pa.list_(pa.int8())), ("score", pa.float64()), ("split", pa.string()),
-        ("asked", pa.bool_()),
+        ("asked", pa.bool_()), ("steps", pa.list_(pa.string())),
     ]
 )  # fmt: skip
 assert SCHEMA.names == [column.name for column in fields(Answer)]

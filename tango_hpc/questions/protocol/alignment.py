@@ -17,10 +17,17 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
+from tango_hpc.base.prompts import PROTOCOL_TAGS
+
 
 def response_text(token_ids: Sequence[int], tokenizer: Any) -> str:
-    """Return the decoded text of a response, without special tokens such as the end of sequence."""
-    return tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    """Return the decoded text of a response, without special tokens such as the end of sequence.
+
+    The protocol's tags are text, also for tokenizers in which they are special tokens.
+    """
+    special = _special_ids(tokenizer)
+    shown = [token_id for token_id in token_ids if token_id not in special]
+    return tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def step_end_tokens(token_ids: Sequence[int], tokenizer: Any, step_end_chars: Sequence[int]) -> list[int]:
@@ -132,8 +139,10 @@ def _byte_value(token: str) -> int | None:
 
 @lru_cache(maxsize=8)
 def _special_ids(tokenizer: Any) -> frozenset[int]:
-    marked = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return frozenset(marked | set(tokenizer.all_special_ids))
+    added = tokenizer.added_tokens_decoder
+    marked = {token_id for token_id, token in added.items() if token.special} | set(tokenizer.all_special_ids)
+    tags = {token_id for token_id, token in added.items() if token.content in PROTOCOL_TAGS}
+    return frozenset(marked - tags)
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ GRAMMAR = {"": ("think", "step", "answer"), "think": ("step",)}
 
 @dataclass(frozen=True)
 class Step:
-    """One step: the text between its tags, and the characters [start_char, end_char) it takes, tags included."""
+    """One step: its text, without tags, and the characters [start_char, end_char) it takes, tags included."""
 
     text: str
     start_char: int
@@ -25,24 +25,27 @@ class Step:
 
 @dataclass(frozen=True)
 class Solution:
-    """A generator's response as it was read. `answer` is None where no closed box stands in the answer element;
-    graded is what `find_answer` finds.
+    """A generator's response as it was read. `answer` is None where it has none in its form; graded is what the task
+    finds (`Task.answer`), by default with `find_answer`.
 
-    `well_formed`: exactly the grammar above, with at least one step and only white space between the elements.
+    `well_formed`: it keeps its form whole, with at least one step and an answer. `shown`: the text that the verifier
+    reads. `answer_text`: the text in which the task looks for the answer.
     """
 
     steps: list[Step]
     answer: str | None
     well_formed: bool
+    shown: str
+    answer_text: str
 
     @property
     def step_end_chars(self) -> list[int]:
-        """For each step, the index just past its closing tag."""
+        """For each step, the index just past it."""
         return [step.end_char for step in self.steps]
 
 
 def parse_solution(text: str) -> Solution:
-    r"""Read any text as a solution.
+    r"""Read any text as a solution in the grammar above.
 
     A step is what stands between `<step>` and `</step>`, whatever it says: other tags in it, whole quoted steps and
     opening tags are text, so that nothing can be hidden from the verifier by leaving tags out. A step that never closes
@@ -70,13 +73,13 @@ def parse_solution(text: str) -> Solution:
         and answer is not None
         and not (read.between(text) + parts[0].between(text)).strip()
     )
-    return Solution(steps, answer, well_formed)
+    return Solution(steps, answer, well_formed, shown=text, answer_text=text)
 
 
-def find_answer(text: str) -> str | None:
+def find_answer(solution: Solution) -> str | None:
     r"""Return the answer that a response is graded by, in training, in evaluation and by `tango score`.
 
-    What `parse_solution` reads from the answer element, or else what the last `\boxed{…}` of the whole text holds:
-    models that were never taught the format answer too. Whether the format was kept is counted apart.
+    The answer in its form, or else what the last `\boxed{…}` of the text holds: models that were never taught the
+    format answer too. Whether the format was kept is counted apart.
     """
-    return parse_solution(text).answer or last_box(text)
+    return solution.answer or last_box(solution.answer_text)

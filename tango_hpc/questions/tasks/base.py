@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tango_hpc.questions.grading.pool import Verdict
-from tango_hpc.questions.protocol.solution import Step, find_answer
+from tango_hpc.questions.protocol.solution import Solution, Step, find_answer
 
 
 class Task(Protocol):
@@ -20,7 +20,7 @@ class Task(Protocol):
         """Return the question of a row as the model reads it."""
         ...
 
-    def answer(self, response: str) -> str | None:
+    def answer(self, solution: Solution) -> str | None:
         """Return the answer in a response; None where there is none."""
         ...
 
@@ -55,9 +55,9 @@ class PlainQuestions(ABC):
         """Return the question as it stands."""
         return row["question"]
 
-    def answer(self, response: str) -> str | None:
-        """Return the answer of our own format, or else the last box."""
-        return find_answer(response)
+    def answer(self, solution: Solution) -> str | None:
+        """Return the answer in the solution's form, or else the last box."""
+        return find_answer(solution)
 
     def notes(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return nothing: all questions are graded alike."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from tango_hpc.questions.benchmarks.base import Benchmark
 from tango_hpc.questions.grading.pool import GradeItem, GradingPool
+from tango_hpc.questions.protocol.solution import Solution
 from tango_hpc.questions.tasks.math import Math
 
 
@@ -21,9 +22,9 @@ class BenchmarkTask(Math):
         """Return the benchmark's wording of a row."""
         return self._benchmark.statement(row)
 
-    def answer(self, response: str) -> str | None:
+    def answer(self, solution: Solution) -> str | None:
         """Return the answer where the benchmark looks for it."""
-        return self._benchmark.extract(response)
+        return self._benchmark.extract(solution)
 
     def item(self, row: Mapping[str, Any], answer: str) -> GradeItem:
         """Return how an answer to this row is graded."""

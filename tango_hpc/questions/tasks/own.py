@@ -17,7 +17,8 @@ from tango_hpc.base.errors import UserError
 from tango_hpc.questions.data.tables import SFT_COLUMNS, read_questions, write_rows
 from tango_hpc.questions.grading.own_code import mistakes_in, own_task, read_source
 from tango_hpc.questions.grading.pool import GradeItem, GradingPool, NoWorker
-from tango_hpc.questions.protocol.solution import Step, parse_solution
+from tango_hpc.questions.protocol.forms import read_solution
+from tango_hpc.questions.protocol.solution import Step
 from tango_hpc.questions.protocol.verification import read_verification
 from tango_hpc.questions.tasks.math import Math
 
@@ -180,7 +181,7 @@ def _check_grading(config: Config, questions: Sequence[dict[str, Any]]) -> None:
             if verdict.outcome != "graded":
                 why = verdict.error or f"{_file(config.task)}: grade did not come to an end ({verdict.outcome})"
                 raise UserError(f"{why} (asked about an empty answer to {row['question']!r})")
-        steps = parse_solution("<think><step></step><step>?</step></think>").steps
+        steps = [Step("", 0, 0), Step("?", 0, 0)]
         task.label_all([(row, steps[:count]) for row in questions for count in range(3)])
         if task.complaints:
             raise UserError(f"{task.complaints[0]} (asked about steps that a model may write: '' and '?')")
@@ -188,12 +189,11 @@ def _check_grading(config: Config, questions: Sequence[dict[str, Any]]) -> None:
 
 def _check_sft_row(config: Config, row: Mapping[str, str]) -> None:
     """Check that a row to fine-tune on has the form that the prompt asks for."""
-    file, solution = _file(config.task), parse_solution(row["solution_text"])
+    file, solution = _file(config.task), read_solution(row["solution_text"], config.protocol)
     if not solution.well_formed:
-        raise UserError(
-            f"{file}: a solution_text does not keep the form"
-            f" <think><step>…</step>…</think><answer>\\boxed{{…}}</answer>: {row['solution_text']!r}"
-        )
+        tagged = r"the form <think><step>…</step>…</think><answer>\boxed{…}</answer>"
+        form = tagged if config.protocol.solution == "tagged" else r"paragraphs with the answer in a \boxed{…}"
+        raise UserError(f"{file}: a solution_text does not keep {form}: {row['solution_text']!r}")
     if "verification_text" in row:
         read = read_verification(row["verification_text"], solution, config.algorithm.verifier_format)
         if read.final == -1 or 0 in read.judgements or len(read.judgements) != len(solution.steps):

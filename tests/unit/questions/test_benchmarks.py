@@ -9,9 +9,11 @@ import sys
 
 import pytest
 
+from tango_hpc.base.config.schema import TAGGED, ProtocolConfig
 from tango_hpc.base.config.tasks import TaskConfig
 from tango_hpc.questions import benchmarks
-from tango_hpc.questions.benchmarks.processbench import first_wrong_step, solution_text
+from tango_hpc.questions.benchmarks import processbench
+from tango_hpc.questions.benchmarks.processbench import first_wrong_step
 from tango_hpc.questions.data.prepare.pipeline import prepare
 from tango_hpc.questions.data.prepare.rows import SCHEMA
 from tango_hpc.questions.data.tables import read_rows
@@ -35,7 +37,7 @@ def row(source: str, question: str = "q", answer: str = "1", **metadata) -> dict
 
 def right(pool, name: str, one: dict, response: str) -> bool:
     benchmark = benchmarks.get_benchmark(name)
-    answer = benchmark.extract(response)
+    answer = benchmark.extract(parse_solution(response))
     return answer is not None and pool.grade([benchmark.grade(one, answer)])[0].correct
 
 
@@ -45,7 +47,9 @@ def test_an_unknown_benchmark_is_named_with_the_valid_ones():
 
 
 def test_the_answer_of_our_format_comes_before_any_other_box():
-    extract = benchmarks.get_benchmark("math500").extract
+    def extract(text: str) -> str | None:
+        return benchmarks.get_benchmark("math500").extract(parse_solution(text))
+
     assert extract(r"<think><step>\boxed{1}</step></think><answer>\boxed{2}</answer> or \boxed{3}") == "2"
     assert extract(r"So it is \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
     assert extract("no box at all") is None
@@ -65,7 +69,7 @@ def test_training_and_evaluation_read_one_answer_from_a_response(pool):
         BenchmarkTask(benchmarks.get_benchmark("gsm8k"), pool),
     ]
     for task in tasks:
-        assert [task.answer(response) for response in responses] == ["te", "te", None, None]
+        assert [task.answer(parse_solution(response)) for response in responses] == ["te", "te", None, None]
 
 
 def test_olympiadbench_uses_unit_tolerance_and_number_of_answers(pool):
@@ -148,20 +152,28 @@ def test_processbench_predictions(judgements, prediction):
 
 def test_processbench_solutions_become_solutions_of_our_format():
     one = row("processbench", steps=["First, $1+1=2$.", r"So \boxed{2}."])
-    solution = parse_solution(solution_text(one))
-    assert solution.well_formed and solution.answer == "2"
-    assert [step.text for step in solution.steps] == ["First, $1+1=2$.", r"So \boxed{2}."]
+    for solution in (
+        parse_solution(processbench.solution(one, TAGGED).shown),
+        processbench.solution(one, ProtocolConfig(solution="free")),
+    ):
+        assert solution.well_formed and solution.answer == "2"
+        assert [step.text for step in solution.steps] == ["First, $1+1=2$.", r"So \boxed{2}."]
+    assert solution.shown == "Step 1:\nFirst, $1+1=2$.\n\nStep 2:\nSo \\boxed{2}."
 
 
 def test_processbench_solutions_without_a_box_have_no_answer_element():
     question = row("processbench", steps=["First, $1+1=2$.", "So there are 2."])
-    assert solution_text(question) == "<think>\n<step>First, $1+1=2$.</step>\n<step>So there are 2.</step>\n</think>"
+    shown = processbench.solution(question, TAGGED).shown
+    assert shown == "<think>\n<step>First, $1+1=2$.</step>\n<step>So there are 2.</step>\n</think>"
 
 
 @needs_real_data
 def test_no_real_processbench_solution_has_an_empty_box(tmp_path):
     prepare("processbench", source=str(REAL / "processbench"), out=tmp_path / "rows.parquet")
-    texts = [solution_text(question) for question in read_rows(tmp_path / "rows.parquet", tuple(SCHEMA.names))]
+    texts = [
+        processbench.solution(question, TAGGED).shown
+        for question in read_rows(tmp_path / "rows.parquet", tuple(SCHEMA.names))
+    ]
     assert not [text for text in texts if "\\boxed{}" in text.partition("<answer>")[2]]
     assert sum("<answer>" not in text for text in texts) == 62 + 139  # of GSM8K's 400 and MATH's 1,000
 

@@ -40,7 +40,7 @@ def test_no_quick_rule_raises(gold: str, answer: str, rule: str) -> None:
 @given(texts)
 def test_no_text_of_a_model_breaks_the_reading_of_it(text: str) -> None:
     solution = parse_solution(text)
-    find_answer(text)
+    find_answer(solution)
     parse_verification(text, len(solution.steps))
 
 

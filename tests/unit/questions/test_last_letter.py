@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from tango_hpc.base.config.roles import TinyModelConfig
 from tango_hpc.base.config.tasks import TaskConfig
 from tango_hpc.base.errors import UserError
-from tango_hpc.base.prompts import shipped_prompt
+from tango_hpc.base.prompts import read_prompt
 from tango_hpc.questions.protocol.solution import parse_solution
 from tango_hpc.questions.protocol.tokenizer import load_tokenizer
 from tango_hpc.questions.protocol.verification import parse_verification
@@ -66,16 +66,13 @@ def test_labels_of_right_and_wrong_steps(task):
     assert labels(task, "cat horse") == []
 
 
-def test_labels_and_the_verifiers_instructions_judge_each_step_on_its_own(task):
+@pytest.mark.parametrize("form", ["tagged", "free"])
+def test_labels_and_the_verifiers_instructions_judge_each_step_on_its_own(task, form):
     assert labels(task, "cat horse dog", "cat:t->t", "horse:h->th", "dog:g->thg") == [1, -1, 1]
-    (rule,) = [
-        line
-        for line in shipped_prompt("verifier").system.splitlines()
-        if "the step that goes wrong is INCORRECT" in line
-    ]
-    assert "Judge each step on its own" in rule
-    assert "goes on rightly from what earlier steps say is CORRECT, even where they are wrong" in rule
-    assert "builds on" not in shipped_prompt("verifier").system
+    asked = read_prompt("verifier", form=form).user
+    assert "Judge each step on its own: the step that goes wrong is INCORRECT" in asked
+    assert "goes on rightly from what earlier steps say is CORRECT, even where they are wrong" in asked
+    assert "builds on" not in asked
 
 
 def test_labels_of_prose_and_of_a_worded_question(task):

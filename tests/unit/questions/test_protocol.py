@@ -150,7 +150,7 @@ def test_last_box(text, box):
     ],
 )
 def test_the_answer_of_a_response_is_that_of_our_format_or_the_last_box(text, answer):
-    assert find_answer(text) == answer
+    assert find_answer(parse_solution(text)) == answer
     assert parse_solution(text).well_formed is False  # which is another question
 
 
@@ -497,9 +497,8 @@ def test_prompts_without_a_chat_template(character_tokenizer):
     assert text.startswith(prompts.shipped_prompt("generator").system)
     assert text.endswith("User: What is 2 + 2?\n\nAssistant:\n")
     text = text_of(prompts.verifier_prompt_ids("What is 2 + 2?", GOOD, 2, character_tokenizer), character_tokenizer)
-    assert text.startswith(prompts.shipped_prompt("verifier").system)
-    assert GOOD in text
-    assert "<step> elements in the solution: 2." in text
+    assert text.startswith("A problem:\n\nWhat is 2 + 2?\n\nA solution, with 2 <step> elements:\n\n<think>")
+    assert GOOD in text and text.endswith("</final_verification>\n<step_verification>\n<step>")
 
 
 def test_prompts_through_a_chat_template(character_tokenizer):
@@ -515,9 +514,9 @@ def test_prompts_through_a_chat_template(character_tokenizer):
 def test_the_examples_in_the_prompts_keep_the_form():
     asked = prompts.shipped_prompt("generator").system
     assert parse_solution(asked[asked.rindex("<think>") :]).well_formed
-    asked = prompts.shipped_prompt("verifier").system
-    end = asked.index("</final_verification>") + len("</final_verification>")
-    assert parse_verification(asked[asked.index("<step_verification>") : end], 2).problems == []
+    for form in ("tagged", "free"):
+        asked = prompts.read_prompt("verifier", form=form).user
+        assert parse_verification(asked[asked.index("<step_verification>") :], 2).problems == []
 
 
 def test_a_prompt_of_ones_own_is_the_whole_prompt_where_there_is_no_template(tmp_path, character_tokenizer):

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import tango_hpc.report
+from tango_hpc.base.config.schema import TAGGED
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.formats import visible
 from tango_hpc.base.run.dumps import RolloutRow, write_rollouts
@@ -26,7 +27,7 @@ from tango_hpc.base.run.summary import update_summary
 from tango_hpc.report import run_page
 from tango_hpc.report.live_view import ProgressView
 from tango_hpc.report.plots import draw_phases
-from tango_hpc.report.reading import choose_examples, show_rollouts, step_views
+from tango_hpc.report.reading import StepView, choose_examples, read_solution_of, show_rollouts, step_views
 from tango_hpc.report.run_page import write_report
 from tango_hpc.report.sweep import CellResult, Group, write_sweep_page
 from tango_hpc.runner.enter import enter_run
@@ -282,9 +283,12 @@ def test_page_of_a_sweep(tmp_path):
 
 
 def test_step_views_pair_steps_with_judgements_rewards_and_advantages():
-    views = step_views(solution_row(0, correct=False))
+    def views_of(row: RolloutRow) -> list[StepView]:
+        return step_views(row, read_solution_of(row, TAGGED))
+
+    views = views_of(solution_row(0, correct=False))
     assert [(view.judgement, view.reward, view.advantage) for view in views] == [(1, 0.5, 0.75), (-1, -0.5, 0.5)]
-    judged = step_views(verification_row(final=0))
+    judged = views_of(verification_row(final=0))
     assert [(view.text, view.judgement, view.advantage) for view in judged] == [
         ("lamp ends in p: p", 1, None),
         ("cat < starts: pc", -1, None),

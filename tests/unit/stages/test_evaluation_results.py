@@ -42,8 +42,9 @@ def answer(question: str, correct: bool, response: str = "text", **more) -> Answ
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    hostile = r"<think><step></script><script>alert(1)</script><!-- $x$</step></think><answer>\boxed{1}</answer>"
-    math = [answer("1", True, hostile, verdict=1, step_judgements=[1]), answer("2", False, verdict=1)]
+    text = "</script><script>alert(1)</script><!-- $x$"
+    hostile = f"<think><step>{text}</step></think><answer>\\boxed{{1}}</answer>"
+    math = [answer("1", True, hostile, verdict=1, step_judgements=[1], steps=[text]), answer("2", False, verdict=1)]
     write_answers(tmp_path / "step_000010/math500.parquet", math)
     write_answers(tmp_path / "step_000010/gsm8k.parquet", [answer("a", True), answer("b", True), answer("c", False)])
     samples = [answer("1", True)] + [
