@@ -23,7 +23,7 @@ from rich.console import Console
 
 from tango_hpc.base.config import Config, config_to_yaml, load_config
 from tango_hpc.base.config.load import read_yaml
-from tango_hpc.base.config.schema import TAGGED
+from tango_hpc.base.config.schema import TAGGED, ProtocolConfig
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.dumps import RolloutRow, read_rollouts, write_rollouts
@@ -33,7 +33,7 @@ from tango_hpc.questions.data.tables import QUESTION_COLUMNS, read_rows, write_r
 from tango_hpc.questions.grading import GradeItem, GradingPool
 from tango_hpc.questions.grading import pool as grading
 from tango_hpc.questions.grading.rules import MAX_ANSWER_CHARACTERS, RULES, shortcut
-from tango_hpc.questions.protocol.solution import parse_solution
+from tango_hpc.questions.protocol.forms import read_solution
 from tango_hpc.questions.tasks import get_task
 from tango_hpc.questions.tasks.last_letter import solution_text, verification_text
 from tango_hpc.report.reading import facts, read_solution_of, show_rollouts, step_views
@@ -83,6 +83,8 @@ def outputs(data: bytes) -> None:
     """
     choices = Choices(data)
     rows = []
+    protocol = choices.pick((TAGGED, ProtocolConfig(solution="free"), ProtocolConfig(solution="free", judge="answer")))
+    config = last_letter().model_copy(update={"protocol": protocol})
     for index in range(1 + choices.number(8)):
         words = ["cat", "horse", "a"][: 1 + choices.number(3)]
         letters = "".join(word[-1] for word in words)
@@ -90,12 +92,13 @@ def outputs(data: bytes) -> None:
         solution = choices.changed_text(solution) if choices.number(3) else choices.text()
         verification = choices.changed_text(verification) if choices.number(3) else choices.text()
         task = get_task(last_letter().task)
-        answer = task.answer(parse_solution(solution))
+        read = read_solution(solution, protocol)
+        answer = task.answer(read)
         question = {"question": " ".join(words), "answer": letters}
         (verdict,) = task.grade_all([(question, answer)])
         items = [GradeItem(rule, choices.text(3), answer or "", OPTIONS.get(rule, {})) for rule in QUICK_RULES]
         graded_here(items)
-        num_steps = len(parse_solution(solution).steps)
+        num_steps = len(read.steps)
         of_generator = choices.number(2) == 0
         row = RolloutRow(
             step=1 if of_generator else 2,
@@ -124,13 +127,13 @@ def outputs(data: bytes) -> None:
         )
     dump, out = folder() / "dump.parquet", folder() / "scored.parquet"
     write_rollouts(dump, rows)
-    report = score_dump(dump, last_letter(), out)
+    report = score_dump(dump, config, out)
     scored = read_rollouts(out)
     assert report.num_rows == len(scored) == len(rows), "rows were dropped"
     assert [row.response_id for row in scored] == [row.response_id for row in rows]
     for row in scored:
         assert row.reward is not None or row.outcome_reward is not None
-        read = read_solution_of(row, TAGGED)
+        read = read_solution_of(row, protocol)
         step_views(row, read)
         facts(row, read)
     COUNTS["answers of models"] += len(rows)
