@@ -13,7 +13,6 @@ import torch
 
 from tango_hpc.base.config.roles import OptimizerConfig
 from tango_hpc.base.families import Scales
-from tango_hpc.models.trainer.rotary import LayerPositions, Rotary
 from tests.gpu.conftest import Note
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
@@ -75,14 +74,16 @@ def test_logprobs_and_one_update(
     assert share <= norm_limit
 
 
-def attention_errors(device_type: str, heads: int, groups: int, dim: int) -> dict[str, float]:
+def attention_errors(device_type: str, heads: int, groups: int, dim: int, window: int | None) -> dict[str, float]:
     """Relative errors of packed attention in bf16 against padded attention in fp32: of its output and its gradients."""
     from tango_hpc.models.trainer.attention import PackedCoreAttention, PackedSequences  # may start CUDA: not in pytest
+    from tango_hpc.models.trainer.rotary import LayerPositions, Rotary
 
     torch.manual_seed(0)
     device = torch.device(device_type)
     lengths = LENGTHS if device_type == "cuda" else REHEARSED_LENGTHS
-    plain = SimpleNamespace(positions=[LayerPositions()], scales=Scales())
+    scale = None if window is None else 0.7 * dim**-0.5
+    settings = SimpleNamespace(positions=[LayerPositions(window)], scales=Scales(attention=scale))
     frequencies = 10_000.0 ** -(torch.arange(dim // 2) / (dim // 2))
     inputs = [torch.randn(sum(lengths), n, dim, device=device) for n in (heads, groups, groups)]
     weights = torch.randn(sum(lengths), heads, dim, device=device)
@@ -93,7 +94,7 @@ def attention_errors(device_type: str, heads: int, groups: int, dim: int) -> dic
         tensors = [tensor.to(torch.bfloat16).to(dtype).requires_grad_() for tensor in inputs]
         pieces = zip(*(tensor.split([sum(block) for block in blocks]) for tensor in tensors), strict=True)
         attended = [
-            PackedCoreAttention(plain, 1)(
+            PackedCoreAttention(settings, 1)(
                 *piece, packed_seq_params=PackedSequences.of_lengths(block, [Rotary(frequencies)], dtype, device)
             ).view(-1, heads, dim)
             for block, piece in zip(blocks, pieces, strict=True)
@@ -106,9 +107,13 @@ def attention_errors(device_type: str, heads: int, groups: int, dim: int) -> dic
     return {name: float((found.float() - exact).norm() / exact.norm()) for name, exact, found in pairs}
 
 
-@pytest.mark.parametrize(("heads", "groups", "dim"), [(14, 2, 64), (28, 4, 128), (32, 8, 128)])
-def test_packed_attention(device: torch.device, heads: int, groups: int, dim: int, note: Note) -> None:
-    """Part 1: packed attention in bf16 is padded attention in fp32, forward and backward."""
-    for name, error in run_ranks(attention_errors, 1, device.type, heads, groups, dim)[0].items():
+@pytest.mark.parametrize(
+    ("heads", "groups", "dim", "window"), [(14, 2, 64, None), (28, 4, 128, None), (32, 8, 128, None), (32, 8, 128, 300)]
+)
+def test_packed_attention(
+    device: torch.device, heads: int, groups: int, dim: int, window: int | None, note: Note
+) -> None:
+    """Part 1: packed attention in bf16 is padded attention in fp32, forward and backward; with a window too."""
+    for name, error in run_ranks(attention_errors, 1, device.type, heads, groups, dim, window)[0].items():
         note(f"{name}: relative error", error, "", "at most 0.02")
         assert error <= 0.02

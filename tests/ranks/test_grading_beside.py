@@ -34,7 +34,8 @@ def graded_beside(fails: bool) -> dict[str, Any]:
 
     row = {"id": "0", "question": "", "answer": "12", "source": "math"}
     solutions = [
-        ReadSolution(row, "", Response([], NOT_ASKED, ""), Solution([], None, True), answer, []) for answer in ANSWERS
+        ReadSolution(row, "", Response([], NOT_ASKED, ""), Solution([], None, True, "", ""), answer, [])
+        for answer in ANSWERS
     ]
     grading = Grading(Held(), solutions, Exchange(["generator"], "generator"))
     seen["before"] = [read.graded for read in solutions]
