@@ -3,8 +3,8 @@ r"""Steps of a solution in free text: its paragraphs, as chat models and thinkin
 A paragraph ends at a blank line that stands in no code fence, LaTeX environment or displayed formula. Then
 
     a displayed formula stays with the paragraph before it;
-    a heading, and a sentence that announces something (it ends in a colon), stay with what follows, and list items with
-    the first item of their list, but for long numbered items: many models number their steps;
+    a heading, and a sentence that announces something (it ends in a colon), stay with what follows: with all items of a
+    list, but for long numbered items, since many models number their steps;
     a short paragraph ("Let's see.") joins the next one, and at the end of the text the one before it;
     more than `max_steps` are joined evenly.
 
