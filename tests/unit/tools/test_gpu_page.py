@@ -59,5 +59,5 @@ def test_a_rehearsal_leaves_a_page_that_says_so(tmp_path: Path) -> None:
     assert "this is a rehearsal on the CPU" in done.stdout
     page = (tmp_path / "out/gpu_check.md").read_text()
     assert "none: a rehearsal, whose figures are the CPU's" in page
-    assert "[14-2-64] | passed | output: relative error 0.00" in page
+    assert "[14-2-64-None] | passed | output: relative error 0.00" in page
     assert "does not grow over 50 cycles | not run | needs a GPU; a CPU says nothing here |" in page
