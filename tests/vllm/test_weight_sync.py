@@ -150,7 +150,8 @@ def families_on_ranks(folder: Path, families: tuple[str, ...]) -> dict[str, Any]
 def test_every_family_is_bit_exact_and_agrees_with_the_engine(tmp_path: Path, families: tuple[str, ...]) -> None:
     for found in run_ranks(families_on_ranks, 2, tmp_path, families, timeout=280):
         assert found.pop("wrong") == []
-        assert {case: gap for case, gap in found.items() if gap > 1e-5} == {} and len(found) == 2 * len(families)
+        # At most 9.1e-6 on an AMD EPYC; other CPUs add up in another order.
+        assert {case: gap for case, gap in found.items() if gap > 2e-5} == {} and len(found) == 2 * len(families)
 
 
 class Tampered:
