@@ -14,11 +14,10 @@ from tango_hpc.models.trainer.attention import PackedCoreAttention, PackedSequen
 from tango_hpc.models.trainer.rotary import LayerPositions, Rotary
 
 FREQUENCIES = [Rotary(torch.tensor([1.0, 0.1, 0.01, 0.001]))]
-PLAIN = SimpleNamespace(positions=[LayerPositions()], scales=Scales())
 
 
-def textbook(query_TD: Tensor, key_TD: Tensor, value_TD: Tensor) -> Tensor:
-    """Causal attention of one head, with rotation by complex numbers."""
+def textbook(query_TD: Tensor, key_TD: Tensor, value_TD: Tensor, window: int, scale: float) -> Tensor:
+    """Causal attention of one head to `window` tokens, with rotation by complex numbers."""
 
     def rotated(x_TD: Tensor) -> Tensor:
         pairs = torch.complex(*x_TD.chunk(2, dim=-1))
@@ -26,13 +25,16 @@ def textbook(query_TD: Tensor, key_TD: Tensor, value_TD: Tensor) -> Tensor:
         pairs = pairs * torch.polar(torch.ones_like(turns), turns)
         return torch.cat([pairs.real, pairs.imag], dim=-1)
 
-    scores = rotated(query_TD) @ rotated(key_TD).t() / math.sqrt(query_TD.shape[-1])
-    scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    scores = rotated(query_TD) @ rotated(key_TD).t() * scale
+    steps = torch.arange(len(scores))
+    ago = steps[:, None] - steps
+    scores = scores.masked_fill((ago < 0) | (ago >= window), -torch.inf)
     return scores.softmax(-1) @ value_TD
 
 
+@pytest.mark.parametrize(("window", "scale"), [(None, None), (5, 0.2), (1, None)])
 @pytest.mark.parametrize("lengths", [[5], [9, 9, 9], [40, 31, 30, 12, 3, 1], [7] + [2] * 20 + [1]])
-def test_matches_each_sequence_alone(lengths: list[int]) -> None:
+def test_matches_each_sequence_alone(lengths: list[int], window: int | None, scale: float | None) -> None:
     torch.manual_seed(0)
     num_tokens, heads, groups, dim = sum(lengths), 4, 2, 8
     query, key, value = (
@@ -40,13 +42,16 @@ def test_matches_each_sequence_alone(lengths: list[int]) -> None:
     )
     packed = PackedSequences.of_lengths(lengths, FREQUENCIES, torch.float64, torch.device("cpu"))
     packed.angles = [_exact_angles(lengths)]
-    output = PackedCoreAttention(PLAIN, 1)(query, key, value, packed_seq_params=packed)
+    settings = SimpleNamespace(positions=[LayerPositions(window)], scales=Scales(attention=scale))
+    output = PackedCoreAttention(settings, 1)(query, key, value, packed_seq_params=packed)
     expected, start = torch.empty_like(output), 0
     for length in lengths:
         part = slice(start, start + length)
         for head in range(heads):
             group = head // (heads // groups)
-            expected[part, head] = textbook(query[part, head], key[part, group], value[part, group])
+            expected[part, head] = textbook(
+                query[part, head], key[part, group], value[part, group], window or 100, scale or 1 / math.sqrt(dim)
+            )
         start += length
     torch.testing.assert_close(output, expected)
     weights = torch.randn_like(output)
