@@ -11,6 +11,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor, nn
@@ -78,24 +82,8 @@ class AllHeadsNorm(nn.Module):
         """Return the norm of this rank's heads."""
         values = x.float()
         squares = values.square().sum((-2, -1), keepdim=True)
-        if self.group.size() > 1:
-            squares = _SumOverRanks.apply(squares, self.group) / self.sharing
+        # Each rank uses the sum over all ranks, so that its gradient is summed over them too.
+        summed = reduce_from_tensor_model_parallel_region(squares, group=self.group)
+        squares = copy_to_tensor_model_parallel_region(summed, group=self.group) / self.sharing
         scale = torch.rsqrt(squares / self.weight.numel() + self.eps)
         return (values * scale * self.weight[self.mine].view(x.shape[-2:])).to(x.dtype)
-
-
-class _SumOverRanks(torch.autograd.Function):
-    """The sum over ranks, on each of which it is used: so the gradient is summed too."""
-
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        total = x.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.contiguous().clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
