@@ -195,8 +195,15 @@ def _in_base(mistake: str, tree: dict[str, Any], base: Path) -> str:
 
 
 def read_protocol(path: Path) -> ProtocolConfig:
-    """Return the protocol of the run whose resolved config is the file `path`; the default where there is no file."""
-    return ProtocolConfig.model_validate(read_yaml(path).get("protocol", {}) if path.is_file() else {})
+    """Return the protocol of the run whose resolved config is the file `path`; the default where there is no file.
+
+    Raises `UserError` for a file that is damaged.
+    """
+    try:
+        return ProtocolConfig.model_validate(read_yaml(path).get("protocol", {}) if path.is_file() else {})
+    except ValidationError as error:
+        mistakes = "; ".join(explain_mistake(item, ProtocolConfig) for item in error.errors())
+        raise UserError(f"{path}: the protocol is damaged: {mistakes}") from None
 
 
 def value_at(tree: dict[str, Any], key: str) -> Any:

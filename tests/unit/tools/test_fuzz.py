@@ -181,6 +181,19 @@ def test_the_report_shows_a_damaged_config(tmp_path: Path) -> None:
     assert json.loads(contents[directory.summary])["stages"]
 
 
+def test_a_damaged_protocol_is_named_by_the_report_and_the_reader(tmp_path: Path) -> None:
+    from tango_hpc.base.config.load import read_protocol
+    from tango_hpc.report.run_page import write_report
+    from tests.fuzz.run_files import a_run
+
+    _, directory, contents = a_run(tmp_path)
+    directory.config.write_bytes(contents[directory.config].replace(b"solution: tagged", b"solution: 5"))
+    write_report(directory)
+    assert "the protocol is damaged: solution: " in directory.report.read_text()
+    with pytest.raises(UserError, match="the protocol is damaged: solution: input should be"):
+        read_protocol(directory.config)
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "jobs.json", "stop", "summary.json", "lock"])
 def test_a_file_of_a_run_that_is_ten_thousand_brackets_is_damaged(tmp_path: Path, name: str) -> None:
     from tests.fuzz.run_files import a_run, look
