@@ -45,7 +45,8 @@ class ModelShape:
         missing = [key for key in needed if config.get(key) is None]
         if missing:
             raise UserError(f"config.json of the model lacks {', '.join(missing)}")
-        problems = [f"{key}={_as_json(config[key])}" for key in (*ALWAYS_REFUSED, *family.refused) if config.get(key)]
+        refused = [key for key in (*ALWAYS_REFUSED, *family.refused) if config.get(key)]
+        problems = [f"{key}={json.dumps(config[key], default=str)}" for key in refused]
         activation = config.get(family.activation_key, family.activation)
         if activation != family.activation:
             problems.append(f"{family.activation_key}={activation!r}")
@@ -121,10 +122,6 @@ def _why_unknown(config: Mapping[str, Any]) -> str:
     elif "text_config" in config:
         why = ", with parts that are not for text,"
     return f"model_type {name!r}{why} is not supported; use one of the dense families {', '.join(sorted(FAMILIES))}"
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, default=str)
 
 
 # The rotary kinds that do not depend on the length of a sequence, and what each needs besides `rope_theta`. Of

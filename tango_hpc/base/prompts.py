@@ -132,9 +132,9 @@ def read_prompt(
 
     What stands above the line `=== user` is the system's message, what stands below it the user's; in a file without
     that line all is the user's, and without a chat template such a file is the whole prompt as it stands. Tags below a
-    last line `=== assistant` begin the reply. Fields are
-    `{question}`, and for the verifier those of `verifier_values`. Raises UserError for a file that cannot be read,
-    lacks a field that is needed or names one that there is not, or that the model of `tokenizer` cannot be asked with.
+    last line `=== assistant` begin the reply. Fields are `{question}`, and for the verifier those of `verifier_values`.
+    Raises UserError for a file that cannot be read, lacks a field that is needed or names one that there is not, or
+    that the model of `tokenizer` cannot be asked with.
     """
     if path is not None and tokenizer is not None and speaks_tags_only(tokenizer):
         raise UserError(f"{role}.prompt: a tiny model knows no words, so {path} cannot be put to it; leave it out")

@@ -1,4 +1,5 @@
-"""Sizes of the models that the shipped configurations name, for planning before their weights are there.
+"""Sizes of the models that the shipped configurations name, and of one of each family, for planning before their
+weights are there.
 
 Copied from the `config.json` of each release; what the paper's recipes fine-tune has the sizes of what it was. A folder
 that exists is always read instead.

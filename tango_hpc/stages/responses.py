@@ -145,7 +145,10 @@ def read_solutions(
             for generation, solution in zip(share, solutions, strict=True)
         ]
         if protocol.solution == "free":  # whose last step has all tokens that are left, the end of sequence too
-            ends = [[*K[:-1], len(of.token_ids) - 1] if K else [] for K, of in zip(ends, share, strict=True)]
+            ends = [
+                [*ends_K[:-1], len(generation.token_ids) - 1] if ends_K else []
+                for ends_K, generation in zip(ends, share, strict=True)
+            ]
         return list(zip(texts, solutions, map(task.answer, solutions), ends, strict=True))
 
     read_N = in_shares(exchange, read, [generation for _, generation in written_N])

@@ -123,7 +123,7 @@ class AlgorithmConfig(Section):
 
 
 class ProtocolConfig(Section):
-    """The form of solutions, and the part of them that the verifier judges (docs/data.md)."""
+    """The form of solutions, and the part of them that the verifier judges (docs/models.md)."""
 
     solution: Literal["tagged", "free"] = Field(
         "tagged",

@@ -28,8 +28,9 @@ class Family:
     qk_norm: of each head of queries and keys ("head"), of all heads together ("all"), or none.
     fused: the checkpoint holds q, k and v as one tensor, and gate and up as one.
     windows: no layer attends to a window only, all do (where config.json gives a window), or layers do by their kind.
-    by_kind: rotary settings may differ by the kind of the layer. `partial`: they may leave out part of a head.
-    defaults: what transformers takes where config.json says nothing.
+    rope_by_kind: rotary settings may differ by the kind of the layer. `rope_partial`: part of a head may be left out.
+    rope_types: the rotary kinds that may be asked for.
+    defaults: the sizes that transformers takes where config.json says nothing.
     scales: the factors, from config.json.
     refused: settings that must have no value, or a false one. Those of `ALWAYS_REFUSED` come on top.
     also: what else it has, for people.

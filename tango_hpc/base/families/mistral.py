@@ -6,5 +6,4 @@ FAMILY = Family(
     "mistral",
     members=("mistralai/Mistral-7B-Instruct-v0.3", "mistralai/Mistral-Nemo-Instruct-2407"),
     windows="all",
-    defaults={"sliding_window": 4096},
 )

@@ -5,8 +5,6 @@ from tango_hpc.base.families.family import Family
 FAMILY = Family(
     "smollm3",
     members=("HuggingFaceTB/SmolLM3-3B",),
-    windows="by kind",
     defaults={"tie_word_embeddings": True, "num_key_value_heads": 4},
-    refused=("attention_bias",),
     also="layers without positions",
 )
