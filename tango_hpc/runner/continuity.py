@@ -17,6 +17,7 @@ from tango_hpc.base.config import Config
 from tango_hpc.base.config.paths import flatten, moved, same_value
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.fingerprint import fingerprint
 from tango_hpc.base.run.summary import read_provenance
 from tango_hpc.runner.attempts import newest_checkpoint
 from tango_hpc.runner.program import Program
@@ -47,10 +48,6 @@ CHANGEABLE_ON_RESUME = (
     "*.micro_batch_tokens",
     "*.recompute",
 )
-
-# Of larger files only blocks are read, evenly spaced from the first to the last.
-WHOLE_BYTES = 64 * 2**20
-BLOCK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -129,25 +126,6 @@ def refuse(directory: RunDirectory, refused: list[str]) -> None:
         )
 
 
-def fingerprint(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return path, size and checksum of a file or of all files in a folder; `known` files of that size and time are not
-    read.
-    """
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    found: dict[str, dict[str, Any]] = {}
-    for file in files:
-        if not file.is_file() or file.name.startswith("."):
-            continue
-        status = file.stat()
-        before = known.get(str(file))
-        if before is not None and (before["size"], before["mtime_ns"]) == (status.st_size, status.st_mtime_ns):
-            found[str(file)] = dict(before)
-        else:
-            checksum = _checksum(file, status.st_size)
-            found[str(file)] = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "crc32": checksum}
-    return {"path": str(path), "files": found}
-
-
 def _is_whole(entry: Mapping[str, Any]) -> bool:
     """Return whether an attempt's entry says what it computed with: not one of before there was such, or with damage in
     it.
@@ -175,15 +153,3 @@ def _described(entry: Mapping[str, Any]) -> str:
     contents = repr([(name, found["size"], found["crc32"]) for name, found in sorted(files.items())])
     checksum = zlib.crc32(contents.encode()) if single is None else single
     return f"{sum(found['size'] for found in files.values()):,} bytes, checksum {checksum:08x}"
-
-
-def _checksum(file: Path, size: int) -> int:
-    count = max(1, min(-(-size // BLOCK_BYTES), WHOLE_BYTES // BLOCK_BYTES))
-    last = max(size - BLOCK_BYTES, 0)
-    starts = range(0, size, BLOCK_BYTES) if size <= WHOLE_BYTES else [last * i // (count - 1) for i in range(count)]
-    crc = 0
-    with file.open("rb") as stream:
-        for start in starts:
-            stream.seek(start)
-            crc = zlib.crc32(stream.read(BLOCK_BYTES), crc)
-    return crc

@@ -52,6 +52,7 @@ class RoleWorker:
                 total_steps=total_steps,
                 with_reference=config.algorithm.kl_coef > 0,
                 products=config.train.products,
+                seed=f"{config.seed} {name}",
             )
             self._policy.offload()
         self.engine = make_engine(self._settings, config, name, load_weights=self._policy is None)

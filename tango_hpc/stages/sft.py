@@ -147,6 +147,7 @@ class FineTuning:
             optimizer=settings.optimizer,
             total_steps=settings.steps,
             products=config.sft.products,
+            seed=f"{config.seed} {role}",
         )
         self.peak = total_peak(self.policy.dtype, self.policy.device, config.launch.peak_tflops)
 

@@ -17,9 +17,10 @@ def policy_of(
     max_response_tokens: int = 2048,
     reference_dir: Path | None = None,
     recompute: Literal["none", "selective", "full"] = "none",
+    adapter: Any = None,
     **options: Any,
 ) -> Any:
-    """A `Policy` cut this way, frozen unless `options` have an optimizer."""
+    """A `Policy` cut this way, frozen unless `options` have an optimizer. `adapter`: an AdapterConfig or None."""
     from tango_hpc.base.config.roles import ModelConfig, ParallelConfig, RoleConfig
     from tango_hpc.models.trainer.policy import Policy
 
@@ -29,5 +30,6 @@ def policy_of(
         micro_batch_tokens=micro_batch_tokens,
         max_response_tokens=max_response_tokens,
         recompute=recompute,
+        adapter=adapter,
     )
     return Policy(settings, dtype, **options)

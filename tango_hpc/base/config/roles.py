@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -102,10 +103,37 @@ class RolloutConfig(Section):
     enforce_eager: bool = Field(False, description="Skip CUDA graphs: slower decoding, quicker start.")
 
 
+class AdapterConfig(Section):
+    """Low-rank adapters, which are trained in place of the weights. Names and meaning are those of PEFT's `LoraConfig`.
+
+    A weight is W0 + scale * B A, with W0 from the model and scale alpha / rank, or alpha / sqrt(rank) with
+    `use_rslora`.
+    """
+
+    rank: Positive = Field(32, description="Rows of A and columns of B; PEFT's `r`.")
+    alpha: PositiveFloat = Field(64.0, description="Numerator of the scale; PEFT's `lora_alpha`.")
+    target_modules: Literal["all-linear"] | tuple[str, ...] = Field(
+        "all-linear",
+        description="The linear layers with an adapter by their Hugging Face name, such as [q_proj, v_proj].",
+    )
+    use_rslora: bool = Field(False, description="Scale by the square root of the rank.")
+    path: FilePath | None = Field(
+        None, description="Folder of an adapter, as PEFT writes it, to start from; null: A random and B zero."
+    )
+
+    @property
+    def scale(self) -> float:
+        """The factor of B A."""
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
+
+
 class RoleConfig(Section):
     """One of the two models: the generator or the verifier."""
 
     model: ModelConfig
+    adapter: AdapterConfig | None = Field(
+        None, description="Train low-rank adapters (docs/adapters.md) and not the weights; null: all weights."
+    )
     parallel: ParallelConfig = ParallelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     rollout: RolloutConfig = RolloutConfig()

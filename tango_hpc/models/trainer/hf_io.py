@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tango_hpc.base.config.models import SEED_FILE
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.files import open_to_readers
 from tango_hpc.base.model_shape import ModelShape, hf_tensors, indexed_files
+from tango_hpc.base.run.fingerprint import checksum
 from tango_hpc.models.layout.trainer_layout import Box, LocalParam, megatron_layout
 from tango_hpc.models.parallel.groups import PolicyGroups
 
@@ -28,6 +29,7 @@ _LEFT_BEHIND = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.gg
 SHARD_BYTES = 4 * 2**30
 # Tensors that some checkpoints carry and no model needs.
 _IGNORED = ("rotary_emb.inv_freq",)
+_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
@@ -82,21 +84,48 @@ def _checkpoint_files(model_dir: Path) -> list[Path]:
     return files
 
 
-@torch.no_grad()
-def import_weights(model_dir: Path, shape: ModelShape, groups: PolicyGroups, params: Mapping[str, Tensor]) -> None:
-    """Fill this rank's parameters, reading only its own slices; vocabulary padding becomes zeros."""
-    files = check_checkpoint(model_dir, shape)
-    layout = rank_layout(shape, groups)
-    assert layout.keys() == params.keys(), f"layout and model differ in {layout.keys() ^ params.keys()}"
-    with ExitStack() as stack:
-        handles = {path: stack.enter_context(safe_open(path, framework="pt")) for path in set(files.values())}
-        for name, local in layout.items():
-            parameter = params[name]
-            assert tuple(parameter.shape) == local.shape, f"{name}: {tuple(parameter.shape)}, not {local.shape}"
+class ModelFiles:
+    """The weights of a model folder, mapped into memory: all processes of a node that read them share one copy.
+
+    `layout`: the place of each tensor in this rank's parameters.
+    """
+
+    def __init__(self, model_dir: Path, shape: ModelShape, groups: PolicyGroups) -> None:
+        self._files = check_checkpoint(model_dir, shape)
+        self._handles = {path: safe_open(path, framework="pt") for path in set(self._files.values())}
+        self.layout = rank_layout(shape, groups)
+
+    def fingerprint(self) -> dict[str, str]:
+        """Return size and checksum of each file, by its name."""
+        sizes = {path: path.stat().st_size for path in sorted(self._handles)}
+        return {path.name: f"{size} bytes, checksum {checksum(path, size):08x}" for path, size in sizes.items()}
+
+    @torch.no_grad()
+    def fill(self, name: str, parameter: Tensor) -> None:
+        """Read this rank's slices of one parameter; vocabulary padding becomes zeros."""
+        local = self.layout[name]
+        assert tuple(parameter.shape) == local.shape, f"{name}: {tuple(parameter.shape)}, not {local.shape}"
+        if sum(piece.num_elements for piece in local.pieces) < parameter.numel():
             parameter.zero_()
-            for piece in local.pieces:
-                source = handles[files[piece.tensor]].get_slice(piece.tensor)[_slices(piece.box)]
-                parameter[_slices(piece.local)].copy_(source)
+        for piece in local.pieces:
+            source = self._handles[self._files[piece.tensor]].get_slice(piece.tensor)[box_slices(piece.box)]
+            parameter[box_slices(piece.local)].copy_(source)
+
+    def read(self, name: str, like: Tensor) -> Tensor:
+        """Return the values of one parameter where `like` is, in the precision of the files."""
+        first = self.layout[name].pieces[0].tensor
+        dtype = _DTYPES[self._handles[self._files[first]].get_slice(first).get_dtype()]
+        values = torch.empty(self.layout[name].shape, dtype=dtype, device=like.device)
+        self.fill(name, values)
+        return values
+
+
+def import_weights(model_dir: Path, shape: ModelShape, groups: PolicyGroups, params: Mapping[str, Tensor]) -> None:
+    """Fill this rank's parameters, reading only its own slices."""
+    files = ModelFiles(model_dir, shape, groups)
+    assert files.layout.keys() == params.keys(), f"layout and model differ in {files.layout.keys() ^ params.keys()}"
+    for name, parameter in params.items():
+        files.fill(name, parameter)
 
 
 def rank_layout(shape: ModelShape, groups: PolicyGroups) -> dict[str, LocalParam]:
@@ -123,7 +152,8 @@ def export_weights(
     if writer is not None:
         copy_side_files(model_dir, out_dir, next(iter(params.values())).dtype)
         _leave_sampling_out(out_dir / "generation_config.json")
-    for name, tensor in gather_tensors(shape, groups, params):
+    layout = partial(megatron_layout, shape, groups.tensor_size, groups.pipeline_size)
+    for name, tensor in gather_tensors(hf_tensors(shape), layout, groups, params):
         if writer is not None:
             assert tensor is not None
             writer.add(name, tensor)
@@ -158,40 +188,47 @@ def _leave_sampling_out(file: Path) -> None:
 
 
 def gather_tensors(
-    shape: ModelShape, groups: PolicyGroups, params: Mapping[str, Tensor]
+    tensors: Mapping[str, tuple[int, ...]],
+    layout: Callable[[int, int], Mapping[str, LocalParam]],
+    groups: PolicyGroups,
+    params: Mapping[str, Tensor],
 ) -> Iterator[tuple[str, Tensor | None]]:
-    """Yield each full Hugging Face tensor, one at a time, on the CPU of global rank 0; None elsewhere.
+    """Yield each full tensor of a file, one at a time, on the CPU of global rank 0; None elsewhere.
 
-    Of the ranks that hold an element, the first sends it.
+    `layout` gives the parameters of a (tensor rank, pipeline rank). Of the ranks that hold an element, the first sends
+    it.
     """
     rank = dist.get_rank(groups.world)
     dtype = next(iter(params.values())).dtype
-    owners = _owners(shape, groups)
-    for name, size in hf_tensors(shape).items():
+    owners = _owners(tensors, layout, groups)
+    for name, size in tensors.items():
         full = torch.empty(size, dtype=dtype) if rank == 0 else None
         for source, local_name, box, local in owners[name]:
             if source == rank:
-                values = params[local_name][_slices(local)].cpu().contiguous()
+                values = params[local_name][box_slices(local)].detach().cpu().contiguous()
                 if full is None:
                     dist.send(values, 0, group=groups.world)
                 else:
-                    full[_slices(box)] = values
+                    full[box_slices(box)] = values
             elif full is not None:
                 values = torch.empty([stop - start for start, stop in box], dtype=dtype)
                 dist.recv(values, source, group=groups.world)
-                full[_slices(box)] = values
+                full[box_slices(box)] = values
         yield name, full
 
 
-def _owners(shape: ModelShape, groups: PolicyGroups) -> dict[str, list[tuple[int, str, Box, Box]]]:
+def _owners(
+    tensors: Mapping[str, tuple[int, ...]],
+    layout: Callable[[int, int], Mapping[str, LocalParam]],
+    groups: PolicyGroups,
+) -> dict[str, list[tuple[int, str, Box, Box]]]:
     """Return for each tensor the boxes and their senders: (global rank, local parameter, box, box in the parameter)."""
-    owners: dict[str, list[tuple[int, str, Box, Box]]] = {name: [] for name in hf_tensors(shape)}
+    owners: dict[str, list[tuple[int, str, Box, Box]]] = {name: [] for name in tensors}
     taken: set[tuple[str, Box]] = set()
     for pipeline_rank in range(groups.pipeline_size):
         for tensor_rank in range(groups.tensor_size):
             rank = tensor_rank + groups.tensor_size * groups.data_size * pipeline_rank
-            layout = megatron_layout(shape, groups.tensor_size, groups.pipeline_size, tensor_rank, pipeline_rank)
-            for local_name, param in layout.items():
+            for local_name, param in layout(tensor_rank, pipeline_rank).items():
                 for piece in param.pieces:
                     if (piece.tensor, piece.box) not in taken:
                         taken.add((piece.tensor, piece.box))
@@ -199,7 +236,8 @@ def _owners(shape: ModelShape, groups: PolicyGroups) -> dict[str, list[tuple[int
     return owners
 
 
-def _slices(box: Box) -> tuple[slice, ...]:
+def box_slices(box: Box) -> tuple[slice, ...]:
+    """Return the slices of a box."""
     return tuple(slice(start, stop) for start, stop in box)
 
 

@@ -69,6 +69,8 @@ class PolicyModel(GPTModel):
         scale = self.config.scales.embedding
         if self.pre_process and scale != 1.0:  # rounded to the precision of the weights, as transformers does
             embedded = embedded * torch.tensor(scale, dtype=embedded.dtype, device=embedded.device)
+        if self.pre_process and torch.is_grad_enabled() and not embedded.requires_grad:
+            embedded.requires_grad_()  # with a frozen embedding: a layer that is recomputed asks its input for it
         return embedded, *rest
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:

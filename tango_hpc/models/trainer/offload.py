@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tango_hpc.models.trainer import pinned_memory as host_memory
+from tango_hpc.models.trainer.adapters import Adapters, is_adapter
 from tango_hpc.models.trainer.model import PolicyModel, drop_buffers
 from tango_hpc.models.trainer.optimizer import PolicyOptimizer
 
@@ -16,11 +17,12 @@ class DeviceMemory:
     """Moves whole storages, so that every view into them (buckets, shards, masters) stays valid.
 
     Weights and optimizer state go from a GPU to the host and stay where they live on the CPU anyway. Gradients are
-    dropped on both: each update starts by zeroing them.
+    dropped on both: each update starts by zeroing them. Weights with adapters are dropped too, because they can be made
+    again; the adapters go to the host.
     """
 
-    def __init__(self, model: PolicyModel, optimizer: PolicyOptimizer | None) -> None:
-        self._model, self._optimizer = model, optimizer
+    def __init__(self, model: PolicyModel, optimizer: PolicyOptimizer | None, adapters: Adapters | None = None) -> None:
+        self._model, self._optimizer, self._adapters = model, optimizer, adapters
         # By the storage's address in PyTorch, which lives as long as the tensors that share it.
         self._host: dict[int, Tensor] = {}
         self._away: dict[int, int] = {}
@@ -33,11 +35,14 @@ class DeviceMemory:
         weights, state, gradients = self._storages()
         if weights:
             torch.cuda.synchronize()
+        made_again = self._made_again()
         kept = {storage._cdata for storage in [*weights, *state]}
         unchanged = set() if weights_changed else {storage._cdata for storage in weights} & self._host.keys()
         leaving = [*([] if keep_weights else weights), *state, *gradients]
         leaving = [storage for storage in leaving if storage._cdata not in self._away]
-        copied = [storage for storage in leaving if storage._cdata in kept - unchanged]
+        copied = [storage for storage in leaving if storage._cdata in kept - unchanged - made_again]
+        if self._adapters is not None and any(storage._cdata in made_again for storage in leaving):
+            self._adapters.forget()
         self._make_room([storage for storage in copied if storage._cdata not in self._host])
         for storage in copied:
             self._host[storage._cdata].copy_(_bytes_of(storage))
@@ -73,6 +78,16 @@ class DeviceMemory:
         if storages:
             places = host_memory.host_memory([storage.nbytes() for storage in storages])
             self._host |= zip((storage._cdata for storage in storages), places, strict=True)
+
+    def _made_again(self) -> set[int]:
+        """Return the storages of weights that adapters are added to."""
+        if self._adapters is None:
+            return set()
+        return {
+            parameter.untyped_storage()._cdata
+            for name, parameter in self._model.named_parameters()
+            if not is_adapter(name)
+        }
 
     def _storages(self) -> tuple[list[torch.UntypedStorage], ...]:
         """Return storages that may leave, of (weights on a GPU, optimizer state on a GPU, gradients), each once."""

@@ -23,7 +23,7 @@ class PolicyOptimizer:
 
     def __init__(self, model: PolicyModel, config: OptimizerConfig, groups: PolicyGroups, total_steps: int) -> None:
         self.config, self.total_steps, self.step_count = config, total_steps, 0
-        dtype = model.config.params_dtype
+        first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
         ddp_config = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, use_distributed_optimizer=True, check_for_nan_in_grad=False
         )
@@ -53,8 +53,8 @@ class PolicyOptimizer:
                 adam_beta1=config.beta1,
                 adam_beta2=config.beta2,
                 adam_eps=config.epsilon,
-                bf16=dtype is torch.bfloat16,
-                params_dtype=dtype,
+                bf16=first.dtype is torch.bfloat16,  # adapters are float32 in a model of any precision
+                params_dtype=first.dtype,
                 use_distributed_optimizer=True,
                 clip_grad=config.clip_grad_norm,
             ),
@@ -65,7 +65,7 @@ class PolicyOptimizer:
         for inner in self.optimizer.chained_optimizers:
             # The gradient norm must count weights that all tensor ranks hold once, by this role's groups.
             inner.tp_group = groups.tensor
-        self._fused = fuses(next(model.parameters()))
+        self._fused = fuses(first)
         self._allocate_state()
 
     def zero_grad(self) -> None:
@@ -110,7 +110,8 @@ class PolicyOptimizer:
         ]
 
     def share_of(self, parameter: Tensor) -> tuple[int, dict[str, Tensor]]:
-        """Return this rank's part of a parameter's master weights ("param") and moments: (first element, flat tensors).
+        """Return this rank's part of a parameter's moments, and of its main weights ("param") where it is in 16 bits:
+        (first element, flat tensors).
 
         The tensors are the optimizer's own, and there are none where other data-parallel ranks have it all.
         """
@@ -119,7 +120,9 @@ class PolicyOptimizer:
             return 0, {}
         tensors = inner._get_main_param_and_optimizer_states(parameter)
         start = inner._get_model_param_range_map(parameter)["param"].start
-        return start, {key: tensors[key] for key in ("param", "exp_avg", "exp_avg_sq")}
+        # In float32 the main weights are the weights themselves.
+        keys = ("exp_avg", "exp_avg_sq") if parameter.dtype is torch.float32 else ("param", "exp_avg", "exp_avg_sq")
+        return start, {key: tensors[key] for key in keys}
 
     def common_state(self) -> dict[str, Any]:
         """Return the state that all ranks share: AdamW's settings and its number of steps."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,7 +32,9 @@ from tango_hpc.models.parallel.groups import PolicyGroups
 from tango_hpc.models.parallel.megatron_cpu import megatron_on_cpu
 from tango_hpc.models.parallel.ranks import this_device, to_device
 from tango_hpc.models.trainer import hf_io, saved_state
+from tango_hpc.models.trainer.adapters import Adapters, is_adapter
 from tango_hpc.models.trainer.flops import update_operations
+from tango_hpc.models.trainer.hf_io import ModelFiles
 from tango_hpc.models.trainer.loss import (
     STATISTICS,
     ChunkLoss,
@@ -76,11 +78,13 @@ class Policy:
         total_steps: int = 0,
         with_reference: bool = False,
         products: ProductDtype = "float32",
+        seed: str = "",
     ) -> None:
         """Load the model of `settings`, or the one in `model_dir`. Without `optimizer` the weights are frozen.
 
-        `total_steps` is the number of optimizer steps that the learning-rate schedule covers. The reference starts
-        from `settings.model.reference_path`, or from the same weights. `products`: see `policy.products`.
+        `total_steps` is the number of optimizer steps that the learning-rate schedule covers. The reference has the
+        weights of `settings.model.reference_path`, or those that training starts from. `products`: see
+        `policy.products`. `seed`: of the random A of an adapter.
         """
         self.model_dir = model_dir or settings.model.path
         parallel, reference_dir = settings.parallel, settings.model.reference_path if with_reference else None
@@ -111,25 +115,47 @@ class Policy:
             )
             self._multiple = parallel.tensor if parallel.sequence else 1
             self.model = build_model(self.shape, config, self.groups)
-            if self.device.type == "cpu" and self.dtype is torch.float32 and rounds_products(products):
+            rounds = self.device.type == "cpu" and self.dtype is torch.float32 and rounds_products(products)
+            if rounds:
                 multiply_in_bfloat16(self.model)
+            self.adapters: Adapters | None = None
+            self.reference: Mapping[str, Tensor] | ModelFiles | None = None
+            adapter = settings.adapter
+            if adapter is None:
+                self._load_weights(reference_dir, with_reference)
+            else:
+                if optimizer is None:  # its values come from a checkpoint
+                    adapter = adapter.model_copy(update={"path": None})
+                files = ModelFiles(self.model_dir, self.shape, self.groups)
+                self.adapters = Adapters(self.model, self.shape, self.groups, adapter, files, seed=seed, rounds=rounds)
+                if reference_dir is not None:
+                    self.reference = ModelFiles(reference_dir, self.shape, self.groups)
+                elif with_reference:
+                    self.reference = self.adapters.copies()
             if optimizer is None:
                 self.model.requires_grad_(False)
             self._schedule = get_forward_backward_func(pp_size=self.groups.pipeline_size, vp_size=None)
             self._p2p = P2PCommunicator(self.groups.pipeline, config) if self.groups.pipeline_size > 1 else None
-            hf_io.import_weights(reference_dir or self.model_dir, self.shape, self.groups, self.named_shards())
-            self.reference: dict[str, Tensor] | None = None
-            if with_reference:
-                self.reference = host_copies(self.named_shards())
-            if reference_dir is not None:
-                hf_io.import_weights(self.model_dir, self.shape, self.groups, self.named_shards())
             self.optimizer = PolicyOptimizer(self.model, optimizer, self.groups, total_steps) if optimizer else None
-        self._memory = DeviceMemory(self.model, self.optimizer)
+        self._memory = DeviceMemory(self.model, self.optimizer, self.adapters)
         self._saving: saved_state.Save | None = None
 
+    def _load_weights(self, reference_dir: Path | None, with_reference: bool) -> None:
+        """Fill the weights, and copy those of the reference."""
+        hf_io.import_weights(reference_dir or self.model_dir, self.shape, self.groups, self.named_shards())
+        if with_reference:
+            self.reference = host_copies(self.named_shards())
+        if reference_dir is not None:
+            hf_io.import_weights(self.model_dir, self.shape, self.groups, self.named_shards())
+
     def named_shards(self) -> dict[str, Tensor]:
-        """Return this rank's parameters by their name in the layout of `models.layout.trainer_layout`."""
-        return dict(self.model.named_parameters())
+        """Return this rank's weights by their name in the layout of `models.layout.trainer_layout`.
+
+        With adapters these are the weights that the adapters have been added to.
+        """
+        if self.adapters is not None:
+            self.adapters.make()
+        return {name: value for name, value in self.model.named_parameters() if not is_adapter(name)}
 
     @torch.no_grad()
     def logprobs(
@@ -152,6 +178,8 @@ class Policy:
             return logprobs_R.sum(), {}
 
         with self._reference_weights() if reference else contextlib.nullcontext():
+            if self.adapters is not None and not reference:
+                self.adapters.make()
             self._run(sequences, collect, temperature, forward_only=True)
         return self._of_all_ranks(flat_N, offsets)
 
@@ -237,6 +265,11 @@ class Policy:
         """Write a Hugging Face folder: weights, and config, tokenizer and what else `model_dir` has."""
         hf_io.export_weights(Path(out_dir), self.shape, self.groups, self.named_shards(), model_dir=self.model_dir)
 
+    def export_adapter(self, out_dir: Path) -> None:
+        """Write the adapter as PEFT does."""
+        assert self.adapters is not None, "this policy has no adapter"
+        self.adapters.export(Path(out_dir), self.model_dir)
+
     def save(self, folder: Path) -> dict[str, FileSum]:
         """Write everything that `load` needs to go on from the same bits; sums of the large files of this rank.
 
@@ -261,17 +294,20 @@ class Policy:
         return saving.finish()
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote, in this or any other layout."""
+        """Continue from what `save` wrote, in this or any other layout. Raises `CheckFailed` where an adapter is there
+        and not here, or of another kind, or made for other weights.
+        """
         saved_state.load(self._state(), folder)
+        if self.adapters is not None:
+            self.adapters.changed()
 
     def _state(self) -> saved_state.PolicyState:
+        if self.adapters is not None:
+            shards, reference = self.adapters.parameters(), None  # which can be had again
+        else:
+            shards, reference = self.named_shards(), cast(Mapping[str, Tensor] | None, self.reference)
         return saved_state.PolicyState(
-            self.model,
-            self.groups.data,
-            self.named_shards(),
-            self.reference,
-            self.optimizer,
-            self._memory.where_it_is,
+            self.model, self.groups, shards, reference, self.optimizer, self.adapters, self._memory.where_it_is
         )
 
     def offload(self, *, keep_weights: bool = False, weights_changed: bool = True) -> None:
@@ -293,6 +329,8 @@ class Policy:
         """Return forward and backward over the batch, then one optimizer step unless `check` raises."""
         assert self.optimizer is not None, "this policy has no optimizer"
         num_tokens = int(response_offsets(sequences)[-1])
+        if self.adapters is not None:
+            self.adapters.make()
         with megatron_on_cpu():
             self.optimizer.zero_grad()
             results = self._run(sequences, token_loss, temperature, forward_only=False)
@@ -301,6 +339,8 @@ class Policy:
                 check(totals)
             rate = self.optimizer.next_learning_rate
             stepped, grad_norm = self.optimizer.step(math.isfinite(totals["loss"]))
+        if self.adapters is not None:
+            self.adapters.changed()
         per_token = 1.0 / max(num_tokens, 1)
         return UpdateStats(
             loss=totals["loss"],
@@ -391,6 +431,16 @@ class Policy:
     def _reference_weights(self) -> Iterator[None]:
         """Put the reference's weights in place of the model's own inside the block."""
         assert self.reference is not None, "this policy was made without a reference"
+        if self.adapters is not None:
+            # The model's own weights are made again when they are next asked for.
+            if isinstance(self.reference, ModelFiles):
+                self.adapters.make_from_files(self.reference)
+            else:
+                self.adapters.make(self.reference, keep_base=self.device.type == "cuda")
+            yield
+            self.adapters.changed()
+            return
+        assert not isinstance(self.reference, ModelFiles)
         own = {name: shard.data for name, shard in self.named_shards().items()}
         for name, shard in self.named_shards().items():
             shard.data = self.reference[name].to(self.device, non_blocking=True)

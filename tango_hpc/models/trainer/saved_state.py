@@ -39,10 +39,14 @@ from torch.distributed.checkpoint.filesystem import SerializationFormat, _write_
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.serialization import get_crc32_options, set_crc32_options
 
+from tango_hpc.base.errors import CheckFailed
 from tango_hpc.base.run.manifest import FileSum, SummedFile, summed_file
 from tango_hpc.base.run.weights_alone import TRAINING, WEIGHTS
+from tango_hpc.models.layout.trainer_layout import Piece
 from tango_hpc.models.parallel.collectives import all_gather_objects
+from tango_hpc.models.parallel.groups import PolicyGroups
 from tango_hpc.models.parallel.megatron_cpu import megatron_on_cpu
+from tango_hpc.models.trainer.adapters import Adapters
 from tango_hpc.models.trainer.limits import PIECE
 from tango_hpc.models.trainer.model import PolicyModel
 from tango_hpc.models.trainer.optimizer import PolicyOptimizer
@@ -55,14 +59,16 @@ REFERENCE, OPTIMIZER = "reference.", "optimizer.state."
 class PolicyState:
     """The state of a policy on this rank that is saved: parameters and reference by name, and the optimizer if any.
 
+    With `adapters` the parameters are theirs: the weights can be made from them and from the model's files.
     `where_it_is` gives the values of a parameter or of optimizer state, which may be away from the GPU.
     """
 
     model: PolicyModel
-    data_group: ProcessGroup
+    groups: PolicyGroups
     shards: Mapping[str, Tensor]
     reference: Mapping[str, Tensor] | None
     optimizer: PolicyOptimizer | None
+    adapters: Adapters | None
     where_it_is: Callable[[Tensor], Tensor]
 
 
@@ -134,39 +140,88 @@ class Save:
 
 
 def load(state: PolicyState, folder: Path) -> None:
-    """Bring the policy to the state in `folder`, which any layout may have written."""
+    """Bring the policy to the state in `folder`, which any layout may have written. Raises `CheckFailed` where one of
+    them has adapters that the other does not have.
+    """
     with megatron_on_cpu():
+        _check_adapters(state.adapters, dist_checkpointing.load_common_state_dict(str(folder)).get("adapter"), folder)
         loaded = dist_checkpointing.load(_described(state), str(folder))  # fills the tensors themselves
         if state.optimizer is not None:
             state.optimizer.load(loaded["optimizer"], loaded["step_count"])
 
 
+def _check_adapters(adapters: Adapters | None, saved: Mapping[str, Any] | None, folder: Path) -> None:
+    """Raise `CheckFailed` where a checkpoint's adapters are others than these."""
+    asked = None if adapters is None else adapters.facts()
+    if asked is None or saved is None:
+        if asked != saved:
+            has, wants = ("no adapter", "one") if saved is None else ("an adapter", "none")
+            raise CheckFailed(f"the checkpoint {folder} has {has}, and the configuration asks for {wants}")
+        return
+    differing = [f"{key} was {saved.get(key)}, is {value}" for key, value in asked.items() if saved.get(key) != value]
+    if differing:
+        raise CheckFailed(f"the adapter in the checkpoint {folder} is another one: {'; '.join(differing)}")
+
+
 def _described(state: PolicyState) -> dict[str, Any]:
     """Return all that a checkpoint holds; tensors as pieces that are views of this rank's own."""
-    turns = _Turns(state.data_group)
-    weights = state.model.sharded_state_dict(metadata={"non_homogeneous_layers": True, "dp_cp_group": state.data_group})
-    names = {id(parameter): name for name, parameter in state.shards.items()}
+    turns = _Turns(state.groups.data)
     pieces: dict[str, list[ShardedTensor]] = {}
-    for entry in weights.values():
-        if id(entry.data) not in names:
-            continue  # empty places for Transformer Engine's own state
-        name, parameter = names[id(entry.data)], entry.data
-        entry = replace(entry, data=state.where_it_is(parameter))
-        pieces[name] = _pieces(entry, "", entry.data, turns.replica)
+    for name, parts in _placed(state).items():
+        parameter = state.shards[name]
+        pieces[name] = _pieces(parts, "", state.where_it_is(parameter), turns.replica)
         if state.reference is not None:
-            key = f"{REFERENCE}{name}"
-            pieces[key] = _pieces(entry, REFERENCE, state.reference[name], turns.replica)
+            pieces[f"{REFERENCE}{name}"] = _pieces(parts, REFERENCE, state.reference[name], turns.replica)
         if state.optimizer is not None:
             start, tensors = state.optimizer.share_of(parameter)
             for key, tensor in tensors.items():
                 # No other data-parallel rank has this share, so it counts as the main copy on whatever rank it lies.
                 prefix, share = f"{OPTIMIZER}{key}.", state.where_it_is(tensor)
-                pieces[f"{prefix}{name}"] = _pieces(entry, prefix, share, lambda *_: 0, start)
-    assert names.keys() <= {id(entry.data) for entry in weights.values()}, "a parameter is not in the checkpoint"
+                pieces[f"{prefix}{name}"] = _pieces(parts, prefix, share, lambda *_: 0, start)
+    assert state.shards.keys() <= pieces.keys(), "a parameter is not in the checkpoint"
     described: dict[str, Any] = {"pieces": pieces}
+    if state.adapters is not None:
+        described["adapter"] = state.adapters.facts()
     if state.optimizer is not None:
         described |= {"optimizer": state.optimizer.common_state(), "step_count": state.optimizer.step_count}
     return described
+
+
+def _placed(state: PolicyState) -> dict[str, list[ShardedTensor]]:
+    """Return the places of each parameter's rows in the whole, in the order in which they lie in the parameter.
+
+    Megatron-core places the two halves of a feed-forward weight, one after the other in the shard, apart in the whole.
+    """
+    if state.adapters is not None:
+        return {
+            name: [_place(state, name, piece) for piece in local.pieces]
+            for name, local in state.adapters.layout.items()
+        }
+    names = {id(parameter): name for name, parameter in state.shards.items()}
+    metadata = {"non_homogeneous_layers": True, "dp_cp_group": state.groups.data}
+    found = {}
+    for entry in state.model.sharded_state_dict(metadata=metadata).values():
+        if id(entry.data) in names:  # others are empty places for Transformer Engine's own state
+            name, entry = names[id(entry.data)], replace(entry, data=state.where_it_is(entry.data))
+            found[name] = entry.build() if isinstance(entry, ShardedTensorFactory) else [entry]
+    return found
+
+
+def _place(state: PolicyState, name: str, piece: Piece) -> ShardedTensor:
+    """Return the place of rows of an A or B in the tensor that PEFT has of it."""
+    assert state.adapters is not None
+    values = state.where_it_is(state.shards[name].detach())[slice(*piece.local[0])]
+    copy = state.groups.tensor_rank if state.adapters.is_whole(name) else 0
+    return ShardedTensor(
+        key=piece.tensor,
+        data=values,
+        dtype=values.dtype,
+        local_shape=tuple(values.shape),
+        global_shape=state.adapters.tensors[piece.tensor],
+        global_offset=tuple(start for start, _ in piece.box),
+        axis_fragmentations=None,
+        replica_id=(copy, state.groups.data_rank),
+    )
 
 
 class _Turns:
@@ -191,20 +246,19 @@ class _Turns:
 
 
 def _pieces(
-    entry: ShardedTensor | ShardedTensorFactory,
+    parts: Sequence[ShardedTensor],
     prefix: str,
     tensor: Tensor,
     replica: Callable[[tuple[int, ...], int], int],
     start: int = 0,
 ) -> list[ShardedTensor]:
-    """Return boxes of `tensor`, which holds the elements from `start` on of the flattened shard that `entry` places.
+    """Return boxes of `tensor`, which holds the elements from `start` on of the flattened shard that `parts` place.
 
-    `replica` numbers a box among data-parallel ranks, as in `_Turns`. A factory places the two halves of a feed-forward
-    weight, one after the other in the shard, apart in the whole.
+    `replica` numbers a box among data-parallel ranks, as in `_Turns`.
     """
     flat_N = tensor.detach().view(-1)
     pieces, first = [], 0
-    for part in entry.build() if isinstance(entry, ShardedTensorFactory) else [entry]:
+    for part in parts:
         assert part.prepend_axis_num == 0, part
         last, copies = first + part.data.numel(), part.replica_id[:-1]
         for low, offset, shape in _boxes(

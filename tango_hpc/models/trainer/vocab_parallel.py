@@ -77,9 +77,9 @@ def vocab_parallel_loss(hidden_TK: Tensor, targets_T: Tensor, layer: OutputLayer
     `vocab_parallel_logprobs` has them.
 
     A loss of its tokens alone can be differentiated as soon as it is known, so that logits are computed once; those of
-    a second pass would cost a product more. Its gradients flow into hidden states and weight. A weight that has a
-    `main_grad`, the sum that Megatron-core's data parallelism keeps, gets its gradient added there at once and no
-    `grad`: the value must then enter what is differentiated as it is, neither scaled nor left out.
+    a second pass would cost a product more. Its gradients flow into hidden states and into a weight that is trained. A
+    weight that has a `main_grad`, the sum that Megatron-core's data parallelism keeps, gets its gradient added there at
+    once and no `grad`: the value must then enter what is differentiated as it is, neither scaled nor left out.
     """
     total_VK = getattr(layer.weight_VK, "main_grad", None)
     return _VocabParallelLoss.apply(hidden_TK, layer.weight_VK, targets_T, layer, loss, total_VK)
@@ -91,7 +91,8 @@ class _VocabParallelLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden_TK, weight_VK, targets_T, layer, loss, total_VK):
         weight_VK, kept_VK = layer.rows_VK, total_VK
-        if total_VK is None:
+        trains = ctx.needs_input_grad[1]
+        if total_VK is None and trains:
             total_VK = torch.zeros(layer.weight_VK.shape, dtype=torch.float32, device=weight_VK.device)
         grad_hidden = torch.zeros_like(hidden_TK)
         value = hidden_TK.new_zeros((), dtype=torch.float32)
@@ -105,13 +106,14 @@ class _VocabParallelLoss(torch.autograd.Function):
             if layer.num_rows:
                 grad_logits = chunk.grad_logits_(*grads).to(hidden_TK.dtype)
                 grad_hidden[part] = grad_logits @ weight_VK
-                _add_product_(total_VK[: layer.num_rows], grad_logits.t(), hidden_TK[part])
+                if trains:
+                    _add_product_(total_VK[: layer.num_rows], grad_logits.t(), hidden_TK[part])
                 del grad_logits
             del chunk  # before the next one is made
         if layer.group.size() > 1:
             dist.all_reduce(grad_hidden, group=layer.group)
         # Not among the saved tensors, which would keep both beside what is made of them.
-        ctx.grads = grad_hidden, total_VK.to(weight_VK.dtype) if kept_VK is None else None
+        ctx.grads = grad_hidden, total_VK.to(weight_VK.dtype) if kept_VK is None and trains else None
         return value
 
     @staticmethod
