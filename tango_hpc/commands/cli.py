@@ -119,6 +119,7 @@ def export(
     out: Annotated[Path, typer.Option(help="Hugging Face folder to write.")],
     role: Annotated[str, typer.Option(help="generator or verifier.")] = "generator",
     step: Annotated[int | None, typer.Option(help="Optimizer step of the checkpoint; default: the last.")] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Write the adapter alone, as PEFT does.")] = False,
 ) -> None:
     """Export a checkpoint as a Hugging Face folder.
 
@@ -126,7 +127,7 @@ def export(
     """
     from tango_hpc.stages.convert import export_run
 
-    typer.echo(export_run(run, role, out, step))
+    typer.echo(export_run(run, role, out, step, adapter=adapter))
 
 
 @app.command(name="import")
@@ -134,6 +135,7 @@ def import_(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Hugging Face folder, or hub id owner/name.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    adapter: Annotated[Path | None, typer.Option(help="Folder of a PEFT adapter to add to the weights.")] = None,
 ) -> None:
     """Import a Hugging Face model as a folder for training, with checked weights, tokenizer and chat template.
 
@@ -143,7 +145,7 @@ def import_(
         raise UserError(f"--dtype {dtype!r}: choose bfloat16 or float32")
     from tango_hpc.stages.convert import import_model
 
-    typer.echo(import_model(source, out, dtype))
+    typer.echo(import_model(source, out, dtype, adapter))
 
 
 @app.command()

@@ -14,7 +14,8 @@ The JSON has `fits` (bool), `problems` (list of str), `ranks`, `device`, and
   where roles are fine-tuned) and `per_node` (how many of them a node runs, beside the small parents that start them);
 - `communicators`: NCCL's, as `plan.communicators.count_communicators` gives them; null on a CPU;
 - `schedule`: optimizer steps of each role, and questions drawn;
-- `models`: by role, `parameters` and `trainable`;
+- `models`: by role, `parameters`, `trainable`, and `upload_bytes`: what comes from the host to a GPU in a step that
+  updates the role (null on a CPU, and where it is not trained);
 - `reshard`: by role that is trained, as `tango_hpc.models.weight_sync.planned.plan_report` gives it.
 """
 
@@ -74,7 +75,11 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: St
             else None
         ),
         "models": {
-            name: {"parameters": shape.num_parameters, "trainable": config.roles[name].trainable}
+            name: {
+                "parameters": shape.num_parameters,
+                "trainable": config.roles[name].trainable,
+                "upload_bytes": memory.upload_bytes.get(name),
+            }
             for name, shape in shapes.items()
         },
         "memory": {
@@ -186,6 +191,8 @@ def _show_role(plan: dict[str, Any], name: str, console: Console) -> None:
         f"{numbers['evaluations_per_engine']:,} of an evaluation in {_in_waves(numbers['evaluation_waves'])}; "
         f"its cache holds {cache}"
     )
+    if model["upload_bytes"] is not None:
+        console.print(f"  an update brings {decimal(model['upload_bytes'])} from host memory to each GPU")
     sync = plan["reshard"].get(name)
     if sync is not None:
         total = sync["total"]

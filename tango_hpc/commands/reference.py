@@ -102,7 +102,7 @@ def _name(annotation: Any) -> str:
         return " or ".join(map(_name, options))
     if origin is typing.Literal:
         return ", ".join(f"`{option}`" for option in options)
-    if origin is list:
+    if origin in (list, tuple):
         return f"list of {_name(options[0])}s"
     if origin is dict:
         return "mapping"

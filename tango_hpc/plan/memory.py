@@ -31,6 +31,7 @@ from tango_hpc.models.engine.capacity import (
 )
 from tango_hpc.plan.batch import RoleBatch, role_batch
 from tango_hpc.plan.sizes import (
+    BASE_BYTES,
     CPU_ENGINE_BYTES,
     CPU_HEAP_SLACK,
     CPU_PROCESS_BYTES,
@@ -68,6 +69,7 @@ class MemoryPlan:
 
     `background_bytes`: memory from which on a node writes checkpoints while training goes on. `checkpoint_bytes`: what
     each trained role writes into one, all ranks together; `weights_bytes`: what of that are its weights.
+    `upload_bytes`: what comes from the host to a GPU in a step that updates the role.
     """
 
     gpu: list[Phase]
@@ -77,6 +79,7 @@ class MemoryPlan:
     background_bytes: int
     checkpoint_bytes: dict[str, int]
     weights_bytes: dict[str, int]
+    upload_bytes: dict[str, int]
     problems: list[str]
 
 
@@ -105,8 +108,14 @@ def plan_memory(
     node = _node_phases(config, roles, copies=bool(config.checkpoint.background))
     with_copies = max(phase.total for phase in _node_phases(config, roles, copies=True))
     saved = {name: _saved_bytes([role], range(config.world_size)) for name, role in roles.items() if role.stages}
-    weights = {name: sum(stage.sizes.weights * stage.tensor for stage in roles[name].stages) for name in saved}
-    plan = MemoryPlan(gpu, node, gpu_bytes, node_bytes, int(with_copies / ROOM), saved, weights, problems)
+    weights = {
+        name: sum(
+            stage.saved_weights(tensor_rank) for stage in roles[name].stages for tensor_rank in range(stage.tensor)
+        )
+        for name in saved
+    }
+    uploads = {} if on_cpu else {name: max(stage.uploads() for stage in roles[name].stages) for name in saved}
+    plan = MemoryPlan(gpu, node, gpu_bytes, node_bytes, int(with_copies / ROOM), saved, weights, uploads, problems)
     caches = [cache_problem(config, name, gpu_bytes or 0) for name in roles]
     problems += [problem for problem in caches if problem is not None]
     problems += [_over("GPU", phase, gpu_bytes) for phase in gpu if gpu_bytes is not None and phase.total > gpu_bytes]
@@ -176,6 +185,7 @@ class _Role:
                 recompute=settings.recompute,
                 sequence=settings.parallel.sequence,
                 with_reference=config.algorithm.kl_coef > 0,
+                adapter=settings.adapter,
             )
             for stage in range(pipeline)
         ]
@@ -221,7 +231,7 @@ def _gpu_phases(config: Config, role: _Role, gpu_bytes: int) -> list[Phase]:
         resident = base | {"weights": sizes.weights, "gradients": sizes.gradients, "optimizer": sizes.optimizer}
         if sizes.reference:
             forward = int(trainer.logprob_workspace(tokens) * (1 + GPU_HEAP_SLACK))
-            candidates["logprobs"].append(resident | {"reference": sizes.reference, "activations": forward})
+            candidates["logprobs"].append(resident | {"reference": sizes.reference_pass, "activations": forward})
         update = int(role.update_workspace(stage) * (1 + GPU_HEAP_SLACK))
         candidates["train"].append(resident | {"activations, logits": update})
         candidates["reshard"].append(base | {"weights": sizes.weights, **awake, "buckets": role.sync_bytes})
@@ -244,7 +254,8 @@ def _node_phases(config: Config, roles: Mapping[str, _Role], *, copies: bool) ->
     # Under Slurm every rank is a task, which imports by itself.
     num_tasks = 1 if config.launch.nodes == 1 else config.launch.tasks_per_node
     shared = {"imported packages": num_tasks * CPU_SHARED_BYTES} if on_cpu else {}
-    resident = [_sum([shared, *(_rank_resident(config, roles, rank) for rank in ranks)]) for ranks in nodes]
+    files = {"model files, mapped": _mapped_bytes(config)}
+    resident = [_sum([shared, files, *(_rank_resident(config, roles, rank) for rank in ranks)]) for ranks in nodes]
     if copies:
         resident = [
             items | {COPIES: _saved_bytes(roles.values(), ranks)} for items, ranks in zip(resident, nodes, strict=True)
@@ -292,10 +303,14 @@ def _saved_bytes(roles: Iterable[_Role], ranks: Sequence[int]) -> int:
     for role in roles:
         for rank in ranks if role.stages else ():
             trainer = role.stage_of(rank)
-            # Main weights are of the optimizer's share in a checkpoint also where, in fp32, they are the weights.
-            optimizer = trainer.sizes.optimizer * (3 if trainer.element_bytes == 4 else 2) // 2
-            total += optimizer + -(-(trainer.sizes.weights + trainer.sizes.reference) // trainer.data)
+            total += trainer.saved(rank % trainer.tensor)
     return total
+
+
+def _mapped_bytes(config: Config) -> int:
+    """Return bytes of the models that adapters are added to: one copy a node, which all its processes read."""
+    adapted = {role.model.path: name for name, role in config.roles.items() if role.trainable and role.adapter}
+    return sum(role_shape(config, name).num_parameters * BASE_BYTES for name in adapted.values())
 
 
 def _rank_resident(config: Config, roles: Mapping[str, _Role], rank: int) -> Items:
@@ -315,7 +330,7 @@ def _rank_resident(config: Config, roles: Mapping[str, _Role], rank: int) -> Ite
             kept["weights"] = role.visiting
         if role.stages:
             sizes = role.stage_of(rank).sizes
-            kept |= {"weights": sizes.weights, "optimizer": sizes.optimizer, "reference": sizes.reference}
+            kept |= {"weights": sizes.kept, "optimizer": sizes.optimizer, "reference": sizes.reference}
         items.append({f"{role.name}: {name}": value for name, value in kept.items() if value})
     return _sum(items)
 

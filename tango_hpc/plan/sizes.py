@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from tango_hpc.base.config.roles import AdapterConfig
 from tango_hpc.base.model_shape import ModelShape, padded_vocab_size, pipeline_stages
 from tango_hpc.models.engine.capacity import GIB
+from tango_hpc.models.layout.adapter_layout import adapter_layout, adapter_targets, by_parameter
 from tango_hpc.models.layout.trainer_layout import LocalParam, megatron_layout
 from tango_hpc.models.trainer.limits import LOGIT_CHUNK, PIECE
 
+BASE_BYTES = 2  # of an element in a model's files, which nearly all are in bfloat16
 SAVE_BYTES = 2 * 4 * PIECE  # a piece of a checkpoint in fp32, and its bytes on the way out
 
 # Host memory before any weight. On a CPU: what the processes of a machine share, because they are forked from one that
@@ -41,13 +44,22 @@ GPU_HEAP_SLACK = 0.05
 
 @dataclass(frozen=True)
 class TrainerSizes:
-    """Bytes of one rank's share of a role's trainer. `reference` is on the host, also with GPUs."""
+    """Bytes of one rank's share of a role's trainer. `reference` is on the host, also with GPUs.
 
-    num_parameters: int
+    `kept`: what goes to the host while a GPU is another's, besides optimizer and reference. `reference_pass`: what the
+    pass of the reference needs beside the weights. `repeated`: of the elements that are trained, those of adapters that
+    all tensor ranks hold, of which the first saves them. With an adapter, weights are made from the model's files and
+    the adapter.
+    """
+
+    trained: int  # elements
     weights: int
     gradients: int
     optimizer: int
     reference: int
+    kept: int
+    reference_pass: int
+    repeated: int = 0
 
     @property
     def resident(self) -> int:
@@ -69,19 +81,61 @@ class Trainer:
     recompute: Literal["none", "selective", "full"]
     with_reference: bool
     sequence: bool = False
+    adapter: AdapterConfig | None = None
 
     @cached_property
     def sizes(self) -> TrainerSizes:
         """Weights and what belongs to each of them."""
-        count = _num_elements(megatron_layout(self.shape, self.tensor, self.pipeline, 0, self.stage))
-        state_bytes = 8 if self.element_bytes == 4 else 12
+        layout = megatron_layout(self.shape, self.tensor, self.pipeline, 0, self.stage)
+        weights = _num_elements(layout) * self.element_bytes
+        if self.adapter is None:
+            state_bytes = 8 if self.element_bytes == 4 else 12
+            reference = weights if self.with_reference else 0
+            return TrainerSizes(
+                trained=_num_elements(layout),
+                weights=weights,
+                gradients=_num_elements(layout) * 4,
+                optimizer=-(-_num_elements(layout) // self.data) * state_bytes,
+                reference=reference,
+                kept=weights,
+                reference_pass=reference,
+            )
+        targets = adapter_targets(self.shape, self.adapter.target_modules)
+        adapters = adapter_layout(self.shape, self.adapter.rank, targets, layout)
+        trained = _num_elements(by_parameter(adapters))
+        base = _num_elements({name: layout[name] for name in adapters}) * BASE_BYTES  # two sets are made from one copy
         return TrainerSizes(
-            num_parameters=count,
-            weights=count * self.element_bytes,
-            gradients=count * 4,
-            optimizer=-(-count // self.data) * state_bytes,
-            reference=count * self.element_bytes if self.with_reference else 0,
+            trained=trained,
+            weights=weights + trained * 4,
+            gradients=trained * 4,
+            optimizer=-(-trained // self.data) * 8,
+            reference=trained * 4 if self.with_reference else 0,
+            kept=trained * 4 + (weights if self.on_cpu else 0),
+            reference_pass=base if self.with_reference and not self.on_cpu else 0,
+            repeated=sum(
+                math.prod((weight.a if weight.cut == "rows" else weight.b).shape) for weight in adapters.values()
+            ),
         )
+
+    def uploads(self) -> int:
+        """Return the bytes that come from the host to a GPU in a step of the role: weights for the sync and again for
+        the update, the optimizer, and the reference unless it is made from the same upload.
+        """
+        elements = _num_elements(megatron_layout(self.shape, self.tensor, self.pipeline, 0, self.stage))
+        weights = self.sizes.kept if self.adapter is None else elements * BASE_BYTES + self.sizes.kept
+        return 2 * weights + self.sizes.optimizer + self.sizes.reference
+
+    def saved_weights(self, tensor_rank: int) -> int:
+        """Return the bytes of weights, or of an adapter in their place, that data-parallel ranks save together."""
+        if self.adapter is None:
+            return self.sizes.weights
+        return (self.sizes.trained - (self.sizes.repeated if tensor_rank else 0)) * 4
+
+    def saved(self, tensor_rank: int) -> int:
+        """Return the bytes that one rank writes into a checkpoint, its share of what data-parallel ranks all hold."""
+        if self.adapter is None:
+            return self.sizes.optimizer + -(-(self.sizes.weights + self.sizes.reference) // self.data)
+        return -(-3 * self.saved_weights(tensor_rank) // self.data)
 
     @property
     def num_layers(self) -> int:
@@ -154,6 +208,8 @@ class Trainer:
         forward = 8 * chunk + hidden
         if not backward:
             return forward
+        if self.adapter is not None:
+            weight = 0  # frozen
         product = weight * size if self.on_cpu else 0  # a GPU adds a chunk's product to the sum in place
         # The gradient of the weight is added to the sum that the trainer keeps anyway.
         return max(forward, (4 + (2 if size == 2 else 0)) * chunk + product + hidden)
@@ -162,7 +218,7 @@ class Trainer:
         """Return the bytes of the gradient of a tied embedding's lookup; that of the output layer is added to the sum
         at once.
         """
-        if not self.shape.tied or self.pipeline > 1:
+        if not self.shape.tied or self.pipeline > 1 or self.adapter is not None:
             return 0
         rows = padded_vocab_size(self.shape.vocab_size, self.tensor) // self.tensor
         return rows * self.shape.hidden_size * self.element_bytes
@@ -173,8 +229,21 @@ class Trainer:
         top = max(self.head_workspace(num_tokens, backward=True), self.layer_workspace(num_tokens, backward=True))
         # AdamW takes nothing (on GPUs it is one kernel), Gloo copies of the bucket that it reduces and of that it
         # gathers.
-        step = self.sizes.num_parameters * 4 + self.sizes.weights if self.on_cpu and self.data > 1 else 0
-        return max(kept + top, self.embedding_gradients(), step)
+        step = self.sizes.gradients + self._trained_bytes() if self.on_cpu and self.data > 1 else 0
+        return max(kept + top, self.embedding_gradients(), step, self.merge_workspace())
+
+    def _trained_bytes(self) -> int:
+        return self.sizes.trained * (self.element_bytes if self.adapter is None else 4)
+
+    def merge_workspace(self) -> int:
+        """Return the bytes that the largest weight needs while an adapter is added to it: W0 as in its file and in
+        float32, and the sum.
+        """
+        if self.adapter is None:
+            return 0
+        layout = megatron_layout(self.shape, self.tensor, self.pipeline, 0, self.stage)
+        largest = max(math.prod(param.shape) for name, param in layout.items() if ".layers." in name)
+        return largest * (BASE_BYTES + 4 + 4)
 
     def logprob_workspace(self, num_tokens: int) -> int:
         """Return the extra bytes of a forward pass without gradients."""

@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from tango_hpc.base.prompts import FIELDS
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.manifest import find_damage
 from tango_hpc.base.run.weights_alone import is_for_readers
+from tango_hpc.models.layout.adapter_layout import peft_names
 from tango_hpc.questions.data.prepare.sources import download
 from tango_hpc.stages.eval_inputs import training_checkpoints
 from tango_hpc.stages.model_folder import check_files, check_known, prompt_problems
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
 ROLES = ("generator", "verifier")
 
 
-def export_run(run: Path, role: str, out: Path, step: int | None = None) -> str:
-    """Write the weights of `role` after optimizer step `step` (default: the last saved) as a Hugging Face folder.
+def export_run(run: Path, role: str, out: Path, step: int | None = None, *, adapter: bool = False) -> str:
+    """Write the weights of `role` after optimizer step `step` (default: the last saved) as a Hugging Face folder; with
+    `adapter` its adapter alone, as PEFT does.
 
     Its chat template is that of the role's training. Returns what was written. Raises `UserError` for a run without
-    that role or checkpoint, or an `out` that exists.
+    that role, adapter or checkpoint, or an `out` that exists.
     """
     if role not in ROLES:
         raise UserError(f"--role {role!r}: choose generator or verifier")
@@ -66,6 +68,8 @@ def export_run(run: Path, role: str, out: Path, step: int | None = None) -> str:
     out = absolute(out)
     _refuse_existing(out)
     settings = config.roles[role]
+    if adapter and settings.adapter is None:
+        raise UserError(f"the {role} of {run} was trained without an adapter; leave out --adapter")
     check_files(settings.model.path)
     with _one_rank():
         from tango_hpc.base.config.roles import ParallelConfig
@@ -74,13 +78,23 @@ def export_run(run: Path, role: str, out: Path, step: int | None = None) -> str:
         policy = Policy(settings.model_copy(update={"parallel": ParallelConfig()}), config.launch.dtype)
         policy.load(weights)
         with _whole_folder(out) as partial:
-            policy.export_hf(partial)
-            _write_chat_template(partial, settings.chat_template)
-    return f"the {role} after {chosen} steps of {run} is in {out}"
+            if adapter:
+                policy.export_adapter(partial)
+            else:
+                policy.export_hf(partial)
+                _write_chat_template(partial, settings.chat_template)
+    what = f"the {role} after {chosen} steps of {run}"
+    if not adapter:
+        return f"{what} is in {out}"
+    return (
+        f"the adapter of {what} is in {out}\nTraining rounded the sum of weight and adapter to {config.launch.dtype};"
+        " who adds them otherwise gets nearby log-probabilities (docs/adapters.md)"
+    )
 
 
-def import_model(source: str, out: Path, dtype: str = "bfloat16") -> str:
-    """Write the model of `source`, a Hugging Face folder or hub id, to `out` as safetensors of `dtype`.
+def import_model(source: str, out: Path, dtype: str = "bfloat16", adapter: Path | None = None) -> str:
+    """Write the model of `source`, a Hugging Face folder or hub id, to `out` as safetensors of `dtype`, with the
+    `adapter` of a PEFT folder added to it.
 
     Older folders with `pytorch_model*.bin` are read as well. Tensors are converted one at a time; what the family
     does not have, or has in another size, is refused by name.
@@ -99,17 +113,39 @@ def import_model(source: str, out: Path, dtype: str = "bfloat16") -> str:
 
     config = hf_io.read_config(folder)
     shape = ModelShape.from_hf_config(config)
+    added = (lambda name, tensor: tensor) if adapter is None else _adding(absolute(adapter), shape)
     target: torch.dtype = getattr(torch, dtype)
     with _whole_folder(out) as partial:
         hf_io.copy_side_files(folder, partial, target)
         writer = hf_io.ShardWriter(partial, hf_io.SHARD_BYTES)
         expected = hf_tensors(shape)
         for name, tensor in _tensors(folder, shape, expected):
-            writer.add(name, tensor.to(target).contiguous())
+            writer.add(name, added(name, tensor).to(target).contiguous())
         writer.close()
         check_files(partial)
     millions = sum(math.prod(size) for size in expected.values()) / 1e6
     return "\n".join([f"{config['model_type']}, {millions:,.1f}M parameters, {dtype}, is in {out}", *notes])
+
+
+def _adding(folder: Path, shape: Any) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """Return the function that adds the adapter in `folder` to a tensor of the model, in float32."""
+    from safetensors import safe_open
+
+    from tango_hpc.models.layout.peft_folder import WEIGHTS, adapter_in, check_peft_folder
+
+    adapter = adapter_in(folder)
+    check_peft_folder(adapter, shape)
+    handle = safe_open(folder / WEIGHTS, framework="pt")
+    adapted = set(handle.keys())
+
+    def add(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        a, b = peft_names(name)
+        if a not in adapted:
+            return tensor
+        factors = (handle.get_tensor(b).float(), handle.get_tensor(a).float())
+        return tensor.float().addmm(*factors, alpha=adapter.scale)
+
+    return add
 
 
 def _write_chat_template(folder: Path, chosen: str) -> None:

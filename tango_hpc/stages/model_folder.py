@@ -17,6 +17,9 @@ from tango_hpc.base.errors import UserError
 from tango_hpc.base.files import read_json
 from tango_hpc.base.model_shape import ModelShape, indexed_files
 from tango_hpc.base.prompts import FIELDS, OPTIONAL, shipped_prompt, speaks_tags_only, stop_token_ids
+from tango_hpc.models.layout.adapter_layout import adapter_layout, adapter_targets
+from tango_hpc.models.layout.peft_folder import check_peft_folder
+from tango_hpc.models.layout.trainer_layout import megatron_layout
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -69,6 +72,31 @@ def check_files(path: Path, hint: str = "") -> None:
         )
     if missing:
         raise UserError(f"the model folder {path} lacks {', '.join(missing)}")
+
+
+def check_adapter(path: Path, role: str, config: Config) -> None:
+    """Raise `UserError` with what keeps a role's adapter from being added to the model in `path`, or from starting as
+    `adapter.path` says.
+    """
+    settings = config.roles[role]
+    if settings.adapter is None or not (path / "config.json").is_file():
+        return
+    try:
+        shape = ModelShape.from_hf_config(read_json(path / "config.json"))
+    except UserError:
+        return  # said of the model
+    try:
+        targets = adapter_targets(shape, settings.adapter.target_modules)
+        for tensor_rank in range(settings.parallel.tensor):
+            weights = megatron_layout(shape, settings.parallel.tensor, 1, tensor_rank, 0)
+            adapter_layout(shape, settings.adapter.rank, targets, weights)
+    except UserError as error:
+        raise UserError(f"{role}.adapter.target_modules: {error}") from None
+    if settings.adapter.path is not None:
+        try:
+            check_peft_folder(settings.adapter, shape)
+        except UserError as error:
+            raise UserError(f"{role}.adapter.path: {error}") from None
 
 
 def model_problems(path: Path) -> list[str]:

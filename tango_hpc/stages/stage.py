@@ -40,7 +40,7 @@ from tango_hpc.stages.eval_inputs import (
     evaluated_roles,
     was_trained_since,
 )
-from tango_hpc.stages.model_folder import check_files, check_model
+from tango_hpc.stages.model_folder import check_adapter, check_files, check_model
 
 if TYPE_CHECKING:
     from tango_hpc.models.parallel.exchange import Exchange
@@ -238,6 +238,7 @@ class Sft(SavesSteps):
             is_made = settings.init.build is not None or settings.init.path in made
             if not is_made or settings.init.path.exists():
                 found.note(check_model, settings.init.path, "", role, config)
+                found.note(check_adapter, settings.init.path, role, config)
             made.add(settings.output)
 
     def node_bytes(self, config: Config) -> int:
@@ -266,6 +267,8 @@ class Train(SavesSteps):
             yield f"{name}.model.path", role.model.path
             if role.model.reference_path is not None:
                 yield f"{name}.model.reference_path", role.model.reference_path
+            if role.adapter is not None and role.adapter.path is not None:
+                yield f"{name}.adapter.path", role.adapter.path
             yield from _prompt_files(config, name)
 
     def outputs(self, config: Config) -> set[Path]:
@@ -281,6 +284,7 @@ class Train(SavesSteps):
         for name, role in config.roles.items():
             hint = "; `tango sft CONFIG` writes it" if name in fine_tuned(config) else ""
             found.note(check_model, role.model.path, hint, name, config)
+            found.note(check_adapter, role.model.path, name, config)
             if role.model.reference_path is not None:
                 found.note(check_files, role.model.reference_path)
 
@@ -324,6 +328,8 @@ class Eval(Stage):
                 found.note(check_ids, file)
         for name in evaluated_roles(config):
             found.note(check_model, config.roles[name].model.path, "", name, config)
+            if not evaluated_checkpoints(config):
+                found.note(_refuse_adapter, config.run.dir, name, config)
 
     def _results(self, directory: RunDirectory) -> Path:
         return directory.path / "eval"
@@ -360,6 +366,7 @@ class Teacher(Stage):
         else:
             found.note(check_table, config.teacher.questions, QUESTION_COLUMNS)
         found.note(check_model, config.generator.model.path, "", "generator", config)
+        found.note(_refuse_adapter, config.run.dir, "generator", config)
 
     def _results(self, directory: RunDirectory) -> Path | None:
         try:
@@ -388,6 +395,17 @@ def fine_tuned(config: Config) -> dict[str, SftRoleConfig]:
     """Return the settings of each role that the config fine-tunes."""
     both = {"generator": config.sft.generator, "verifier": config.sft.verifier}
     return {role: settings for role, settings in both.items() if settings is not None}
+
+
+def _refuse_adapter(_run: Path, role: str, config: Config) -> None:
+    """Raise UserError where a model is asked as it is and has an adapter, which the engine would not see."""
+    settings = config.roles[role]
+    if settings.adapter is not None and settings.adapter.path is not None:
+        raise UserError(
+            f"{role}.adapter.path: a model is asked without its adapter where there is no checkpoint; write one with it"
+            f" (tango import {settings.model.path} --adapter {settings.adapter.path} --out FOLDER) and name that in"
+            f" {role}.model.path"
+        )
 
 
 def _prompt_files(config: Config, name: str) -> Iterator[tuple[str, Path]]:

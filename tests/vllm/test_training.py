@@ -71,6 +71,18 @@ GOES_BACK = (
 FREE = ("protocol.solution=free", "protocol.max_steps=3", "train.generator_steps=2")
 BLANK_LINES = {'"->"': "\n\n", '":"': "\n \n", '","': "\n\n\n", '" "': ".\n\n"}
 
+# Both roles, with a reference and optimizers whose state counts.
+ADAPTED = (
+    "generator.adapter.rank=4",
+    "verifier.adapter={rank: 8, alpha: 8, target_modules: [q_proj, v_proj, down_proj]}",
+    "algorithm.kl_coef=0.01",
+    "algorithm.entropy_coef=0.5",
+    "generator.optimizer.learning_rate=0.01",
+    "verifier.optimizer.learning_rate=0.01",
+    "checkpoint.every_steps=2",
+    "checkpoint.background=true",
+)
+
 Run = tuple[Config, RunDirectory]
 
 
@@ -83,7 +95,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     settings = {name: SETTINGS for name in ("straight", "stopped", "forgetful")}
     settings["killed"] = (*SETTINGS, "checkpoint.every_steps=1", "checkpoint.background=true")
     settings["back"] = GOES_BACK
-    settings |= {"free": FREE, "free stopped": FREE}
+    settings |= {"free": FREE, "free stopped": FREE, "adapted": ADAPTED, "adapted killed": ADAPTED}
     made = {name: prepare_small_run(folder / name, *overrides) for name, overrides in settings.items()}
     for name in ("free", "free stopped"):
         for role in made[name][0].roles.values():
@@ -104,8 +116,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
         Attempt(path["free stopped"], stop=("verify", 1)),
         Attempt(path["free stopped"]),
     ]
+    attempts += [
+        Attempt(path["adapted"]),
+        Attempt(path["adapted killed"], stop=("verify", 1)),
+        Attempt(path["adapted killed"], kill=(1, "generator", "train", 2)),
+        Attempt(path["adapted killed"]),
+    ]
     ended = make_attempts(folder, attempts)
-    assert [task.code for task in ended] == [0, *[85] * len(STOPS), 0, *[1] * len(KILLS), 0, 0, 85, 78, 0, 85, 0]
+    codes = [0, *[85] * len(STOPS), 0, *[1] * len(KILLS), 0, 0, 85, 78, 0, 85, 0, 0, 85, 1, 0]
+    assert [task.code for task in ended] == codes
     return made
 
 
@@ -147,8 +166,19 @@ def test_a_run_in_free_text_that_was_interrupted_in_a_step_computes_the_same(run
         assert not solution.steps or row.step_end_tokens[-1] == len(row.response_ids) - 1
 
 
-def test_a_checkpoint_takes_what_the_plan_keeps_for_its_copy(runs: dict[str, Run]) -> None:
-    config, directory = runs["killed"]
+def test_a_run_with_adapters_that_was_interrupted_computes_the_same(runs: dict[str, Run]) -> None:
+    straight, killed = runs["adapted"][1], runs["adapted killed"][1]
+    rows = read_metrics(straight)
+    assert [computed(row) for row in read_metrics(killed)] == [computed(row) for row in rows]
+    assert weights_and_optimizers(killed) == weights_and_optimizers(straight)
+    assert all(row["logprob_gap/mean_abs"] < 1e-4 for row in rows)
+    distances = [row["kl"] for row in rows if row["role"] == "generator"]
+    assert distances[0] == 0 and distances[-1] > 0  # the reference is the first policy, and stays that
+
+
+@pytest.mark.parametrize("name", ["killed", "adapted"])
+def test_a_checkpoint_takes_what_the_plan_keeps_for_its_copy(runs: dict[str, Run], name: str) -> None:
+    config, directory = runs[name]
     plan = plan_memory(config, gpu_gb=0, node_gb=None, sync_bytes={})
     planned = plan.node[0].items[COPIES]
     written = 0

@@ -187,6 +187,13 @@ def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str
             f"{name}.parallel.sequence: true, but with parallel.tensor 1 no rank has tokens to share out; set it to"
             " false"
         )
+    if role.adapter is not None and not role.trainable:
+        yield f"{name}.adapter: given, but {name}.trainable is false; set it to null"
+    if role.adapter is not None and role.adapter.path is not None and getattr(config.sft, name) is not None:
+        yield (
+            f"{name}.adapter.path: training starts from what sft.{name} writes, whose weights have an adapter in them"
+            " already; leave one of them out"
+        )
     if role.trainable and role.top_p < 1:
         yield (
             f"{name}.top_p: {role.top_p} with {name}.trainable: the engine's log-probabilities are those of the "

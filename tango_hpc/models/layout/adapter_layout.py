@@ -63,8 +63,8 @@ def peft_tensors(shape: ModelShape, rank: int, targets: list[str]) -> dict[str, 
     found: dict[str, tuple[int, ...]] = {}
     for name, (rows, columns) in _linear_tensors(shape).items():
         if name.split(".")[-2] in targets:
-            found[_peft_name(name, "A")] = (rank, columns)
-            found[_peft_name(name, "B")] = (rows, rank)
+            a, b = peft_names(name)
+            found[a], found[b] = (rank, columns), (rows, rank)
     return found
 
 
@@ -105,7 +105,7 @@ def _adapted(cut: Literal["rows", "columns"], weight: LocalParam, tensors: list[
     columns = weight.pieces[0].box[1]
     width = columns[1] - columns[0]
     a_pieces = [
-        Piece(_peft_name(tensor, "A"), ((0, rank), columns), ((part * rank, (part + 1) * rank), (0, width)))
+        Piece(peft_names(tensor)[0], ((0, rank), columns), ((part * rank, (part + 1) * rank), (0, width)))
         for part, tensor in enumerate(tensors)
     ]
     b_pieces, rows, at = [], [], 0
@@ -113,13 +113,13 @@ def _adapted(cut: Literal["rows", "columns"], weight: LocalParam, tensors: list[
         if piece.tensor not in tensors:
             continue
         count = piece.size[0]
-        b_pieces.append(Piece(_peft_name(piece.tensor, "B"), (piece.box[0], (0, rank)), ((at, at + count), (0, rank))))
+        b_pieces.append(Piece(peft_names(piece.tensor)[1], (piece.box[0], (0, rank)), ((at, at + count), (0, rank))))
         rows.append((at, piece.local[0][0], count, tensors.index(piece.tensor)))
         at += count
     if not at:
         raise UserError(
-            f"target_modules: a tensor rank has no rows of {', '.join(name.split('.')[-2] for name in tensors)}; name"
-            " q_proj too, or take a smaller parallel.tensor"
+            f"a tensor rank has no rows of {', '.join(name.split('.')[-2] for name in tensors)}; name q_proj too, or"
+            " take a smaller parallel.tensor"
         )
     a = LocalParam((len(tensors) * rank, width), tuple(a_pieces))
     return AdaptedWeight(cut, a, LocalParam((at, rank), tuple(b_pieces)), len(tensors), tuple(rows))
@@ -134,5 +134,7 @@ def _linear_tensors(shape: ModelShape) -> dict[str, tuple[int, int]]:
     }
 
 
-def _peft_name(tensor: str, which: Literal["A", "B"]) -> str:
-    return f"{_PEFT}{tensor.removesuffix('weight')}lora_{which}.weight"
+def peft_names(tensor: str) -> tuple[str, str]:
+    """Return PEFT's names of A and B of a weight of the model."""
+    module = f"{_PEFT}{tensor.removesuffix('weight')}"
+    return f"{module}lora_A.weight", f"{module}lora_B.weight"

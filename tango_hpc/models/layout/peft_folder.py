@@ -6,8 +6,11 @@ Imports no torch: it runs on login nodes.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from tango_hpc.base.config.roles import AdapterConfig
 from tango_hpc.base.errors import UserError
@@ -37,16 +40,26 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 _STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 
 
+def adapter_in(folder: Path) -> AdapterConfig:
+    """Return the settings of the adapter in `folder`. Raises UserError where there is none, or of another kind."""
+    given, found = _read(folder)
+    try:
+        return AdapterConfig(
+            rank=given["r"],
+            alpha=given["lora_alpha"],
+            use_rslora=bool(given.get("use_rslora")),
+            target_modules=tuple(_modules(found)),
+            path=folder,
+        )
+    except (KeyError, ValidationError) as error:
+        raise UserError(f"{folder / CONFIG} is no configuration of LoRA: {error}") from None
+
+
 def check_peft_folder(adapter: AdapterConfig, shape: ModelShape) -> None:
     """Raise UserError with all that keeps the folder `adapter.path` from being the start of `adapter`."""
     assert adapter.path is not None
     folder = adapter.path
-    lacking = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
-    if lacking:
-        raise UserError(f"no adapter in {folder}: it lacks {' and '.join(lacking)}")
-    given = json_object((folder / CONFIG).read_bytes())
-    if given is None:
-        raise UserError(f"{folder / CONFIG} is not valid JSON")
+    given, found = _read(folder)
     problems = [
         f"{key} {json.dumps(given[key])} is not supported"
         for key, nothing in _REFUSED.items()
@@ -65,21 +78,36 @@ def check_peft_folder(adapter: AdapterConfig, shape: ModelShape) -> None:
         if theirs != ours:
             problems.append(f"its {key} is {theirs}; set adapter.{name} to that")
     if not problems:
-        problems += _tensor_problems(folder / WEIGHTS, adapter, shape)
+        problems += _tensor_problems(found, adapter, shape)
     if problems:
         raise UserError(f"the adapter in {folder} cannot be used: {'; '.join(problems)}")
 
 
-def _tensor_problems(file: Path, adapter: AdapterConfig, shape: ModelShape) -> list[str]:
-    """Return how the tensors of a file differ from those of the adapter."""
-    with file.open("rb") as stream:
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """Return a folder's configuration, and the shapes of its tensors."""
+    lacking = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
+    if lacking:
+        raise UserError(f"no adapter in {folder}: it lacks {' and '.join(lacking)}")
+    given = json_object((folder / CONFIG).read_bytes())
+    if given is None:
+        raise UserError(f"{folder / CONFIG} is not valid JSON")
+    with (folder / WEIGHTS).open("rb") as stream:
         header = json_object(stream.read(int.from_bytes(stream.read(8), "little") % 2**27))
     if header is None:
-        return [f"{file.name} cannot be read as safetensors"]
-    found = {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+        raise UserError(f"{folder / WEIGHTS} cannot be read as safetensors")
+    return given, {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+
+
+def _modules(tensors: Iterable[str]) -> list[str]:
+    """Return the linear layers that the tensors of an adapter are for."""
+    return list(dict.fromkeys(name.split(".")[-3] for name in tensors if name.count(".") > 2))
+
+
+def _tensor_problems(found: dict[str, tuple[int, ...]], adapter: AdapterConfig, shape: ModelShape) -> list[str]:
+    """Return how the tensors of a file differ from those of the adapter."""
     expected = peft_tensors(shape, adapter.rank, adapter_targets(shape, adapter.target_modules))
-    modules = list(dict.fromkeys(name.split(".")[-3] for name in found))
-    if {name.split(".")[-3] for name in expected} != set(modules):
+    modules = _modules(found)
+    if set(_modules(expected)) != set(modules):
         return [f"it has {', '.join(modules)}; set adapter.target_modules to [{', '.join(modules)}]"]
     wrong = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
     return [

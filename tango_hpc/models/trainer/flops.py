@@ -14,14 +14,14 @@ from tango_hpc.base.model_shape import ModelShape
 _REPEATS = 5
 
 
-def update_operations(shape: ModelShape, lengths: Sequence[int]) -> float:
-    """Return operations of forward and backward over sequences of these lengths: 6 per parameter and token, and
-    attention's.
+def update_operations(shape: ModelShape, lengths: Sequence[int], *, frozen: bool) -> float:
+    """Return operations of forward and backward over sequences of these lengths: 6 per parameter and token, or 4 where
+    the weights are `frozen` and get no gradients, and attention's.
 
     Causal attention multiplies half of each sequence's square. What is computed again to save memory does not count.
     """
     attention = 6.0 * shape.num_layers * shape.num_heads * shape.head_dim * sum(length**2 for length in lengths)
-    return 6.0 * shape.num_parameters * sum(lengths) + attention
+    return (4.0 if frozen else 6.0) * shape.num_parameters * sum(lengths) + attention
 
 
 def measured_peak(dtype: torch.dtype, device: torch.device) -> float:

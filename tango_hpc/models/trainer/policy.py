@@ -31,7 +31,7 @@ from tango_hpc.method.equations import policy_loss_terms, token_weights
 from tango_hpc.models.parallel.groups import PolicyGroups
 from tango_hpc.models.parallel.megatron_cpu import megatron_on_cpu
 from tango_hpc.models.parallel.ranks import this_device, to_device
-from tango_hpc.models.trainer import hf_io, saved_state
+from tango_hpc.models.trainer import hf_io, pinned_memory, saved_state
 from tango_hpc.models.trainer.adapters import Adapters, is_adapter
 from tango_hpc.models.trainer.flops import update_operations
 from tango_hpc.models.trainer.hf_io import ModelFiles
@@ -56,7 +56,6 @@ from tango_hpc.models.trainer.micro_batch import (
 from tango_hpc.models.trainer.model import build_model, transformer_config
 from tango_hpc.models.trainer.offload import DeviceMemory
 from tango_hpc.models.trainer.optimizer import PolicyOptimizer
-from tango_hpc.models.trainer.pinned_memory import host_copies
 from tango_hpc.models.trainer.products import multiply_in_bfloat16, rounds_products
 from tango_hpc.models.trainer.rotary import model_config, model_positions
 from tango_hpc.models.trainer.vocab_parallel import OutputLayer, vocab_parallel_logprobs, vocab_parallel_loss
@@ -144,7 +143,7 @@ class Policy:
         """Fill the weights, and copy those of the reference."""
         hf_io.import_weights(reference_dir or self.model_dir, self.shape, self.groups, self.named_shards())
         if with_reference:
-            self.reference = host_copies(self.named_shards())
+            self.reference = pinned_memory.host_copies(self.named_shards())
         if reference_dir is not None:
             hf_io.import_weights(self.model_dir, self.shape, self.groups, self.named_shards())
 
@@ -354,7 +353,11 @@ class Policy:
             num_responses=num_responses,
             learning_rate=rate,
             skipped=not stepped,
-            operations=update_operations(self.shape, [fed_length(s) for s in sequences if s.response_ids]),
+            operations=update_operations(
+                self.shape,
+                [fed_length(s) for s in sequences if s.response_ids],
+                frozen=self.adapters is not None,
+            ),
         )
 
     def _run(
@@ -436,7 +439,8 @@ class Policy:
             if isinstance(self.reference, ModelFiles):
                 self.adapters.make_from_files(self.reference)
             else:
-                self.adapters.make(self.reference, keep_base=self.device.type == "cuda")
+                on_gpu = pinned_memory.on_gpu(next(self.model.parameters()))
+                self.adapters.make(self.reference, keep_base=on_gpu)
             yield
             self.adapters.changed()
             return

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 
-from tango_hpc.base.config.roles import OptimizerConfig
+from tango_hpc.base.config.roles import AdapterConfig, OptimizerConfig
 from tests.helpers.policies import policy_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sequences import random_sequences
@@ -118,6 +118,60 @@ def offloaded(folder: Path, dtype: str) -> dict[str, Any]:
     return results | {"locked": locked}
 
 
+def adapters_offloaded(folder: Path) -> dict[str, Any]:
+    """Steps of a role with an adapter and a reference, with everything away in between; and without."""
+    from tango_hpc.models.trainer import hf_io
+    from tango_hpc.models.trainer import pinned_memory as host_memory
+    from tango_hpc.models.trainer.loss import LossSettings
+
+    read: list[int] = []
+    fill = hf_io.ModelFiles.fill
+
+    def filled(files: Any, name: str, parameter: torch.Tensor) -> None:
+        read.append(parameter.numel() * 4)  # the files are in float32
+        fill(files, name, parameter)
+
+    results: dict[str, Any] = {}
+    for name in ("stays", "moves"):
+        moves = name == "moves"
+        with (
+            patch.object(host_memory, "on_gpu", lambda _, moves=moves: moves),
+            patch.object(host_memory, "page_lock", lambda *_: None),
+            patch.object(host_memory, "page_unlock", lambda _: None),
+            patch.object(torch.cuda, "synchronize", lambda: None),
+            patch.object(torch.cuda, "empty_cache", lambda: None),
+            patch.object(hf_io.ModelFiles, "fill", filled),
+        ):
+            policy = make_policy(folder, adapter=AdapterConfig(rank=4, alpha=8), seed="0 generator")
+            policy.offload()
+            uploads, on_the_host = [], 0
+            for seed in range(3):
+                read.clear()
+                policy.onload(weights_only=True)
+                synced = {key: shard.detach().clone().numpy() for key, shard in policy.named_shards().items()}
+                policy.offload(weights_changed=False)
+                policy.save(folder / f"adapter {name}")
+                policy.onload()
+                sequences = random_sequences(4, 107, seed)
+                settings = LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.1)
+                policy.prepare(sequences, settings)
+                policy.update(sequences, settings)
+                policy.offload()
+                uploads.append(sum(read))
+                on_the_host = sum(tensor.nbytes for tensor in policy._memory._host.values())
+            policy.load(folder / f"adapter {name}")
+            policy.onload()
+            elements = sum(value.numel() for value in policy.named_shards().values())
+            results[name] = {
+                "synced": synced,
+                "weights": weights_of(policy),
+                "uploads": [upload / (elements * 4) for upload in uploads],
+                "host": on_the_host,
+                "trained": sum(value.numel() for value in policy.adapters.parameters().values()),
+            }
+    return results
+
+
 def saved_from_the_host(folder: Path, dtype: str) -> dict[str, Any]:
     """The same state saved from the GPU and from the host, in front and beside training; then loaded onto the host."""
     from tango_hpc.models.trainer import pinned_memory as host_memory
@@ -179,7 +233,8 @@ def saved_from_the_host(folder: Path, dtype: str) -> dict[str, Any]:
 def on_rank(folder: Path) -> dict[str, Any]:
     offloading = {dtype: offloaded(folder, dtype) for dtype in ("float32", "bfloat16")}
     host = {dtype: saved_from_the_host(folder, dtype) for dtype in ("float32", "bfloat16")}
-    return {"adamw": fused_and_not(folder), **offloading, "host": host}
+    adapters = adapters_offloaded(folder)
+    return {"adamw": fused_and_not(folder), **offloading, "host": host, "adapters": adapters}
 
 
 @pytest.fixture(scope="module")
@@ -247,3 +302,19 @@ def test_a_trainer_locks_its_reference_and_its_state_once_each(results: dict[str
     )
     assert weights <= reference < 1.1 * weights + 2**16  # pages, and a beginning at a multiple of 256 bytes each
     assert results[dtype]["stays"]["kept"] <= state < 1.1 * results[dtype]["stays"]["kept"] + 2**16
+
+
+def test_an_adapter_that_moves_is_the_one_that_stays(results: dict[str, Any]) -> None:
+    stays, moves = results["adapters"]["stays"], results["adapters"]["moves"]
+    for when in ("synced", "weights"):
+        for name, shard in stays[when].items():
+            np.testing.assert_array_equal(moves[when][name], shard)
+
+
+def test_a_step_with_an_adapter_uploads_the_weights_twice(results: dict[str, Any]) -> None:
+    """Once for the sync and once for the update, whose reference is made from the same upload; the host keeps adapter
+    and moments alone.
+    """
+    moves = results["adapters"]["moves"]
+    assert moves["uploads"] == [2.0, 2.0, 2.0]
+    assert 12 * moves["trained"] <= moves["host"] < 1.1 * 12 * moves["trained"] + 2**16

@@ -33,7 +33,8 @@ def test_operations_are_those_counted_by_hand() -> None:
     # Twice for the forward and four times for the backward pass of each weight; of attention, half of two products.
     layers, heads, dim = 2, 4, 16
     attention = 3 * (2 * 2 * layers * heads * dim * (10**2 + 4**2)) / 2
-    assert update_operations(shape, [10, 4]) == 6 * shape.num_parameters * 14 + attention
+    assert update_operations(shape, [10, 4], frozen=False) == 6 * shape.num_parameters * 14 + attention
+    assert update_operations(shape, [10, 4], frozen=True) == 4 * shape.num_parameters * 14 + attention
 
 
 def test_rates() -> None:
