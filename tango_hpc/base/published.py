@@ -19,6 +19,13 @@ _QWEN_7B = {
     "vocab_size": 152064,
     "tie_word_embeddings": False,
 }
+_QWEN_32B = _QWEN_7B | {
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+}
 _QWEN_SMALL = {"model_type": "qwen2", "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True}
 _QWEN_05B = _QWEN_SMALL | {
     "hidden_size": 896,
@@ -95,9 +102,12 @@ _OTHERS: dict[str, dict[str, Any]] = {
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen2.5-Math-7B": _QWEN_7B | {"max_position_embeddings": 4096},
     "Qwen2.5-7B": _QWEN_7B | {"max_position_embeddings": 131072},
+    "Qwen2.5-7B-Instruct": _QWEN_7B | {"max_position_embeddings": 32768},
+    "Qwen2.5-32B-Instruct": _QWEN_32B | {"max_position_embeddings": 32768},
     "Qwen2.5-0.5B": _QWEN_05B | {"max_position_embeddings": 32768},
     "Qwen2.5-0.5B-Instruct": _QWEN_05B | {"max_position_embeddings": 32768},
     "Qwen2.5-1.5B": _QWEN_15B | {"max_position_embeddings": 131072},
+    "Qwen2.5-1.5B-Instruct": _QWEN_15B | {"max_position_embeddings": 32768},
     "Qwen2.5-Math-1.5B": _QWEN_15B | {"max_position_embeddings": 4096},
     "Llama-3.1-8B-Instruct": _LLAMA_8B | {"max_position_embeddings": 131072},
     "Llama-3.1-70B-Instruct": _LLAMA_70B | {"max_position_embeddings": 131072},

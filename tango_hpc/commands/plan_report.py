@@ -59,7 +59,6 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: St
     memory = plan_memory(
         config, gpu_gb=gpu_gb, node_gb=node_gb, sync_bytes=sync_bytes, takes_checkpoints=stage.takes_checkpoints
     )
-    steps = Counter(role_schedule(whole))
     kept, checkpoint = config.checkpoint, sum(memory.checkpoint_bytes.values())
     weights = sum(memory.weights_bytes.values())
     return {
@@ -75,11 +74,7 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: St
             else None
         ),
         "models": {
-            name: {
-                "parameters": shape.num_parameters,
-                "trainable": config.roles[name].trainable,
-                "upload_bytes": memory.upload_bytes.get(name),
-            }
+            name: _model(config, name, shape.num_parameters, memory.upload_bytes.get(name))
             for name, shape in shapes.items()
         },
         "memory": {
@@ -96,17 +91,25 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: St
             "disk_bytes": (kept.keep + 1) * checkpoint + kept.keep_weights * weights if stage.trains else None,
         },
         "batch": {name: _batch(config, name, memory.gpu_bytes, stage) for name in config.roles},
-        "schedule": {
-            "generator_steps": steps["generator"],
-            "verifier_steps": steps["verifier"],
-            "draws": config.train.max_draws,
-            "verifier_draws": config.train.verifier_draws,
-            "questions": (
-                (steps["generator"] * config.train.max_draws + steps["verifier"] * config.train.verifier_draws)
-                * config.train.questions_per_step
-            ),
-        },
+        "schedule": _schedule(whole, config),
         "reshard": reshard,
+    }
+
+
+def _model(config: Config, name: str, parameters: int, upload_bytes: int | None) -> dict[str, Any]:
+    return {"parameters": parameters, "trainable": config.roles[name].trainable, "upload_bytes": upload_bytes}
+
+
+def _schedule(whole: Config, config: Config) -> dict[str, Any]:
+    """Return the optimizer steps of a training run, and the questions that they may draw."""
+    steps = Counter(role_schedule(whole))
+    draws = steps["generator"] * config.train.max_draws + steps["verifier"] * config.train.verifier_draws
+    return {
+        "generator_steps": steps["generator"],
+        "verifier_steps": steps["verifier"],
+        "draws": config.train.max_draws,
+        "verifier_draws": config.train.verifier_draws,
+        "questions": draws * config.train.questions_per_step,
     }
 
 

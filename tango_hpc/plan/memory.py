@@ -254,7 +254,8 @@ def _node_phases(config: Config, roles: Mapping[str, _Role], *, copies: bool) ->
     # Under Slurm every rank is a task, which imports by itself.
     num_tasks = 1 if config.launch.nodes == 1 else config.launch.tasks_per_node
     shared = {"imported packages": num_tasks * CPU_SHARED_BYTES} if on_cpu else {}
-    files = {"model files, mapped": _mapped_bytes(config)}
+    mapped = _mapped_bytes(config)
+    files = {"model files, mapped": mapped} if mapped else {}
     resident = [_sum([shared, files, *(_rank_resident(config, roles, rank) for rank in ranks)]) for ranks in nodes]
     if copies:
         resident = [

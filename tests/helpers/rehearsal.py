@@ -272,6 +272,8 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
     class StandInPolicy(Policy):
         """Its memory and what moves it are real, its mathematics is counting."""
 
+        adapters = None
+
         def __init__(self, settings: Any, dtype: str, *, optimizer: Any = None, **_: Any) -> None:
             self.trainer = Trainer(rehearsal.here, optimizer is not None)
             self.trainer.owner = self  # a circle, as Megatron-core's modules have them

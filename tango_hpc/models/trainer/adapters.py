@@ -263,7 +263,7 @@ def _linear(
 
 
 class _How(NamedTuple):
-    """What a product needs to know besides its operands; `group`: the tensor ranks."""
+    """The facts of a product besides its operands; `group`: the tensor ranks."""
 
     place: _Place | None
     scale: float

@@ -86,7 +86,7 @@ class Policy:
         `policy.products`. `seed`: of the random A of an adapter.
         """
         self.model_dir = model_dir or settings.model.path
-        parallel, reference_dir = settings.parallel, settings.model.reference_path if with_reference else None
+        parallel = settings.parallel
         self.hf_config = hf_io.read_config(self.model_dir)
         self.shape = ModelShape.from_hf_config(self.hf_config)
         check_parallel(self.shape, parallel.tensor, parallel.pipeline)
@@ -119,18 +119,7 @@ class Policy:
                 multiply_in_bfloat16(self.model)
             self.adapters: Adapters | None = None
             self.reference: Mapping[str, Tensor] | ModelFiles | None = None
-            adapter = settings.adapter
-            if adapter is None:
-                self._load_weights(reference_dir, with_reference)
-            else:
-                if optimizer is None:  # its values come from a checkpoint
-                    adapter = adapter.model_copy(update={"path": None})
-                files = ModelFiles(self.model_dir, self.shape, self.groups)
-                self.adapters = Adapters(self.model, self.shape, self.groups, adapter, files, seed=seed, rounds=rounds)
-                if reference_dir is not None:
-                    self.reference = ModelFiles(reference_dir, self.shape, self.groups)
-                elif with_reference:
-                    self.reference = self.adapters.copies()
+            self._load(settings, with_reference, seed, trains=optimizer is not None, rounds=rounds)
             if optimizer is None:
                 self.model.requires_grad_(False)
             self._schedule = get_forward_backward_func(pp_size=self.groups.pipeline_size, vp_size=None)
@@ -139,13 +128,24 @@ class Policy:
         self._memory = DeviceMemory(self.model, self.optimizer, self.adapters)
         self._saving: saved_state.Save | None = None
 
-    def _load_weights(self, reference_dir: Path | None, with_reference: bool) -> None:
-        """Fill the weights, and copy those of the reference."""
-        hf_io.import_weights(reference_dir or self.model_dir, self.shape, self.groups, self.named_shards())
-        if with_reference:
-            self.reference = pinned_memory.host_copies(self.named_shards())
+    def _load(self, settings: RoleConfig, with_reference: bool, seed: str, *, trains: bool, rounds: bool) -> None:
+        """Fill the weights, or add adapters to them; keep the reference, or what it is made from."""
+        reference_dir = settings.model.reference_path if with_reference else None
+        if settings.adapter is None:
+            hf_io.import_weights(reference_dir or self.model_dir, self.shape, self.groups, self.named_shards())
+            if with_reference:
+                self.reference = pinned_memory.host_copies(self.named_shards())
+            if reference_dir is not None:
+                hf_io.import_weights(self.model_dir, self.shape, self.groups, self.named_shards())
+            return
+        # One that is not trained gets its values from a checkpoint.
+        adapter = settings.adapter.model_copy(update={} if trains else {"path": None})
+        files = ModelFiles(self.model_dir, self.shape, self.groups)
+        self.adapters = Adapters(self.model, self.shape, self.groups, adapter, files, seed=seed, rounds=rounds)
         if reference_dir is not None:
-            hf_io.import_weights(self.model_dir, self.shape, self.groups, self.named_shards())
+            self.reference = ModelFiles(reference_dir, self.shape, self.groups)
+        elif with_reference:
+            self.reference = self.adapters.copies()
 
     def named_shards(self) -> dict[str, Tensor]:
         """Return this rank's weights by their name in the layout of `models.layout.trainer_layout`.

@@ -92,7 +92,7 @@ def make_config(tmp_path, **changes):
 
 def test_weights_gradients_and_optimizer_by_hand():
     sizes = trainer().sizes
-    assert sizes.num_parameters == TINY_PARAMETERS
+    assert sizes.trained == TINY_PARAMETERS
     assert sizes.weights == sizes.gradients == sizes.reference == 4 * TINY_PARAMETERS
     assert sizes.optimizer == 8 * TINY_PARAMETERS  # two moments; fp32 weights are their own masters
     half = trainer(element_bytes=2, data=4, with_reference=False).sizes
@@ -101,7 +101,7 @@ def test_weights_gradients_and_optimizer_by_hand():
 
 
 def test_stages_add_up_to_the_model_and_a_tied_output_layer():
-    counts = [trainer(pipeline=2, stage=stage).sizes.num_parameters for stage in (0, 1)]
+    counts = [trainer(pipeline=2, stage=stage).sizes.trained for stage in (0, 1)]
     assert counts == [64 * 8 + LAYER, 64 * 8 + LAYER + 8]
 
 
@@ -170,11 +170,11 @@ def test_shared_out_tokens_cut_what_norms_keep():
 def test_a_step_takes_gloos_copies_on_a_cpu_and_nothing_on_a_gpu():
     """One token, so that what a forward pass keeps is little beside the weights."""
     shape = ModelShape.from_hf_config(TINY | {"num_hidden_layers": 200, "tie_word_embeddings": False})
-    copied = trainer(shape=shape, data=2).sizes.num_parameters * (4 + 4)
+    copied = trainer(shape=shape, data=2).sizes.trained * (4 + 4)
     assert trainer(shape=shape, data=2).update_workspace(1, 1) == copied
     gpu = trainer(shape=shape, data=2, on_cpu=False)
     top = max(gpu.head_workspace(1, backward=True), gpu.layer_workspace(1, backward=True))
-    assert gpu.update_workspace(1, 1) == gpu.activations(1, 1) + top < gpu.sizes.num_parameters * 4 / 2
+    assert gpu.update_workspace(1, 1) == gpu.activations(1, 1) + top < gpu.sizes.trained * 4 / 2
 
 
 def test_gradients_of_the_output_layer_have_no_second_copy():
@@ -344,7 +344,7 @@ def test_what_every_process_keeps_on_a_gpu_counts_in_every_phase(tmp_path):
 
 def test_what_a_trainer_keeps_on_the_host_is_counted_exactly(tmp_path):
     items = make_plan(make_config(tmp_path), gpu_gb=80, node_gb=None)["memory"]["node"]["phases"][0]["items"]
-    count = trainer(shape=role_shape(make_config(tmp_path), "generator"), tensor=4).sizes.num_parameters
+    count = trainer(shape=role_shape(make_config(tmp_path), "generator"), tensor=4).sizes.trained
     assert items["generator: weights"] == items["generator: reference"] == 8 * 2 * count
     assert items["generator: optimizer"] == 8 * 12 * -(-count // 2)
 
@@ -353,7 +353,7 @@ def test_copies_to_save_from_are_what_a_checkpoint_holds(tmp_path):
     """Two roles, tensor 4 x data 2: every rank its shares of the optimizer, of weights and of the reference."""
     background = make_config(tmp_path, checkpoint={"background": True})
     phase, *_ = make_plan(background, gpu_gb=80, node_gb=None)["memory"]["node"]["phases"]
-    count = trainer(shape=role_shape(background, "generator"), tensor=4).sizes.num_parameters
+    count = trainer(shape=role_shape(background, "generator"), tensor=4).sizes.trained
     copies = 2 * (8 * 12 * -(-count // 2) + 4 * 2 * 2 * count)
     assert phase["items"][COPIES] == copies
     for_later = make_plan(make_config(tmp_path), gpu_gb=80, node_gb=None)
