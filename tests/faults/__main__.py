@@ -1,4 +1,4 @@
-"""`python -m tests.faults [--folder DIR] [--only WORDS] [--cells FAULT/PHASE ...] [--again] [--write
+"""`python -m tests.faults [--folder DIR] [--only WORDS] [--cells FAULT/PHASE ...] [--adapters] [--again] [--write
 docs/promises.md]`: the fault matrix.
 
 Runs every cell that has no good result yet and prints it, then the whole table. Results are kept in DIR/results.jsonl.
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from tests.faults.cells import CELLS, FAULTS, POINTS, Cell
-from tests.faults.matrix import Matrix, Result, add_result, read_results
+from tests.faults.matrix import ADAPTERS, Matrix, Result, add_result, read_results
 
 BEGIN, END = "<!-- table: python -m tests.faults -->", "<!-- end of the table -->"
 
@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("/tmp/fault-matrix"))
     parser.add_argument("--only", nargs="*", default=[], help="words of the cells to run, as 'disk full' or loading")
     parser.add_argument("--cells", nargs="*", default=[], help="cells to run, as 'disk full/loading'")
+    parser.add_argument("--adapters", action="store_true", help="of runs that train adapters; another --folder")
     parser.add_argument("--again", action="store_true", help="also cells that were good")
     parser.add_argument("--write", type=Path, help="put the table between its marks in this page; runs nothing")
     options = parser.parse_args()
@@ -55,7 +56,7 @@ def main() -> int:
             wanted = [cell for cell in CELLS if f"{cell.fault}/{cell.phase}" in options.cells]
             assert len(wanted) == len(options.cells), f"no cells: {options.cells}"
         todo = [cell for cell in wanted if options.again or cell not in results or results[cell].problem]
-        matrix = Matrix(options.folder)
+        matrix = Matrix(options.folder, *(ADAPTERS if options.adapters else ()))
         todo.sort(key=lambda cell: (FAULTS.index(cell.fault) + 2 * list(POINTS).index(cell.phase)) % len(FAULTS))
         for number, cell in enumerate(todo, 1):
             result = results[cell] = matrix.run(cell)

@@ -39,6 +39,8 @@ SETTINGS = (
     "launch.hang_timeout_seconds=25",
     "launch.loading_timeout_seconds=45",
 )
+# Beside these, for a matrix of runs that train adapters.
+ADAPTERS = ("generator.adapter.rank=4", "verifier.adapter.rank=4", "algorithm.kl_coef=0.01")
 DONE_BEFORE, LAST = 2, 4
 
 
@@ -68,13 +70,13 @@ class Ended:
 class Matrix:
     """Everything lies in `folder`; a run without faults is made there first, unless it is there already."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *settings: str) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._reference = RunDirectory(folder / "reference")
         if not (folder / "ready").exists():
             shutil.rmtree(self._reference.path, ignore_errors=True)
-            words = [sys.executable, "-P", "-m", "tests.faults.matrix", str(self._reference.path)]
+            words = [sys.executable, "-P", "-m", "tests.faults.matrix", str(self._reference.path), *settings]
             subprocess.run(words, check=True)  # the import of what makes models stays out of this process
         TRAIN.load("cpu")  # with all that ranks import
         import tango_hpc.report.run_page
@@ -209,7 +211,7 @@ def main() -> None:
     """Prepare the reference: a run directory with data and untrained models."""
     from tests.helpers.runs import prepare_small_run
 
-    prepare_small_run(Path(sys.argv[1]), *SETTINGS)
+    prepare_small_run(Path(sys.argv[1]), *SETTINGS, *sys.argv[2:])
 
 
 if __name__ == "__main__":

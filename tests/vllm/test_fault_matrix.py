@@ -23,14 +23,19 @@ SAMPLE = [
 ]
 
 
+# Of runs that train adapters, whose weights are made again from what was saved.
+WITH_ADAPTERS = [Cell("SIGKILL", "weight sync"), Cell("flipped byte", "save")]
+
+
 @pytest.mark.timeout(900)  # each attempt has a limit of its own
-def test_the_sample_is_as_it_must_be() -> None:
-    cells = [cell for cell in SAMPLE if os.geteuid() == 0 or cell.fault not in NEEDS_ROOT]
+@pytest.mark.parametrize(("sample", "options"), [(SAMPLE, []), (WITH_ADAPTERS, ["--adapters"])])
+def test_the_sample_is_as_it_must_be(sample: list[Cell], options: list[str]) -> None:
+    cells = [cell for cell in sample if os.geteuid() == 0 or cell.fault not in NEEDS_ROOT]
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:  # paths of sockets must be short
         words = [sys.executable, "-P", "-m", "tests.faults", "--folder", folder, "--cells"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         asked = [f"{cell.fault}/{cell.phase}" for cell in cells]
-        done = subprocess.run([*words, *asked], env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run([*words, *asked, *options], env=environment, capture_output=True, text=True, check=False)
         results = read_results(Path(folder) / "results.jsonl")
     assert {cell: result.problem for cell, result in results.items()} == dict.fromkeys(cells, ""), (
         done.stdout + done.stderr
