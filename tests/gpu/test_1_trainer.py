@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tango_hpc.base.config.roles import OptimizerConfig
+from tango_hpc.base.config.roles import AdapterConfig, OptimizerConfig
 from tango_hpc.base.families import Scales
 from tests.gpu.conftest import Note
 from tests.helpers.policies import policy_of
@@ -28,19 +28,35 @@ LIMITS = {"float32": (1e-4, 1e-3), "bfloat16": (0.03, 0.05)}
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, epsilon=1e-3)
 
 
-def train_a_little(model_dir: str, dtype: str, recompute: Any) -> dict[str, Any]:
+def train_a_little(model_dir: str, dtype: str, recompute: Any, adapter: Any = None) -> dict[str, Any]:
     """Log-probabilities, one update, and log-probabilities after it."""
     from tango_hpc.models.trainer.loss import LossSettings
 
     torch.backends.cuda.matmul.allow_tf32 = False
-    policy = policy_of(model_dir, dtype=dtype, optimizer=OPTIMIZER, total_steps=2, recompute=recompute)
+    policy = policy_of(
+        model_dir, dtype=dtype, optimizer=OPTIMIZER, total_steps=2, recompute=recompute, adapter=adapter,
+        with_reference=adapter is not None,
+    )  # fmt: skip
+    if adapter is not None:
+        add_noise(policy)
     sequences = random_sequences(24, 107)
     before = np.concatenate(policy.logprobs(sequences))
-    stats = policy.update(sequences, LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.0))
+    loss = LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.0 if adapter is None else 0.1)
+    policy.prepare(sequences, loss)
+    stats = policy.update(sequences, loss)
     policy.offload()
     policy.onload()
     after = np.concatenate(policy.logprobs(sequences))
     return {"before": before, "after": after, "grad_norm": stats.grad_norm, "device": str(policy.device)}
+
+
+@torch.no_grad()
+def add_noise(policy: Any) -> None:
+    """Give A and B values that count, the same on every device."""
+    generator = torch.Generator().manual_seed(0)
+    for value in policy.adapters.parameters().values():
+        value.copy_(torch.randn(value.shape, generator=generator) * 0.05)
+    policy.adapters.changed()
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +88,27 @@ def test_logprobs_and_one_update(
     share = abs(found["grad_norm"] / expected["grad_norm"] - 1)
     note("gradient's norm differs by", share, "", f"at most {norm_limit:g}")
     assert share <= norm_limit
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_train_and_come_back_from_the_host(
+    device: torch.device, exact: tuple[Path, dict[str, Any]], dtype: str, note: Note, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Part 1: with adapters and a reference, log-probabilities and an update are the CPU's in fp32."""
+    model_dir, adapter = exact[0], AdapterConfig(rank=8, alpha=16)
+    found = run_ranks(train_a_little, 1, str(model_dir), dtype, "selective", adapter)[0]
+    assert found["device"].startswith(device.type)
+    monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
+    expected = run_ranks(train_a_little, 1, str(model_dir), "float32", "none", adapter)[0]
+    limit, norm_limit = LIMITS[dtype]
+    for when in ("before", "after"):
+        gap = float(np.abs(found[when] - expected[when]).mean())
+        note(f"log-probability, {when}: mean difference", gap, "nats", f"at most {limit:g}")
+        assert gap <= limit
+    share = abs(found["grad_norm"] / expected["grad_norm"] - 1)
+    note("gradient's norm differs by", share, "", f"at most {norm_limit:g}")
+    assert share <= norm_limit
+    assert np.abs(expected["after"] - expected["before"]).mean() > 10 * LIMITS["float32"][0]
 
 
 def attention_errors(device_type: str, heads: int, groups: int, dim: int, window: int | None) -> dict[str, float]:
