@@ -236,14 +236,14 @@ class Trainer:
         return self.sizes.trained * (self.element_bytes if self.adapter is None else 4)
 
     def merge_workspace(self) -> int:
-        """Return the bytes that the largest weight needs while an adapter is added to it: W0 as in its file and in
-        float32, and the sum.
+        """Return the bytes that the largest weight needs while an adapter is added to it: W0 as in its file, and in
+        float64 a piece of W0 and of the sum.
         """
         if self.adapter is None:
             return 0
         layout = megatron_layout(self.shape, self.tensor, self.pipeline, 0, self.stage)
         largest = max(math.prod(param.shape) for name, param in layout.items() if ".layers." in name)
-        return largest * (BASE_BYTES + 4 + 4)
+        return largest * BASE_BYTES + 2 * 8 * min(largest, PIECE)
 
     def logprob_workspace(self, num_tokens: int) -> int:
         """Return the extra bytes of a forward pass without gradients."""
