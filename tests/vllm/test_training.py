@@ -6,13 +6,19 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from tango_hpc.base.config import Config
+from tango_hpc.base.config import Config, load_config
 from tango_hpc.base.config.models import role_shape
+from tango_hpc.base.errors import UserError
 from tango_hpc.base.prompts import generator_prompt_ids
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.dumps import dumped_steps, read_rollouts
@@ -28,6 +34,7 @@ from tango_hpc.questions.protocol.tokenizer import load_tokenizer
 from tango_hpc.report.run_page import write_report
 from tango_hpc.runner.outcome import read_failures
 from tango_hpc.stages.rescore import score_rows
+from tango_hpc.stages.stage import EVAL, TRAIN
 from tests.helpers.attempts import Attempt, make_attempts
 from tests.helpers.runs import OF_THE_MACHINE, computed, prepare_small_run
 
@@ -174,6 +181,40 @@ def test_a_run_with_adapters_that_was_interrupted_computes_the_same(runs: dict[s
     assert all(row["logprob_gap/mean_abs"] < 1e-4 for row in rows)
     distances = [row["kl"] for row in rows if row["role"] == "generator"]
     assert distances[0] == 0 and distances[-1] > 0  # the reference is the first policy, and stays that
+
+
+def test_an_adapter_of_a_run_is_exported_and_added_to_its_model(runs: dict[str, Run], tmp_path: Path) -> None:
+    """With `tango export`: the adapter, and the model that was trained; `tango import` makes the second from the
+    first. A run that starts from the adapter has that model as its first policy and its reference.
+    """
+    config, directory = runs["adapted"]
+    for name, words in (("adapter", ["--adapter"]), ("merged", [])):
+        tango("export", str(directory.path), "--role", "verifier", "--out", str(tmp_path / name), *words)
+    model = config.roles["verifier"].model.path
+    added = ["--adapter", str(tmp_path / "adapter"), "--dtype", "float32"]
+    tango("import", str(model), "--out", str(tmp_path / "imported"), *added)
+    base, merged, imported = (
+        load_file(folder / "model.safetensors") for folder in (model, tmp_path / "merged", tmp_path / "imported")
+    )
+    for name, value in merged.items():
+        torch.testing.assert_close(imported[name], value, atol=1e-6, rtol=0)
+        assert torch.equal(value, base[name]) != any(part in name for part in ("q_proj.w", "v_proj.w", "down_proj.w"))
+    start = f"verifier.adapter.path={tmp_path / 'adapter'}"
+    TRAIN.check_inputs(load_config(directory.config, [start]))
+    with pytest.raises(UserError, match=r"verifier.adapter.path: .* its r is 8; set adapter.rank to that"):
+        TRAIN.check_inputs(load_config(directory.config, [start, "verifier.adapter.rank=4"]))
+    with pytest.raises(UserError, match=r"generator.adapter.target_modules: lm_head: choose of q_proj, k_proj"):
+        TRAIN.check_inputs(load_config(directory.config, ["generator.adapter.target_modules=[lm_head]"]))
+    alone = [start, f"run.dir={tmp_path / 'alone'}", "eval.use_verifier=true"]
+    with pytest.raises(UserError, match=r"verifier.adapter.path: a model is asked without its adapter"):
+        EVAL.check_inputs(load_config(directory.config, alone))
+
+
+def tango(*words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "tango_hpc.commands.cli", *words], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", ["killed", "adapted"])
