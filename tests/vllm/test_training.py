@@ -199,13 +199,13 @@ def test_an_adapter_of_a_run_is_exported_and_added_to_its_model(runs: dict[str, 
     for name, value in merged.items():
         torch.testing.assert_close(imported[name], value, atol=1e-6, rtol=0)
         assert torch.equal(value, base[name]) != any(part in name for part in ("q_proj.w", "v_proj.w", "down_proj.w"))
-    start = f"verifier.adapter.path={tmp_path / 'adapter'}"
-    TRAIN.check_inputs(load_config(directory.config, [start]))
+    start = ["sft.verifier=null", f"verifier.adapter.path={tmp_path / 'adapter'}"]
+    TRAIN.check_inputs(load_config(directory.config, start))
     with pytest.raises(UserError, match=r"verifier.adapter.path: .* its r is 8; set adapter.rank to that"):
-        TRAIN.check_inputs(load_config(directory.config, [start, "verifier.adapter.rank=4"]))
+        TRAIN.check_inputs(load_config(directory.config, [*start, "verifier.adapter.rank=4"]))
     with pytest.raises(UserError, match=r"generator.adapter.target_modules: lm_head: choose of q_proj, k_proj"):
         TRAIN.check_inputs(load_config(directory.config, ["generator.adapter.target_modules=[lm_head]"]))
-    alone = [start, f"run.dir={tmp_path / 'alone'}", "eval.use_verifier=true"]
+    alone = [*start, f"run.dir={tmp_path / 'alone'}", "eval.use_verifier=true"]
     with pytest.raises(UserError, match=r"verifier.adapter.path: a model is asked without its adapter"):
         EVAL.check_inputs(load_config(directory.config, alone))
 
