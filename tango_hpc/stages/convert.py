@@ -128,7 +128,7 @@ def import_model(source: str, out: Path, dtype: str = "bfloat16", adapter: Path 
 
 
 def _adding(folder: Path, shape: Any) -> Callable[[str, torch.Tensor], torch.Tensor]:
-    """Return the function that adds the adapter in `folder` to a tensor of the model, in float32."""
+    """Return the function that adds the adapter in `folder` to a tensor, in float64 as the trainer does."""
     from safetensors import safe_open
 
     from tango_hpc.models.layout.peft_folder import WEIGHTS, adapter_in, check_peft_folder
@@ -142,8 +142,8 @@ def _adding(folder: Path, shape: Any) -> Callable[[str, torch.Tensor], torch.Ten
         a, b = peft_names(name)
         if a not in adapted:
             return tensor
-        factors = (handle.get_tensor(b).float(), handle.get_tensor(a).float())
-        return tensor.float().addmm(*factors, alpha=adapter.scale)
+        factors = (handle.get_tensor(b).double(), handle.get_tensor(a).double())
+        return tensor.double().addmm(*factors, alpha=adapter.scale)
 
     return add
 

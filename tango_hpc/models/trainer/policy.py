@@ -441,8 +441,10 @@ class Policy:
             else:
                 on_gpu = pinned_memory.on_gpu(next(self.model.parameters()))
                 self.adapters.make(self.reference, keep_base=on_gpu)
-            yield
-            self.adapters.changed()
+            try:
+                yield
+            finally:
+                self.adapters.changed()
             return
         assert not isinstance(self.reference, ModelFiles)
         own = {name: shard.data for name, shard in self.named_shards().items()}
