@@ -42,10 +42,20 @@ def make_policy(folder: Path, tensor: int, pipeline: int, dtype: str) -> Any:
     )
 
 
+def share_of(policy: Any, parameter: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """This rank's elements of a parameter, and their master weights, in float32 the elements themselves, and moments."""
+    start, tensors = policy.optimizer.share_of(parameter)
+    if not tensors:
+        return torch.empty(0), {}
+    elements = parameter.detach().view(-1)[start : start + len(tensors["exp_avg"])]
+    assert ("param" in tensors) == (parameter.dtype is not torch.float32)
+    return elements, {"param": elements, **tensors}
+
+
 def mark(policy: Any) -> None:
     """Make both moments functions of the master weights, so that they tell where each element came from."""
     for parameter in policy.named_shards().values():
-        _, tensors = policy.optimizer.share_of(parameter)
+        _, tensors = share_of(policy, parameter)
         if tensors:
             tensors["exp_avg"].copy_(2 * tensors["param"])
             tensors["exp_avg_sq"].copy_(tensors["param"] ** 2)
@@ -55,13 +65,13 @@ def wrong_tensors(policy: Any, reference: dict[str, torch.Tensor]) -> list[str]:
     """Names of what is not as it was saved, apart from the weights."""
     wrong = []
     for name, parameter in policy.named_shards().items():
-        start, tensors = policy.optimizer.share_of(parameter)
+        elements, tensors = share_of(policy, parameter)
         if not torch.equal(policy.reference[name], reference[name]):
             wrong.append(f"reference {name}")
         if not tensors:
             continue
         master = tensors["param"]
-        if not torch.equal(master.to(parameter.dtype), parameter.detach().view(-1)[start : start + len(master)]):
+        if not torch.equal(master.to(parameter.dtype), elements):
             wrong.append(f"master weights {name}")
         if not torch.equal(tensors["exp_avg"], 2 * master) or not torch.equal(tensors["exp_avg_sq"], master**2):
             wrong.append(f"moments {name}")
