@@ -50,6 +50,18 @@ def train_a_little(model_dir: str, dtype: str, recompute: Any, adapter: Any = No
     return {"before": before, "after": after, "grad_norm": stats.grad_norm, "device": str(policy.device)}
 
 
+def compare(found: dict[str, Any], expected: dict[str, Any], dtype: str, note: Note) -> None:
+    """Note and limit the differences of log-probabilities and of the gradient's norm."""
+    limit, norm_limit = LIMITS[dtype]
+    for when in ("before", "after"):
+        gap = float(np.abs(found[when] - expected[when]).mean())
+        note(f"log-probability, {when}: mean difference", gap, "nats", f"at most {limit:g}")
+        assert gap <= limit
+    share = abs(found["grad_norm"] / expected["grad_norm"] - 1)
+    note("gradient's norm differs by", share, "", f"at most {norm_limit:g}")
+    assert share <= norm_limit
+
+
 @torch.no_grad()
 def add_noise(policy: Any) -> None:
     """Give A and B values that count, the same on every device."""
@@ -80,14 +92,7 @@ def test_logprobs_and_one_update(
     model_dir, expected = exact
     found = run_ranks(train_a_little, 1, str(model_dir), dtype, recompute)[0]
     assert found["device"].startswith(device.type)
-    limit, norm_limit = LIMITS[dtype]
-    for when in ("before", "after"):
-        gap = float(np.abs(found[when] - expected[when]).mean())
-        note(f"log-probability, {when}: mean difference", gap, "nats", f"at most {limit:g}")
-        assert gap <= limit
-    share = abs(found["grad_norm"] / expected["grad_norm"] - 1)
-    note("gradient's norm differs by", share, "", f"at most {norm_limit:g}")
-    assert share <= norm_limit
+    compare(found, expected, dtype, note)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -100,14 +105,7 @@ def test_adapters_train_and_come_back_from_the_host(
     assert found["device"].startswith(device.type)
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
     expected = run_ranks(train_a_little, 1, str(model_dir), "float32", "none", adapter)[0]
-    limit, norm_limit = LIMITS[dtype]
-    for when in ("before", "after"):
-        gap = float(np.abs(found[when] - expected[when]).mean())
-        note(f"log-probability, {when}: mean difference", gap, "nats", f"at most {limit:g}")
-        assert gap <= limit
-    share = abs(found["grad_norm"] / expected["grad_norm"] - 1)
-    note("gradient's norm differs by", share, "", f"at most {norm_limit:g}")
-    assert share <= norm_limit
+    compare(found, expected, dtype, note)
     assert np.abs(expected["after"] - expected["before"]).mean() > 10 * LIMITS["float32"][0]
 
 

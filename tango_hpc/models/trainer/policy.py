@@ -115,8 +115,6 @@ class Policy:
             self._multiple = parallel.tensor if parallel.sequence else 1
             self.model = build_model(self.shape, config, self.groups)
             rounds = self.device.type == "cpu" and self.dtype is torch.float32 and rounds_products(products)
-            if rounds:
-                multiply_in_bfloat16(self.model)
             self.adapters: Adapters | None = None
             self.reference: Mapping[str, Tensor] | ModelFiles | None = None
             self._load(settings, with_reference, seed, trains=optimizer is not None, rounds=rounds)
@@ -132,6 +130,8 @@ class Policy:
         """Fill the weights, or add adapters to them; keep the reference, or what it is made from."""
         reference_dir = settings.model.reference_path if with_reference else None
         if settings.adapter is None:
+            if rounds:
+                multiply_in_bfloat16(self.model)
             hf_io.import_weights(reference_dir or self.model_dir, self.shape, self.groups, self.named_shards())
             if with_reference:
                 self.reference = pinned_memory.host_copies(self.named_shards())
