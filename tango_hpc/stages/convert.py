@@ -88,7 +88,7 @@ def export_run(run: Path, role: str, out: Path, step: int | None = None, *, adap
         return f"{what} is in {out}"
     return (
         f"the adapter of {what} is in {out}\nTraining rounded the sum of weight and adapter to {config.launch.dtype};"
-        " who adds them otherwise gets nearby log-probabilities (docs/adapters.md)"
+        " PEFT and vLLM keep the two apart, and their log-probabilities differ a little (docs/adapters.md)"
     )
 
 
