@@ -93,6 +93,15 @@ ADAPTED = (
 Run = tuple[Config, RunDirectory]
 
 
+def make_runs(folder: Path, settings: dict[str, tuple[str, ...]]) -> tuple[dict[str, Run], dict[str, str]]:
+    """Runs that are ready to start, and the folder of each."""
+    made = {name: prepare_small_run(folder / name, *overrides) for name, overrides in settings.items()}
+    return made, {name: str(directory.path) for name, (_, directory) in made.items()}
+
+
+# Each group of runs is made within the time limit of one test.
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """The same run four times: uninterrupted, stopped, killed and resumed, and with engines that forget; and one that
@@ -102,36 +111,47 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     settings = {name: SETTINGS for name in ("straight", "stopped", "forgetful")}
     settings["killed"] = (*SETTINGS, "checkpoint.every_steps=1", "checkpoint.background=true")
     settings["back"] = GOES_BACK
-    settings |= {"free": FREE, "free stopped": FREE, "adapted": ADAPTED, "adapted killed": ADAPTED}
-    made = {name: prepare_small_run(folder / name, *overrides) for name, overrides in settings.items()}
-    for name in ("free", "free stopped"):
-        for role in made[name][0].roles.values():
-            file = role.model.path / "tokenizer.json"
-            text = file.read_text()
-            for token, blank in BLANK_LINES.items():
-                text = text.replace(token, json.dumps(blank))
-            file.write_text(text)
-    path = {name: str(directory.path) for name, (_, directory) in made.items()}
+    made, path = make_runs(folder, settings)
     attempts = [Attempt(path["straight"])]
     attempts += [*(Attempt(path["stopped"], stop=stop) for stop in STOPS), Attempt(path["stopped"])]
     attempts += [Attempt(path["killed"], kill=kill) for kill in KILLS]
     attempts += [Attempt(path["killed"], flips="generator/__1_weights.distcp")]
     attempts += [Attempt(path["forgetful"], forgetful=True)]
     attempts += [Attempt(path["back"], stop=("rollout", 7)), Attempt(path["back"])]
-    attempts += [
-        Attempt(path["free"]),
-        Attempt(path["free stopped"], stop=("verify", 1)),
-        Attempt(path["free stopped"]),
-    ]
-    attempts += [
-        Attempt(path["adapted"]),
-        Attempt(path["adapted killed"], stop=("verify", 1)),
-        Attempt(path["adapted killed"], kill=(1, "generator", "train", 2)),
-        Attempt(path["adapted killed"]),
-    ]
     ended = make_attempts(folder, attempts)
-    codes = [0, *[85] * len(STOPS), 0, *[1] * len(KILLS), 0, 0, 85, 78, 0, 85, 0, 0, 85, 1, 0]
-    assert [task.code for task in ended] == codes
+    assert [task.code for task in ended] == [0, *[85] * len(STOPS), 0, *[1] * len(KILLS), 0, 0, 85, 78]
+    return made
+
+
+@pytest.fixture(scope="module")
+def free_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """A run in free text, uninterrupted and stopped."""
+    folder = tmp_path_factory.mktemp("free runs")
+    made, path = make_runs(folder, {"straight": FREE, "stopped": FREE})
+    for config, _ in made.values():
+        for role in config.roles.values():
+            file = role.model.path / "tokenizer.json"
+            text = file.read_text()
+            for token, blank in BLANK_LINES.items():
+                text = text.replace(token, json.dumps(blank))
+            file.write_text(text)
+    attempts = [Attempt(path["straight"]), Attempt(path["stopped"], stop=("verify", 1)), Attempt(path["stopped"])]
+    assert [task.code for task in make_attempts(folder, attempts)] == [0, 85, 0]
+    return made
+
+
+@pytest.fixture(scope="module")
+def adapted_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """A run with adapters, uninterrupted and killed."""
+    folder = tmp_path_factory.mktemp("adapted runs")
+    made, path = make_runs(folder, {"straight": ADAPTED, "killed": ADAPTED})
+    attempts = [
+        Attempt(path["straight"]),
+        Attempt(path["killed"], stop=("verify", 1)),
+        Attempt(path["killed"], kill=(1, "generator", "train", 2)),
+        Attempt(path["killed"]),
+    ]
+    assert [task.code for task in make_attempts(folder, attempts)] == [0, 85, 1, 0]
     return made
 
 
@@ -157,9 +177,9 @@ def test_an_interrupted_run_computes_the_same(runs: dict[str, Run], name: str, a
     assert len(saved) == 8 and weights_and_optimizers(interrupted) == saved
 
 
-def test_a_run_in_free_text_that_was_interrupted_in_a_step_computes_the_same(runs: dict[str, Run]) -> None:
+def test_a_run_in_free_text_that_was_interrupted_in_a_step_computes_the_same(free_runs: dict[str, Run]) -> None:
     """Its verifier writes no verdicts, so that the rewards are what they are; the steps and the weights count."""
-    straight, stopped = runs["free"][1], runs["free stopped"][1]
+    straight, stopped = free_runs["straight"][1], free_runs["stopped"][1]
     assert read_summary(stopped)["stages"]["train"]["attempts"] == 2
     assert [computed(row) for row in read_metrics(stopped)] == [computed(row) for row in read_metrics(straight)]
     last = read_metrics(straight)[-1]["step"]
@@ -168,13 +188,13 @@ def test_a_run_in_free_text_that_was_interrupted_in_a_step_computes_the_same(run
             read_rollouts(straight.rollout_file("generator", step))]  # fmt: skip
     assert {len(row.step_end_tokens) for row in rows} >= {1, 2}
     for row in rows:
-        solution = read_solution(row.response_text, runs["free"][0].protocol)
+        solution = read_solution(row.response_text, free_runs["straight"][0].protocol)
         assert len(solution.steps) == len(row.step_end_tokens) <= 3
         assert not solution.steps or row.step_end_tokens[-1] == len(row.response_ids) - 1
 
 
-def test_a_run_with_adapters_that_was_interrupted_computes_the_same(runs: dict[str, Run]) -> None:
-    straight, killed = runs["adapted"][1], runs["adapted killed"][1]
+def test_a_run_with_adapters_that_was_interrupted_computes_the_same(adapted_runs: dict[str, Run]) -> None:
+    straight, killed = adapted_runs["straight"][1], adapted_runs["killed"][1]
     rows = read_metrics(straight)
     assert [computed(row) for row in read_metrics(killed)] == [computed(row) for row in rows]
     assert weights_and_optimizers(killed) == weights_and_optimizers(straight)
@@ -183,11 +203,11 @@ def test_a_run_with_adapters_that_was_interrupted_computes_the_same(runs: dict[s
     assert distances[0] == 0 and distances[-1] > 0  # the reference is the first policy, and stays that
 
 
-def test_an_adapter_of_a_run_is_exported_and_added_to_its_model(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_an_adapter_of_a_run_is_exported_and_added_to_its_model(adapted_runs: dict[str, Run], tmp_path: Path) -> None:
     """With `tango export`: the adapter, and the model that was trained; `tango import` makes the second from the
     first. A run that starts from the adapter has that model as its first policy and its reference.
     """
-    config, directory = runs["adapted"]
+    config, directory = adapted_runs["straight"]
     for name, words in (("adapter", ["--adapter"]), ("merged", [])):
         tango("export", str(directory.path), "--role", "verifier", "--out", str(tmp_path / name), *words)
     model = config.roles["verifier"].model.path
@@ -217,9 +237,9 @@ def tango(*words: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["killed", "adapted"])
-def test_a_checkpoint_takes_what_the_plan_keeps_for_its_copy(runs: dict[str, Run], name: str) -> None:
-    config, directory = runs[name]
+@pytest.mark.parametrize("group", ["runs", "adapted_runs"])
+def test_a_checkpoint_takes_what_the_plan_keeps_for_its_copy(group: str, request: pytest.FixtureRequest) -> None:
+    config, directory = request.getfixturevalue(group)["killed"]
     plan = plan_memory(config, gpu_gb=0, node_gb=None, sync_bytes={})
     planned = plan.node[0].items[COPIES]
     written = 0
