@@ -67,7 +67,8 @@ class TrainSequence:
 
     `advantages` and `rollout_logprobs` have one entry per response token; fine-tuning leaves both empty.
     `reference_logprobs` is filled in where a KL penalty is asked for, `old_logprobs` (of the policy before the first
-    of several updates) by the first one where a batch gets more.
+    of several updates) by the first one where a batch gets more. `log_ratio`: mean of the present policy's
+    log-probabilities less `old_logprobs`, 0 before the first update.
     """
 
     prompt_ids: list[int]
@@ -76,6 +77,7 @@ class TrainSequence:
     rollout_logprobs: PerToken = field(default_factory=list)
     reference_logprobs: PerToken = field(default_factory=list)
     old_logprobs: PerToken = field(default_factory=list)
+    log_ratio: float = 0.0
 
     @property
     def num_tokens(self) -> int:

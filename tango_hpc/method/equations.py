@@ -23,54 +23,8 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 Algorithm = Literal["grpo", "rloo", "reinforce++"]
-LossAverage = Literal["response", "token", "constant"]
+AVERAGES = ("response", "token", "constant")  # of the tokens in the loss of a batch
 KlEstimator = Literal["k1", "k2", "k3"]
-
-
-def policy_loss_terms(
-    logprobs_T: Tensor,
-    old_logprobs_T: Tensor,
-    advantages_T: Tensor,
-    ref_logprobs_T: Tensor | None,
-    *,
-    clip_low: float,
-    clip_high: float,
-    kl_coef: float,
-    kl_estimator: KlEstimator = "k3",
-    entropies_T: Tensor | None = None,
-    entropy_coef: float = 0.0,
-    importance_weights_T: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Eq. 1, token by token and negated, so that it is minimised: (loss_T, kl_T, clipped_T).
-
-    loss_t = −w_t · min(c_t Â_t, clip(c_t, 1 − clip_low, 1 + clip_high) Â_t) + kl_coef · kl_t − entropy_coef · H_t
-    with c_t = exp(logprobs_t − old_logprobs_t). The caller adds the tokens up with `token_weights`. Gradients flow
-    through `logprobs_T` and, unless `entropy_coef` is 0, through the entropies H_t in nats, `entropies_T`.
-
-    kl_t is the estimate of KL(π_θ ‖ π_ref) from the sampled token alone by `kl_penalties`; zeros without a
-    reference. clipped_T is true where the clip is what the minimum picked, i.e. where a token has no policy gradient.
-
-    Departures: the paper has one ε; `clip_low` and `clip_high` may differ. w_t is the optional truncated
-    importance weight trainer / engine (1 without `importance_weights_T`); it touches neither the KL term nor the
-    entropy bonus. That bonus is not in the paper but in the authors' code, with 0.001 for GRPO and RLOO.
-    """
-    advantages_T = advantages_T.detach()
-    ratio_T = (logprobs_T - old_logprobs_T.detach()).exp()
-    unclipped_T = ratio_T * advantages_T
-    clipped_objective_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages_T
-    objective_T = unclipped_T.minimum(clipped_objective_T)
-    clipped_T = clipped_objective_T < unclipped_T
-    if importance_weights_T is not None:
-        objective_T = objective_T * importance_weights_T.detach()
-    if entropy_coef:
-        assert entropies_T is not None, "an entropy bonus needs the entropies"
-        objective_T = objective_T + entropy_coef * entropies_T
-    if ref_logprobs_T is None:
-        assert kl_coef == 0.0, "a KL penalty needs the reference's log-probabilities"
-        kl_T = (logprobs_T * 0.0).detach()
-        return -objective_T, kl_T, clipped_T
-    kl_T = kl_penalties(ref_logprobs_T.detach() - logprobs_T, kl_estimator)
-    return kl_coef * kl_T - objective_T, kl_T, clipped_T
 
 
 def kl_penalties(log_r_T: Tensor, estimator: KlEstimator) -> Tensor:
@@ -93,7 +47,7 @@ def kl_penalties(log_r_T: Tensor, estimator: KlEstimator) -> Tensor:
     return log_r_T.expm1() - log_r_T
 
 
-def token_weights(lengths_N: Sequence[int], average: LossAverage, max_response_tokens: int) -> FloatArray:
+def token_weights(lengths_N: Sequence[int], average: str, max_response_tokens: int) -> FloatArray:
     """Return how much each response token counts in the loss of a batch, response after response. Shape (Σ lengths,).
 
     "response" is Eq. 1: the mean over the tokens of a response, then over the responses. "token": the mean over

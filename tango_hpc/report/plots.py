@@ -203,7 +203,7 @@ PANELS = (
     Panel("Gradient norm", "Before clipping.", by_role("grad_norm"), scale="log"),
     Panel("KL to the reference", "Mean estimate per token.", by_role("kl")),
     Panel("Entropy", "Of the next-token distribution, mean per token, in nats.", by_role("entropy")),
-    Panel("Clipped tokens", "Share of tokens whose ratio was clipped (Eq. 1).", by_role("clip_share"), scale="share"),
+    Panel("Clipped tokens", "Share of tokens whose ratio the loss clips.", by_role("loss/clip_share"), scale="share"),
     Panel("α", "Weight of the step advantages (Eq. 7).", (Line("alpha", "α", "generator"),)),
     Panel("Learning rate", "Of each role's optimizer.", by_role("learning_rate")),
     Panel(

@@ -33,6 +33,7 @@ from tango_hpc.stages.responses import (
 from tango_hpc.stages.role_worker import RoleWorker
 from tango_hpc.stages.sharing import in_shares
 from tango_hpc.stages.throughput import Spent
+from tango_hpc.stages.update import loss_settings
 
 
 class Role:
@@ -53,6 +54,7 @@ class Role:
         self.tokenizer = load_tokenizer(self.settings.model.path, self.settings.chat_template)
         prompt = role_prompt(config, name, self.tokenizer)
         self.template: Template = TEMPLATES[name](self.tokenizer, prompt)
+        self.loss = loss_settings(config, self.settings) if self.settings.trainable else LossSettings()
         self._worker: RoleWorker | None = None
         self.stale = self.sync_counts = self.settings.trainable
         self._forgets = self.settings.trainable and config.launch.device in engine.FORGETFUL_DEVICES
@@ -120,13 +122,13 @@ class Role:
         """Bring the weights of a training checkpoint's folder of this role, of any layout, into the engine."""
         self.exchange.run(self.name, lambda: self._here.take_weights(saved))
 
-    def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> None:
+    def prepare(self, sequences: Sequence[TrainSequence]) -> None:
         """Compute what updates need to know besides; `update` must follow."""
-        self.exchange.run(self.name, lambda: self._here.prepare(sequences, loss))
+        self.exchange.run(self.name, lambda: self._here.prepare(sequences, self.loss))
 
-    def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> list[UpdateStats]:
+    def update(self, sequences: Sequence[TrainSequence], num_updates: int) -> list[UpdateStats]:
         """Make `num_updates` optimizer steps on one batch. Raises `CheckFailed` where trainer and engine disagree."""
-        updates = self.exchange.run(self.name, lambda: self._here.update(sequences, loss, num_updates))
+        updates = self.exchange.run(self.name, lambda: self._here.update(sequences, self.loss, num_updates))
         self.stale = self.sync_counts = True
         return updates
 

@@ -128,10 +128,13 @@ class RoleWorker:
 
         Raises `CheckFailed` where trainer and engine disagree by too much, with the weights that differ.
         """
+        updates = []
         try:
-            updates = [
-                self.policy.update(sequences, loss, last=number == num_updates) for number in range(1, num_updates + 1)
-            ]
+            for number in range(1, num_updates + 1):
+                if number > 1:
+                    with self._turn("update", "logprobs"):
+                        self.policy.prepare_next(sequences, loss)
+                updates.append(self.policy.update(sequences, loss, last=number == num_updates))
         except LogprobGapError as error:
             raise CheckFailed(f"{self._name}: {error}; {self._weight_differences()}") from error
         with self._turn("update", "offload"):

@@ -40,6 +40,7 @@ from tango_hpc.stages.eval_inputs import (
     evaluated_roles,
     was_trained_since,
 )
+from tango_hpc.stages.method_files import check_method, keep_method
 from tango_hpc.stages.model_folder import check_adapter, check_files, check_model
 
 if TYPE_CHECKING:
@@ -281,12 +282,17 @@ class Train(SavesSteps):
             found.note_table(path, QUESTION_COLUMNS)
         if data.train.is_file() and data.eval.is_file():
             found.note(check_held_out, data.train, data.eval)
+        found.note(lambda _: check_method(config), config.run.dir)
         for name, role in config.roles.items():
             hint = "; `tango sft CONFIG` writes it" if name in fine_tuned(config) else ""
             found.note(check_model, role.model.path, hint, name, config)
             found.note(check_adapter, role.model.path, name, config)
             if role.model.reference_path is not None:
                 found.note(check_files, role.model.reference_path)
+
+    def make_inputs(self, config: Config) -> None:
+        super().make_inputs(config)
+        keep_method(config)
 
     def taking_part(self, config: Config) -> Config:
         """Return `config` as it is."""

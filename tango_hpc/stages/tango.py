@@ -30,6 +30,7 @@ from tango_hpc.runner.process import RankProcess
 from tango_hpc.stages.held_out import HeldOut
 from tango_hpc.stages.journal import Journal
 from tango_hpc.stages.memo import StepMemo
+from tango_hpc.stages.method_files import changed_files
 from tango_hpc.stages.questions import TrainingQuestions, not_asked
 from tango_hpc.stages.responses import FailureWatch, Grading, ReadSolution, ReadVerification
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
@@ -39,7 +40,7 @@ from tango_hpc.stages.step_metrics import verdict_counts
 from tango_hpc.stages.steps import GeneratorBatch, VerifierBatch
 from tango_hpc.stages.throughput import Tracer, own_turns, usage_metrics
 from tango_hpc.stages.trouble import Action, Trouble, TroubleWatch, read_rollbacks, what_to_do, write_rollbacks
-from tango_hpc.stages.update import loss_settings, update_metrics
+from tango_hpc.stages.update import update_metrics
 
 STAGE = "train"
 
@@ -271,13 +272,12 @@ class Tango:
 
     def _update(self, role: Role, sequences_N: Sequence[TrainSequence]) -> dict[str, Any]:
         """Train `role` on the step's sequences and return the metrics of its updates."""
-        num_updates, loss = self.config.train.updates_per_batch, loss_settings(self.config, role.settings)
         self.journal.phase("train", role=role.name)
         with self.memo.clock("logprobs"):
-            role.prepare(sequences_N, loss)
+            role.prepare(sequences_N)
         with self.memo.clock("train"):
-            updates = role.update(sequences_N, loss, num_updates)
-        return update_metrics(updates, self.memo.synced, loss)
+            updates = role.update(sequences_N, self.config.train.updates_per_batch)
+        return update_metrics(updates, self.memo.synced, role.loss)
 
     # -- what follows a step -----------------------------------------------------------------------------------
 
@@ -372,7 +372,7 @@ class Tango:
         self.journal.checkpoints_set_aside(self.checkpoints.set_aside)
         limit = self.generator.settings.max_prompt_tokens
         left_out = not_asked(self.questions.num_too_long, self.questions.num_rows, self.held_out, limit)
-        for text in (*left_out, *self.questions.notes):
+        for text in (*left_out, *self.questions.notes, *changed_files(self.config)):
             self.journal.note(text)
 
     # -- checkpoints -------------------------------------------------------------------------------------------

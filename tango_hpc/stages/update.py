@@ -8,21 +8,23 @@ from typing import Any
 
 from tango_hpc.base.config import Config
 from tango_hpc.base.config.roles import RoleConfig
+from tango_hpc.method.hooks import load_hook
 from tango_hpc.models.trainer.loss import LossSettings, UpdateStats
 from tango_hpc.models.weight_sync.sync import SyncStats
+from tango_hpc.stages.method_files import kept_file
 
 
 def loss_settings(config: Config, role: RoleConfig) -> LossSettings:
-    """Return the loss that a role's updates in `train` minimise."""
+    """Return the loss that a role's updates in `train` minimise. Raises UserError for a mistake in a file."""
     algorithm = config.algorithm
+    correction = algorithm.correction
     return LossSettings(
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
+        loss=load_hook(algorithm.loss, kept_file(config, algorithm.loss)),
+        correction=None if correction is None else load_hook(correction, kept_file(config, correction)),
+        level="token" if correction is None else correction.level,
         kl_coef=algorithm.kl_coef,
         kl_estimator=algorithm.kl_estimator,
         entropy_coef=algorithm.entropy_coef,
-        loss_average=algorithm.loss_average,
-        importance_cap=algorithm.importance_cap,
         max_logprob_gap=config.train.max_logprob_gap,
         temperature=role.temperature,
     )
@@ -36,8 +38,6 @@ def update_metrics(updates: Sequence[UpdateStats], sync: SyncStats, loss: LossSe
         "grad_norm": mean(update.grad_norm for update in updates),
         "kl": mean(update.kl for update in updates) if loss.kl_coef else None,
         "entropy": mean(update.entropy for update in updates),
-        # The first update of a batch has no ratio but 1: nothing can be clipped in it.
-        "clip_share": mean(update.clip_share for update in updates[1:]) if len(updates) > 1 else None,
         "learning_rate": updates[-1].learning_rate,
         "skipped": any(update.skipped for update in updates),
         "logprob_gap/mean_abs": updates[0].logprob_gap_mean,
@@ -47,4 +47,8 @@ def update_metrics(updates: Sequence[UpdateStats], sync: SyncStats, loss: LossSe
         "reshard/bytes_sent": sync.bytes_sent,
         "reshard/bytes_local": sync.bytes_local,
         "reshard/bytes_minimum": sync.bytes_minimum,
+    } | {
+        name: (max if reduction == "max" else mean)(update.method[name] for update in updates)
+        for name, reduction in loss.reductions.items()
+        if name in updates[0].method
     }

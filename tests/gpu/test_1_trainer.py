@@ -41,7 +41,7 @@ def train_a_little(model_dir: str, dtype: str, recompute: Any, adapter: Any = No
         add_noise(policy)
     sequences = random_sequences(24, 107)
     before = np.concatenate(policy.logprobs(sequences))
-    loss = LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.0 if adapter is None else 0.1)
+    loss = LossSettings(kl_coef=0.0 if adapter is None else 0.1)
     policy.prepare(sequences, loss)
     stats = policy.update(sequences, loss)
     policy.offload()

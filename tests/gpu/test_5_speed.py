@@ -62,7 +62,7 @@ def speed(model_dir: str, packed_tokens: int, recompute: Any) -> dict[str, float
     length, vocabulary = 1024, policy.shape.vocab_size
     tokens = random.integers(0, vocabulary, (2 * packed_tokens // length, length)).tolist()
     sequences = [TrainSequence(row[:128], row[128:], [1.0] * (length - 128), [-1.0] * (length - 128)) for row in tokens]
-    settings = LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.0)
+    settings = LossSettings()
 
     def seconds(work: Any) -> float:
         times = []

@@ -305,10 +305,10 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
             with torch.no_grad():
                 self.trainer.weight += 1
                 self.trainer.state += 1
-            return UpdateStats(0.5, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 4, 2, 1e-5, False)
+            return UpdateStats(0.5, 1.0, 0.0, 1.0, 0.0, 0.0, 4, 2, 1e-5, False)
 
         def update_sft(self, sequences: Sequence[TrainSequence]) -> UpdateStats:
-            return self.update(sequences, LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.0))
+            return self.update(sequences, LossSettings())
 
         def evaluate_sft(self, sequences: Sequence[TrainSequence]) -> float:
             rehearsal.here.work("evaluate", f"trainer weights{self.trainer.suffix}")

@@ -92,7 +92,7 @@ def all_pairs(folder: Path) -> dict[str, list[str]]:
         references = [{name: tensor.clone() for name, tensor in policy.reference.items()} for policy in policies]
         for number, policy in enumerate(policies):
             for seed in range(2):
-                policy.update(random_sequences(8, VOCAB, 10 * number + seed), LossSettings(0.2, 0.2, 0.0))
+                policy.update(random_sequences(8, VOCAB, 10 * number + seed), LossSettings())
             mark(policy)
             policy.save(folder / f"{family}-{number}")
             policy.export_hf(folder / f"{family}-{number}-weights")

@@ -39,7 +39,7 @@ def make_policy(folder: Path, tensor: int, pipeline: int, **changes: Any) -> Any
 def losses() -> Any:
     from tango_hpc.models.trainer.loss import LossSettings
 
-    return LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.0)
+    return LossSettings()
 
 
 def weights_of(policy: Any) -> Weights:

@@ -47,7 +47,7 @@ def measure(folder: str) -> dict[str, float]:
         TrainSequence(tokens[:20], tokens[20:], [1.0] * (len(tokens) - 20), [-3.0] * (len(tokens) - 20))
         for tokens in batch
     ]
-    loss = LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.0)
+    loss = LossSettings()
 
     def padded() -> None:
         theirs.zero_grad()

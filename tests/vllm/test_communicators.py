@@ -31,7 +31,7 @@ def take_a_step(config: Config, folder: Path) -> dict[str, list[tuple[int, ...]]
     worker.sync()
     requests = [GenerationRequest([1, 2, 3], seed) for seed in range(8)]
     worker.generate(requests, SamplingSettings(temperature=1.0, top_p=1.0, max_tokens=4), lambda done, total: None)
-    loss, sequences = LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.0), random_sequences(8, 20)
+    loss, sequences = LossSettings(), random_sequences(8, 20)
     worker.prepare(sequences, loss)
     worker.update(sequences, loss, 1)
     worker.sync()

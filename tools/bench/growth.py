@@ -82,7 +82,7 @@ def on_rank(folder: Path) -> dict[str, list[tuple[float, float]]]:
 
     repeats = read_settings(folder)["repeats"]
     random = np.random.default_rng(0)
-    loss = LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.0)
+    loss = LossSettings()
 
     def stepper(model: Path) -> Callable[[int, int, int], float]:
         engine = RolloutEngine(

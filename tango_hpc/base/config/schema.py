@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from tango_hpc.base.config.hooks import CorrectionConfig, LossConfig
 from tango_hpc.base.config.roles import ModelConfig, OptimizerConfig, RoleConfig
 from tango_hpc.base.config.tasks import TaskConfig
 from tango_hpc.base.config.trouble import TroubleConfig
@@ -66,8 +67,10 @@ class AlgorithmConfig(Section):
     class_weights: ClassWeighting = Field(
         "sqrt_inverse", description="s of Eq. 9 by the numbers of right and wrong solutions; the paper: sqrt_inverse."
     )
-    clip_low: Share = Field(0.2, description="Epsilon of Eq. 1 below 1.")
-    clip_high: Share = Field(0.2, description="Epsilon of Eq. 1 above 1.")
+    loss: LossConfig = LossConfig()
+    correction: CorrectionConfig | None = Field(
+        CorrectionConfig(), description="Of the policy's term only; null: tokens count as they were sampled."
+    )
     kl_coef: NonNegative = Field(0.001, description="Beta of Eq. 1; 0 drops the reference model.")
     kl_estimator: Literal["k1", "k2", "k3"] = Field(
         "k3",
@@ -78,13 +81,6 @@ class AlgorithmConfig(Section):
     )
     entropy_coef: NonNegative = Field(
         0.0, description="Bonus on the entropy of the distribution that is sampled from, in nats per token."
-    )
-    loss_average: Literal["response", "token", "constant"] = Field(
-        "response",
-        description=(
-            "Of the tokens' losses: response = over each response, then over responses (Eq. 1); token = over all "
-            "tokens of the batch; constant = their sum over responses * max_response_tokens (Dr. GRPO)."
-        ),
     )
     format_weight: NonNegative = Field(0.8, description="Gamma of Eq. 8.")
     verifier_format: Literal["authors", "graded"] = Field(
@@ -117,9 +113,6 @@ class AlgorithmConfig(Section):
         ),
     )
     class_ema_decay: Share = Field(0.8, description="Decay of the moving averages behind the class weights of Eq. 9.")
-    importance_cap: PositiveFloat | None = Field(
-        2.0, description="Truncated importance correction from engine to trainer log-probabilities; null turns it off."
-    )
 
 
 class ProtocolConfig(Section):

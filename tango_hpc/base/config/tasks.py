@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from tango_hpc.base.config.paths import absolute
-from tango_hpc.base.config.values import FilePath, Positive, Section, Share
+from tango_hpc.base.config.values import FilePath, Positive, Section, Share, of_json
 
 
 class LastLetterConfig(Section):
@@ -64,17 +63,6 @@ def _task_name(name: str) -> str:
     return name if name in SHIPPED_TASKS else str(absolute(Path(name)))
 
 
-def _of_json(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings as JSON, which workers read and made files carry."""
-    try:
-        if json.loads(json.dumps(settings, allow_nan=False)) == settings:
-            return settings
-        problem = "keys must be text: put them in quotes"
-    except (TypeError, ValueError) as error:
-        problem = f"{error}: put a date in quotes, a set into a list"
-    raise ValueError(f"must hold text, numbers, true, false, null, lists and dictionaries; {problem}")
-
-
 class TaskConfig(Section):
     """The questions, and how answers are graded."""
 
@@ -83,7 +71,7 @@ class TaskConfig(Section):
             "addition, last_letter, math, or the path of a Python file with a task of your own (docs/your_own_task.md)."
         )
     )
-    settings: Annotated[dict[str, Any], AfterValidator(_of_json)] = Field(
+    settings: Annotated[dict[str, Any], AfterValidator(of_json)] = Field(
         {}, description="Of your own task and of addition: the arguments that its class is made with."
     )
     last_letter: LastLetterConfig | None = Field(

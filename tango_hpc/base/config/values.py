@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -53,6 +54,17 @@ def _samples_as_told(value: float) -> float:
 # Of sampling; and where 0 means greedy.
 Temperature = Annotated[float, Field(gt=0.0, allow_inf_nan=False), AfterValidator(_samples_as_told)]
 TemperatureOrGreedy = Annotated[float, Field(ge=0.0, allow_inf_nan=False), AfterValidator(_samples_as_told)]
+
+
+def of_json(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings as JSON, which workers read and made files carry."""
+    try:
+        if json.loads(json.dumps(settings, allow_nan=False)) == settings:
+            return settings
+        problem = "keys must be text: put them in quotes"
+    except (TypeError, ValueError) as error:
+        problem = f"{error}: put a date in quotes, a set into a list"
+    raise ValueError(f"must hold text, numbers, true, false, null, lists and dictionaries; {problem}")
 
 
 class Section(BaseModel):

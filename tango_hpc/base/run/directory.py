@@ -19,6 +19,7 @@ RUN/
   heartbeat/          one file per process of a rank: what it does            (runner/heartbeat.py)
   outcomes/           one file per process that has ended: how                (runner/outcome.py)
   snapshot/           the code that a job runs, copied at submission          (runner/snapshot.py)
+  method/             the files of a method of one's own, copied at the start  (stages/method_files.py)
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class RunDirectory:
     heartbeats = Below("heartbeat")
     outcomes = Below("outcomes")
     snapshot = Below("snapshot")
+    method = Below("method")
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).expanduser().absolute()

@@ -1,18 +1,25 @@
-"""The settings of an update's loss, and the statistics of the update."""
+"""The loss of an update: its settings, the terms of a token, and the statistics of the update.
+
+Shape suffixes: `base.types`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from tango_hpc.base.config.hooks import CorrectionConfig, LossConfig
 from tango_hpc.base.errors import CheckFailed
-from tango_hpc.method.equations import KlEstimator, LossAverage
+from tango_hpc.method.equations import KlEstimator, kl_penalties
+from tango_hpc.method.hooks import Hook, load_hook
+from tango_hpc.method.tokens import Tokens
 
-# What an update measures, and how it adds up over micro-batches and ranks.
-STATISTICS = {"loss": "sum", "kl": "sum", "entropy": "sum", "clipped": "sum", "gap": "sum", "largest_gap": "max"}
+# What every update measures, and how it is reduced over micro-batches and ranks; "mean" is over the tokens of the
+# batch.
+REDUCTIONS = {"loss": "sum", "kl": "mean", "entropy": "mean", "gap": "mean", "largest_gap": "max"}
 # (log-probabilities, entropies, flat places of the tokens) -> (loss to minimise, statistics by name; others are 0)
 TokenLoss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
@@ -21,25 +28,62 @@ class LogprobGapError(CheckFailed):
     """Engine and trainer disagree about the log-probabilities of the sampled tokens."""
 
 
+def _grpo() -> Hook:
+    return load_hook(LossConfig())
+
+
 @dataclass(frozen=True)
 class LossSettings:
-    """Eq. 1: clip range [1 - clip_low, 1 + clip_high], beta `kl_coef`, and what is done about the engine's gap.
+    """The loss of a token: the policy's term by the file `loss`, weighed by the file `correction`, KL and entropy.
 
-    `kl_estimator` is one of `equations.kl_penalties`, `entropy_coef` the weight of the entropy bonus, `loss_average`
-    how tokens are averaged (`equations.token_weights`). `importance_cap` truncates the weights trainer / engine
-    (None: no correction). `max_logprob_gap` is the mean absolute gap above which the update is refused (None: never).
-    `temperature` is the sampling temperature.
+    `correction` acts at the `level` of a token or of its response; None: no correction. `kl_coef` is beta of Eq. 1,
+    `kl_estimator` one of `equations.kl_penalties`, `entropy_coef` the weight of the entropy bonus. `max_logprob_gap` is
+    the mean absolute gap above which the update is refused (None: never). `temperature` is that of sampling.
     """
 
-    clip_low: float
-    clip_high: float
-    kl_coef: float
+    loss: Hook = field(default_factory=_grpo)
+    correction: Hook | None = None
+    level: str = CorrectionConfig.model_fields["level"].default
+    kl_coef: float = 0.0
     kl_estimator: KlEstimator = "k3"
     entropy_coef: float = 0.0
-    loss_average: LossAverage = "response"
-    importance_cap: float | None = None
     max_logprob_gap: float | None = None
     temperature: float = 1.0
+
+    @property
+    def reductions(self) -> dict[str, str]:
+        """How the statistics of an update are reduced, by their names in metrics."""
+        return REDUCTIONS | self.loss.reductions | (self.correction.reductions if self.correction else {})
+
+    @property
+    def average(self) -> str:
+        """How tokens are averaged (`equations.token_weights`)."""
+        return self.loss.settings["average"]
+
+    def terms(
+        self, tokens: Tokens, entropies_T: Tensor, ref_logprobs_T: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return w_t · loss_t + kl_coef · kl_t − entropy_coef · H_t of each token, and the statistics of each.
+
+        loss_t is Eq. 1's first part, or what the file `loss` has in its place. The caller adds tokens up with
+        `token_weights`. H_t in nats: `entropies_T`. kl_t estimates KL(π_θ ‖ π_ref) from the sampled token alone; 0
+        without a reference.
+
+        Departures: w_t, the weight by the file `correction`, is not in the paper; it touches neither the KL term nor
+        the entropy bonus. That bonus is not in the paper but in the authors' code, with 0.001 for GRPO and RLOO.
+        """
+        terms_T, measured = self.loss(tokens)
+        if self.correction is not None:
+            weights_T, more = self.correction(tokens)
+            terms_T, measured = terms_T * weights_T.detach(), measured | more
+        if self.entropy_coef:
+            terms_T = terms_T - self.entropy_coef * entropies_T
+        kl_T = torch.zeros_like(terms_T)
+        if self.kl_coef:
+            assert ref_logprobs_T is not None, "a KL penalty needs the reference's log-probabilities"
+            kl_T = kl_penalties(ref_logprobs_T - tokens.logprobs, self.kl_estimator)
+            terms_T = terms_T + self.kl_coef * kl_T
+        return terms_T, {**measured, "kl": kl_T, "entropy": entropies_T}
 
 
 @dataclass(frozen=True)
@@ -47,46 +91,56 @@ class UpdateStats:
     """The statistics of an update over the global batch; means are per response token.
 
     `skipped`: a loss or gradient was not finite, and no weight changed. `logprob_gap_*` compare trainer and
-    rollout log-probabilities (0 where there are none). `operations`: floating-point, of forward and backward.
+    rollout log-probabilities (0 where there are none). `method`: the statistics of the method's files, by their names
+    in metrics. `operations`: floating-point, of forward and backward.
     """
 
     loss: float
     grad_norm: float
     kl: float
     entropy: float
-    clip_share: float
     logprob_gap_mean: float
     logprob_gap_max: float
     num_tokens: int
     num_responses: int
     learning_rate: float
     skipped: bool
+    method: Mapping[str, float] = field(default_factory=dict)
     operations: float = 0.0
 
 
 class ChunkLoss:
     """A `TokenLoss` of the tokens at `flat_R`, asked for some of them at a time; adds up what it measures."""
 
-    def __init__(self, token_loss: TokenLoss, flat_R: Tensor) -> None:
-        self._token_loss, self._flat_R = token_loss, flat_R
+    def __init__(self, token_loss: TokenLoss, flat_R: Tensor, reductions: Mapping[str, str]) -> None:
+        self._token_loss, self._flat_R, self._reductions = token_loss, flat_R, reductions
         self._found: list[dict[str, Tensor]] = []
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, part: slice) -> Tensor:
         """Return the loss of the tokens in `part` of `flat_R`, which has these log-probabilities and entropies."""
         value, statistics = self._token_loss(logprobs, entropy, self._flat_R[part])
-        self._found.append({name: number.detach().double() for name, number in {"loss": value, **statistics}.items()})
+        self._found.append({"loss": value.detach().double()} | reduced(statistics, self._reductions))
         return value
 
     def statistics(self) -> dict[str, Tensor]:
-        """Return the `STATISTICS` measured so far."""
-        return combine(self._found)
+        """Return the statistics measured so far."""
+        return combine(self._found, self._reductions)
 
 
-def combine(found: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return those of the `STATISTICS` that were measured somewhere, over all places."""
-    values = {name: [place[name] for place in found if name in place] for name in STATISTICS}
+def reduced(statistics: Mapping[str, Tensor], reductions: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return the sum of each statistic over some tokens, or its maximum; a maximum of no tokens is left out."""
     return {
-        name: torch.stack(measured).sum() if STATISTICS[name] == "sum" else torch.stack(measured).amax()
+        name: values_T.detach().double().sum() if reductions[name] != "max" else values_T.detach().double().amax()
+        for name, values_T in statistics.items()
+        if len(values_T) or reductions[name] != "max"
+    }
+
+
+def combine(found: Sequence[Mapping[str, Tensor]], reductions: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return the statistics that were measured somewhere, over all places."""
+    values = {name: [place[name] for place in found if name in place] for name in reductions}
+    return {
+        name: torch.stack(measured).sum() if reductions[name] != "max" else torch.stack(measured).amax()
         for name, measured in values.items()
         if measured
     }

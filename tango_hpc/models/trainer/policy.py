@@ -27,7 +27,8 @@ from tango_hpc.base.config.values import ProductDtype
 from tango_hpc.base.model_shape import ModelShape, check_parallel
 from tango_hpc.base.run.manifest import FileSum
 from tango_hpc.base.types import TrainSequence
-from tango_hpc.method.equations import policy_loss_terms, token_weights
+from tango_hpc.method.equations import token_weights
+from tango_hpc.method.tokens import Tokens
 from tango_hpc.models.parallel.groups import PolicyGroups
 from tango_hpc.models.parallel.megatron_cpu import megatron_on_cpu
 from tango_hpc.models.parallel.ranks import this_device, to_device
@@ -36,7 +37,7 @@ from tango_hpc.models.trainer.adapters import Adapters, is_adapter
 from tango_hpc.models.trainer.flops import update_operations
 from tango_hpc.models.trainer.hf_io import ModelFiles
 from tango_hpc.models.trainer.loss import (
-    STATISTICS,
+    REDUCTIONS,
     ChunkLoss,
     LogprobGapError,
     LossSettings,
@@ -179,33 +180,52 @@ class Policy:
         with self._reference_weights() if reference else contextlib.nullcontext():
             if self.adapters is not None and not reference:
                 self.adapters.make()
-            self._run(sequences, collect, temperature, forward_only=True)
+            self._run(sequences, collect, REDUCTIONS, temperature, forward_only=True)
         return self._of_all_ranks(flat_N, offsets)
 
     def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> None:
-        """Give the sequences what updates need to know besides: a KL penalty's reference log-probabilities."""
+        """Give the sequences what all updates of a batch need to know besides: a KL penalty's reference
+        log-probabilities, and the policy's own where a correction is of whole responses.
+        """
         if loss.kl_coef:
             give(
                 sequences, "reference_logprobs", self.logprobs(sequences, reference=True, temperature=loss.temperature)
             )
+        if loss.correction is not None and loss.level == "sequence":
+            give(sequences, "old_logprobs", self.logprobs(sequences, temperature=loss.temperature))
+
+    def prepare_next(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> None:
+        """Give the sequences what a later update of the batch needs to know besides: the present policy's ratio of each
+        response, where the loss needs that.
+        """
+        if "sequence_ratio" in loss.loss.needs:
+            present = self.logprobs(sequences, temperature=loss.temperature)
+            for sequence, logprobs_T in zip(sequences, present, strict=True):
+                sequence.log_ratio = _mean(logprobs_T - np.asarray(sequence.old_logprobs))
 
     def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, *, last: bool = True) -> UpdateStats:
         """Take one optimizer step on Eq. 1, with the policy before the step as pi_old unless sequences have
         `old_logprobs`.
 
         The loss is averaged over tokens and responses with global denominators, so the result does not depend on
-        the layout. Sequences need advantages, and reference log-probabilities if `kl_coef` is not 0 (see `prepare`).
-        Unless this is the `last` update of the batch, they get the `old_logprobs` that the next ones need.
+        the layout. Sequences need advantages, and what `prepare` and `prepare_next` give them. Unless this is the
+        `last` update of the batch, they get the `old_logprobs` that the next ones need.
         """
         lengths_S = [len(sequence.response_ids) for sequence in sequences]
         num_responses = sum(length > 0 for length in lengths_S)
-        weights_N = self._to_device(token_weights(lengths_S, loss.loss_average, self.max_response_tokens))
+        weights_N = self._to_device(token_weights(lengths_S, loss.average, self.max_response_tokens))
         advantages_N = self._to_device(flat(sequences, "advantages"))
         rollout_N = self._given(sequences, "rollout_logprobs")
-        if loss.importance_cap is not None and rollout_N is None:
-            raise ValueError("importance_cap is set, but a sequence has no rollout_logprobs; set it to None")
+        if loss.correction is not None and rollout_N is None:
+            raise ValueError("a correction is set, but a sequence has no rollout_logprobs; set it to None")
         reference_N = self._to_device(flat(sequences, "reference_logprobs")) if loss.kl_coef else None
         old_N = self._given(sequences, "old_logprobs")
+        lengths_N = self._to_device(np.repeat(np.asarray(lengths_S, dtype=np.float64), lengths_S))
+        ratio_N = self._to_device(np.repeat([sequence.log_ratio for sequence in sequences], lengths_S))
+        of_response_N = None
+        if loss.correction is not None and loss.level == "sequence":
+            gaps_S = [np.subtract(one.old_logprobs, one.rollout_logprobs).sum(dtype=np.float64) for one in sequences]
+            of_response_N = self._to_device(np.repeat(gaps_S, lengths_S))
         first_N = None if last or old_N is not None else torch.zeros_like(advantages_N)
 
         def token_loss(logprobs_R: Tensor, entropy_R: Tensor, flat_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -213,34 +233,21 @@ class Policy:
             if first_N is not None:
                 first_N[flat_R] = old_R
             gap_R = old_R - rollout_N[flat_R] if rollout_N is not None else torch.zeros_like(old_R)
-            terms_R, kl_R, clipped_R = policy_loss_terms(
+            tokens = Tokens(
                 logprobs_R,
                 old_R,
                 advantages_N[flat_R],
-                None if reference_N is None else reference_N[flat_R],
-                clip_low=loss.clip_low,
-                clip_high=loss.clip_high,
-                kl_coef=loss.kl_coef,
-                kl_estimator=loss.kl_estimator,
-                entropies_T=entropy_R,
-                entropy_coef=loss.entropy_coef,
-                importance_weights_T=(
-                    None if loss.importance_cap is None else gap_R.exp().clamp(max=loss.importance_cap)
-                ),
+                gap_R if of_response_N is None else of_response_N[flat_R],
+                lengths_N[flat_R],
+                ratio_N[flat_R],
             )
-            value = (terms_R * weights_N[flat_R]).sum()
+            reference_R = None if reference_N is None else reference_N[flat_R]
+            terms_R, measured = loss.terms(tokens, entropy_R, reference_R)
             gaps_R = gap_R.abs()
-            largest = gaps_R.max() if len(gaps_R) else gaps_R.sum()
-            return value, {
-                "kl": kl_R.sum(),
-                "entropy": entropy_R.sum(),
-                "clipped": clipped_R.sum(),
-                "gap": gaps_R.sum(),
-                "largest_gap": largest,
-            }
+            return (terms_R * weights_N[flat_R]).sum(), {**measured, "gap": gaps_R, "largest_gap": gaps_R}
 
-        check = partial(_check_gap, loss.max_logprob_gap, len(weights_N))
-        stats = self._step(sequences, token_loss, loss.temperature, num_responses, check)
+        check = partial(_check_gap, loss.max_logprob_gap)
+        stats = self._step(sequences, token_loss, loss.reductions, loss.temperature, num_responses, check)
         if first_N is not None:
             give(sequences, "old_logprobs", self._of_all_ranks(first_N, response_offsets(sequences)))
         return stats
@@ -250,10 +257,10 @@ class Policy:
         num_tokens = max(int(response_offsets(sequences)[-1]), 1)
 
         def token_loss(logprobs_R: Tensor, entropy_R: Tensor, _flat_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            return -logprobs_R.sum() / num_tokens, {"entropy": entropy_R.sum()}
+            return -logprobs_R.sum() / num_tokens, {"entropy": entropy_R}
 
         num_responses = sum(bool(sequence.response_ids) for sequence in sequences)
-        return self._step(sequences, token_loss, 1.0, num_responses)
+        return self._step(sequences, token_loss, REDUCTIONS, 1.0, num_responses)
 
     def evaluate_sft(self, sequences: Sequence[TrainSequence]) -> float:
         """Return mean cross-entropy of all response tokens, in nats."""
@@ -321,6 +328,7 @@ class Policy:
         self,
         sequences: Sequence[TrainSequence],
         token_loss: TokenLoss,
+        reductions: Mapping[str, str],
         temperature: float,
         num_responses: int,
         check: Callable[[dict[str, float]], None] | None = None,
@@ -332,27 +340,26 @@ class Policy:
             self.adapters.make()
         with megatron_on_cpu():
             self.optimizer.zero_grad()
-            results = self._run(sequences, token_loss, temperature, forward_only=False)
-            totals = self._totals(results)
+            results = self._run(sequences, token_loss, reductions, temperature, forward_only=False)
+            totals = self._totals(results, reductions, num_tokens)
             if check is not None:
                 check(totals)
             rate = self.optimizer.next_learning_rate
             stepped, grad_norm = self.optimizer.step(math.isfinite(totals["loss"]))
         if self.adapters is not None:
             self.adapters.changed()
-        per_token = 1.0 / max(num_tokens, 1)
         return UpdateStats(
             loss=totals["loss"],
             grad_norm=grad_norm,
-            kl=totals["kl"] * per_token,
-            entropy=totals["entropy"] * per_token,
-            clip_share=totals["clipped"] * per_token,
-            logprob_gap_mean=totals["gap"] * per_token,
+            kl=totals["kl"],
+            entropy=totals["entropy"],
+            logprob_gap_mean=totals["gap"],
             logprob_gap_max=totals["largest_gap"],
             num_tokens=num_tokens,
             num_responses=num_responses,
             learning_rate=rate,
             skipped=not stepped,
+            method={name: value for name, value in totals.items() if name not in REDUCTIONS},
             operations=update_operations(
                 self.shape,
                 [fed_length(s) for s in sequences if s.response_ids],
@@ -361,7 +368,13 @@ class Policy:
         )
 
     def _run(
-        self, sequences: Sequence[TrainSequence], token_loss: TokenLoss, temperature: float, *, forward_only: bool
+        self,
+        sequences: Sequence[TrainSequence],
+        token_loss: TokenLoss,
+        reductions: Mapping[str, str],
+        temperature: float,
+        *,
+        forward_only: bool,
     ) -> list[dict[str, Tensor]]:
         """Run Megatron-core's schedule over this rank's micro-batches; return their statistics, on the last stage."""
         groups = self.groups
@@ -386,7 +399,7 @@ class Policy:
             def loss(hidden_T1K: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
                 hidden_RK = hidden_T1K[:, 0].index_select(0, batch.predicted_R)
                 layer = OutputLayer(self.model.output_weight(), groups.tensor, self.shape.vocab_size, temperature)
-                asked = ChunkLoss(token_loss, batch.flat_R)
+                asked = ChunkLoss(token_loss, batch.flat_R, reductions)
                 if forward_only:
                     logprobs_R, entropy_R = vocab_parallel_logprobs(hidden_RK, batch.targets_R, layer)
                     value = asked(logprobs_R, entropy_R, slice(None))
@@ -420,15 +433,21 @@ class Policy:
         values = flat_N.cpu().numpy()
         return [values[start:stop] for start, stop in itertools.pairwise(offsets_S)]
 
-    def _totals(self, results: list[dict[str, Tensor]]) -> dict[str, float]:
-        """Return the `STATISTICS` over all micro-batches of all ranks, the same on every rank."""
+    def _totals(
+        self, results: list[dict[str, Tensor]], reductions: Mapping[str, str], num_tokens: int
+    ) -> dict[str, float]:
+        """Return the statistics over all micro-batches of all ranks, the same on every rank."""
         groups = self.groups
-        mine = combine(results) if groups.is_last_stage and groups.tensor_rank == 0 else {}
-        shared = torch.tensor([float(mine.get(name, 0.0)) for name in STATISTICS], dtype=torch.float64)
-        everyone = torch.empty((dist.get_world_size(groups.world), len(STATISTICS)), dtype=torch.float64)
+        mine = combine(results, reductions) if groups.is_last_stage and groups.tensor_rank == 0 else {}
+        least = {name: -math.inf if reduction == "max" else 0.0 for name, reduction in reductions.items()}
+        shared = torch.tensor([float(mine.get(name, least[name])) for name in reductions], dtype=torch.float64)
+        everyone = torch.empty((dist.get_world_size(groups.world), len(reductions)), dtype=torch.float64)
         dist.all_gather_into_tensor(everyone.flatten(), shared, group=groups.world)
-        totals = combine([dict(zip(STATISTICS, values, strict=True)) for values in everyone])
-        return {name: float(value) for name, value in totals.items()}
+        totals = combine([dict(zip(reductions, values, strict=True)) for values in everyone], reductions)
+        return {
+            name: float(totals[name]) / (max(num_tokens, 1) if reduction == "mean" else 1)
+            for name, reduction in reductions.items()
+        }
 
     @contextlib.contextmanager
     def _reference_weights(self) -> Iterator[None]:
@@ -465,9 +484,13 @@ class Policy:
         return to_device(torch.from_numpy(values.astype(np.float32)), self.device)
 
 
-def _check_gap(limit: float | None, num_tokens: int, totals: dict[str, float]) -> None:
+def _mean(values_T: np.ndarray) -> float:
+    return float(values_T.mean(dtype=np.float64)) if len(values_T) else 0.0
+
+
+def _check_gap(limit: float | None, totals: dict[str, float]) -> None:
     """Raise `LogprobGapError` where trainer and engine differ by more than `limit` in the mean over the tokens."""
-    gap_mean = totals["gap"] / max(num_tokens, 1)
+    gap_mean = totals["gap"]
     if limit is not None and gap_mean > limit:
         raise LogprobGapError(
             f"trainer and engine differ by {gap_mean:.4g} in the mean log-probability of a sampled token, "

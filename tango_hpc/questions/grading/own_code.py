@@ -5,18 +5,13 @@ It is called in grading workers as the shipped rules are. A mistake in it is rep
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-import traceback
-import types
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from tango_hpc.base.errors import UserError
+from tango_hpc.base.user_code import mistakes_in, read_source, run_source
 
 MODULE = "tango_hpc_own_task"  # the name that the file has as a module
 
@@ -58,21 +53,9 @@ def own_task(file: str, settings: Mapping[str, Any], source: str | None = None) 
     return _own_task(file, json.dumps(settings, sort_keys=True), read_source(file) if source is None else source)
 
 
-def read_source(file: str) -> str:
-    """Return the text of a task's file. Raises `UserError` where it is none."""
-    try:
-        return importlib.util.decode_source(Path(file).read_bytes())
-    except (OSError, SyntaxError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} cannot be read as Python: {error}") from error
-
-
 @lru_cache
 def _own_task(file: str, settings: str, source: str) -> Any:
-    module = types.ModuleType(MODULE)
-    vars(module)["__file__"] = file
-    sys.modules[MODULE] = module  # where dataclasses look for the names in their annotations
-    with mistakes_in(file):
-        exec(compile(source, file, "exec"), vars(module))
+    module = run_source(file, source, MODULE)
     classes = [
         value
         for value in vars(module).values()
@@ -83,27 +66,6 @@ def _own_task(file: str, settings: str, source: str) -> Any:
         raise UserError(f"{file} must have one class with a method `grade`; it has {names} (docs/your_own_task.md)")
     with mistakes_in(file, "task.settings: "):
         return classes[0](**json.loads(settings))
-
-
-@contextmanager
-def mistakes_in(file: str, prefix: str = "") -> Iterator[None]:
-    """Turn any exception of the file's code into one `UserError` with the line of the file."""
-    try:
-        yield
-    except UserError:
-        raise
-    except MemoryError:
-        raise  # the worker's limit
-    except (Exception, SystemExit) as error:
-        text = error.msg if isinstance(error, SyntaxError) else str(error)  # whose own text repeats the place
-        raise UserError(f"{prefix}{_place(file, error)}{type(error).__name__}: {text}") from error
-
-
-def _place(file: str, error: BaseException) -> str:
-    if isinstance(error, SyntaxError) and error.filename == file:
-        return f"{file}, line {error.lineno}: "
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f"{file}, line {frames[-1].lineno}, in {frames[-1].name}: " if frames else f"{file}: "
 
 
 def _is_truth_value(result: object) -> bool:

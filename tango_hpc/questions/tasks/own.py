@@ -14,8 +14,9 @@ from typing import Any, Literal
 from tango_hpc.base.config import Config
 from tango_hpc.base.config.tasks import TaskConfig
 from tango_hpc.base.errors import UserError
+from tango_hpc.base.user_code import mistakes_in, read_source
 from tango_hpc.questions.data.tables import SFT_COLUMNS, read_questions, write_rows
-from tango_hpc.questions.grading.own_code import mistakes_in, own_task, read_source
+from tango_hpc.questions.grading.own_code import own_task
 from tango_hpc.questions.grading.pool import GradeItem, GradingPool, NoWorker
 from tango_hpc.questions.protocol.forms import read_solution
 from tango_hpc.questions.protocol.solution import Step

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tango_hpc.base.config.hooks import CorrectionConfig, LossConfig
 from tango_hpc.base.config.schema import AlgorithmConfig
 from tango_hpc.method import equations
 from tango_hpc.method.advantages import (
@@ -18,6 +20,9 @@ from tango_hpc.method.advantages import (
     verifier_advantages_batch,
 )
 from tango_hpc.method.equations import ClassWeightEma, ClassWeights
+from tango_hpc.method.hooks import load_hook
+from tango_hpc.method.tokens import Tokens
+from tango_hpc.models.trainer.loss import LossSettings
 from tango_hpc.questions.protocol.solution import parse_solution
 from tango_hpc.questions.protocol.verification import CORRECT, INCORRECT, read_verification
 from tango_hpc.stages.scoring import ScoredSolution, score_solutions
@@ -33,15 +38,27 @@ def close(actual, expected) -> None:
 # Eq. 1
 
 
+TIS = load_hook(CorrectionConfig())
+GRPO = load_hook(LossConfig(settings={"clip_low": 0.2, "clip_high": 0.3}))
+
+
+def terms_of(
+    logprobs: torch.Tensor, advantage: float, weight=None, reference=None, entropies=None, **options
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss of one token whose old log-probability is −1, and its statistics."""
+    one = torch.ones(1, dtype=torch.float64)
+    given = None if weight is None else replace(TIS, function=lambda tokens, settings: (weight, {}), statistics={})
+    settings = LossSettings(GRPO, given, **options)
+    tokens = Tokens(logprobs, -one, advantage * one, 0 * one, one, 0 * one)
+    return settings.terms(tokens, one if entropies is None else entropies, reference)
+
+
 def loss_of(ratio: float, advantage: float, **options) -> tuple[float, float, bool, float]:
     """Loss, KL, clipped and d loss / d logprob of one token whose old log-probability is −1."""
     logprobs = torch.tensor([-1.0 + math.log(ratio)], dtype=torch.float64, requires_grad=True)
-    settings = {"clip_low": 0.2, "clip_high": 0.3, "kl_coef": 0.0, "ref_logprobs_T": None, **options}
-    loss_T, kl_T, clipped_T = equations.policy_loss_terms(
-        logprobs, torch.tensor([-1.0], dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64), **settings
-    )
+    loss_T, measured = terms_of(logprobs, advantage, **options)
     (gradient,) = torch.autograd.grad(loss_T.sum(), logprobs)
-    return loss_T.item(), kl_T.item(), clipped_T.item(), gradient.item()
+    return loss_T.item(), measured["kl"].item(), measured["loss/clip_share"].item(), gradient.item()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +84,7 @@ def test_eq1_kl_is_k3_and_differentiable():
     # log r = log(π_ref / π_θ) = −2 − (−1) = −1: k3 = e^−1 − (−1) − 1 = e^−1 = 0.36788
     # d k3 / d logprob = −(r − 1) = 1 − e^−1; on policy with A = 2 the rest contributes −2
     reference = torch.tensor([-2.0], dtype=torch.float64)
-    loss, kl, _, gradient = loss_of(1.0, 2.0, ref_logprobs_T=reference, kl_coef=0.1)
+    loss, kl, _, gradient = loss_of(1.0, 2.0, reference=reference, kl_coef=0.1)
     close(kl, math.exp(-1))
     close(loss, -2.0 + 0.1 * math.exp(-1))
     close(gradient, -2.0 + 0.1 * (1 - math.exp(-1)))
@@ -84,7 +101,7 @@ def test_eq1_kl_is_k3_and_differentiable():
 def test_eq1_kl_estimators(estimator, kl, gradient):
     # log r = 1 − (−1) = 2: the reference gives the token e² times what the policy does; the advantage is 0
     reference = torch.tensor([1.0], dtype=torch.float64)
-    loss, actual, _, slope = loss_of(1.0, 0.0, ref_logprobs_T=reference, kl_coef=0.1, kl_estimator=estimator)
+    loss, actual, _, slope = loss_of(1.0, 0.0, reference=reference, kl_coef=0.1, kl_estimator=estimator)
     close(actual, kl)
     close(loss, 0.1 * kl)
     close(slope, 0.1 * gradient)
@@ -93,7 +110,7 @@ def test_eq1_kl_estimators(estimator, kl, gradient):
 def test_eq1_kl_is_not_clamped():
     # log r = 4 − (−1) = 5: k3 = e⁵ − 6 = 142.4, which the authors' code cuts to 10
     reference = torch.tensor([4.0], dtype=torch.float64)
-    _, kl, _, gradient = loss_of(1.0, 0.0, ref_logprobs_T=reference, kl_coef=1.0)
+    _, kl, _, gradient = loss_of(1.0, 0.0, reference=reference, kl_coef=1.0)
     close(kl, math.exp(5) - 6)
     close(gradient, 1 - math.exp(5))
 
@@ -123,7 +140,7 @@ def test_on_average_k2_pulls_by_one_kl_k3_by_the_other_and_k1_not_at_all():
 def test_eq1_importance_weight_scales_the_policy_term_only():
     reference = torch.tensor([-2.0], dtype=torch.float64)
     weights = torch.tensor([0.5], dtype=torch.float64, requires_grad=True)
-    loss, _, _, gradient = loss_of(1.0, 2.0, ref_logprobs_T=reference, kl_coef=0.1, importance_weights_T=weights)
+    loss, _, _, gradient = loss_of(1.0, 2.0, reference=reference, kl_coef=0.1, weight=weights)
     close(loss, -1.0 + 0.1 * math.exp(-1))
     close(gradient, -1.0 + 0.1 * (1 - math.exp(-1)))
     assert weights.grad is None
@@ -132,25 +149,19 @@ def test_eq1_importance_weight_scales_the_policy_term_only():
 def test_eq1_entropy_bonus():
     # on policy with A = 2 and weight 0.5: −0.5 · 2; the bonus −0.01 · 3 is not weighted; d loss / d H = −0.01
     entropies = torch.tensor([3.0], dtype=torch.float64, requires_grad=True)
-    options = {"importance_weights_T": torch.tensor([0.5], dtype=torch.float64), "entropies_T": entropies}
+    options = {"weight": torch.tensor([0.5], dtype=torch.float64), "entropies": entropies}
     close(loss_of(1.0, 2.0, entropy_coef=0.01, **options)[0], -1.03)
     reference = torch.tensor([-2.0], dtype=torch.float64)  # and with a KL penalty of 0.1 · e^−1 as above
-    loss, kl, _, gradient = loss_of(1.0, 2.0, entropy_coef=0.01, ref_logprobs_T=reference, kl_coef=0.1, **options)
+    loss, kl, _, gradient = loss_of(1.0, 2.0, entropy_coef=0.01, reference=reference, kl_coef=0.1, **options)
     close([loss, kl, gradient], [-1.03 + 0.1 * math.exp(-1), math.exp(-1), -1.0 + 0.1 * (1 - math.exp(-1))])
-    ones = torch.ones(1, dtype=torch.float64)
-    loss_T = equations.policy_loss_terms(
-        ones, ones, ones, None, clip_low=0.2, clip_high=0.2, kl_coef=0.0, entropies_T=entropies, entropy_coef=0.01
-    )[0]
+    loss_T, _ = terms_of(-torch.ones(1, dtype=torch.float64), 1.0, entropies=entropies, entropy_coef=0.01)
     close(torch.autograd.grad(loss_T.sum(), entropies)[0], [-0.01])
 
 
 def test_eq1_without_entropy_bonus_leaves_the_entropies_out_of_the_loss():
     logprobs = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
     entropies = torch.tensor([3.0], dtype=torch.float64, requires_grad=True)
-    loss_T, _, _ = equations.policy_loss_terms(
-        logprobs, logprobs, logprobs, None, clip_low=0.2, clip_high=0.2, kl_coef=0.0, entropies_T=entropies
-    )
-    loss_T.sum().backward()
+    terms_of(logprobs, 1.0, entropies=entropies)[0].sum().backward()
     assert logprobs.grad is not None and entropies.grad is None
 
 

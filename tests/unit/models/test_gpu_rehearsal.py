@@ -34,7 +34,7 @@ def train(policy: Any, seeds: range) -> None:
     from tango_hpc.models.trainer.loss import LossSettings
 
     for seed in seeds:
-        policy.update(random_sequences(4, 107, seed), LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.0))
+        policy.update(random_sequences(4, 107, seed), LossSettings())
 
 
 def weights_of(policy: Any) -> Weights:
@@ -153,7 +153,7 @@ def adapters_offloaded(folder: Path) -> dict[str, Any]:
                 policy.save(folder / f"adapter {name}")
                 policy.onload()
                 sequences = random_sequences(4, 107, seed)
-                settings = LossSettings(clip_low=0.2, clip_high=0.2, kl_coef=0.1)
+                settings = LossSettings(kl_coef=0.1)
                 policy.prepare(sequences, settings)
                 policy.update(sequences, settings)
                 policy.offload()

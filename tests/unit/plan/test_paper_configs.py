@@ -9,6 +9,7 @@ import pytest
 
 from tango_hpc.base.config import Config, load_config
 from tango_hpc.commands.plan_report import make_plan
+from tango_hpc.method.hooks import load_hook
 from tango_hpc.stages.role_schedule import role_schedule
 from tango_hpc.stages.stage import EVAL, TEACHER
 
@@ -119,9 +120,9 @@ def test_the_main_run_says_what_the_paper_says_and_what_the_docs_say_of_the_rest
     assert (schedule.count("generator"), schedule.count("verifier")) == (200, 40 + 66)
     assert schedule[-3:] == ["verifier", "generator", "generator"]
     assert (algorithm.alpha_start, algorithm.alpha_end, algorithm.alpha_schedule) == (0.1, 1e-3, "exponential")
-    assert (algorithm.clip_low, algorithm.clip_high) == (0.2, 0.2)
+    assert load_hook(algorithm.loss).settings == {"average": "response", "clip_low": 0.2, "clip_high": 0.2}
     assert (algorithm.kl_coef, algorithm.kl_estimator, algorithm.entropy_coef) == (0.001, "k3", 0.0)
-    assert (algorithm.loss_average, algorithm.importance_cap) == ("response", 2.0)
+    assert (algorithm.correction.name, load_hook(algorithm.correction).settings) == ("tis", {"cap": 2.0})
     assert (algorithm.step_advantage_scale, algorithm.ground_truth_weight) == (1.0, 1.0)
     assert (algorithm.generator_format_weight, algorithm.format_weight) == (0.0, 0.8)
     assert (algorithm.verifier_format, algorithm.class_weights, algorithm.class_ema_decay) == (
@@ -189,10 +190,11 @@ def test_the_authors_recipes_have_the_settings_of_their_scripts(path):
         len(schedule) == 440 - 1
     )  # the script's last one, a verifier step that no generator step follows, is left out
     assert (train.eval_every, config.checkpoint.every_steps) == (10, 50)
-    assert (algorithm.clip_low, algorithm.clip_high, algorithm.kl_coef) == (0.2, 0.2, 0.001)
+    assert load_hook(algorithm.loss).settings == {"average": "token", "clip_low": 0.2, "clip_high": 0.2}
+    assert algorithm.kl_coef == 0.001
     assert algorithm.kl_estimator == ("k2" if plus_plus else "k3")
     assert algorithm.entropy_coef == (0.0 if plus_plus else 0.001)
-    assert (algorithm.loss_average, algorithm.importance_cap) == ("token", None)
+    assert algorithm.correction is None
     assert (algorithm.alpha_schedule, algorithm.alpha_end) == ("exponential", 1e-3)
     assert algorithm.alpha_start == (0.5 if plus_plus else 0.1)
     assert algorithm.step_advantage_scale == (10.0 if algorithm.name == "rloo" else 1.0)

@@ -1,0 +1,87 @@
+"""Settings of a part of the method that is a Python file: a shipped one by its name, or one of the user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, field_validator
+
+from tango_hpc.base.config.paths import absolute
+from tango_hpc.base.config.values import Section, of_json
+
+HookKind = Literal["loss", "correction"]
+SHIPPED = {
+    kind: Path(__file__).parents[2] / "method" / folder
+    for kind, folder in {"loss": "losses", "correction": "corrections"}.items()
+}
+
+
+def shipped_names(kind: HookKind) -> list[str]:
+    """Return the names of the files of this kind that the package has."""
+    return sorted(file.stem for file in SHIPPED[kind].glob("[!_]*.py"))
+
+
+class HookConfig(Section):
+    """A file of the method, and what it is called with."""
+
+    name: str
+    settings: Annotated[dict[str, Any], AfterValidator(of_json)] = Field(
+        {}, description="Settings that differ from the file's `defaults`."
+    )
+
+    @classmethod
+    def kind(cls) -> HookKind:
+        """Return the kind of file."""
+        raise NotImplementedError
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name.endswith(".py"):
+            return str(absolute(Path(name)))
+        if name not in shipped_names(cls.kind()):
+            names = ", ".join(shipped_names(cls.kind()))
+            raise ValueError(f"must be {names} or the path of a Python file that ends in .py")
+        return name
+
+    @property
+    def is_own(self) -> bool:
+        """Return whether the file is the user's."""
+        return self.name.endswith(".py")
+
+    @property
+    def file(self) -> Path:
+        """The file as the user has it."""
+        return Path(self.name) if self.is_own else SHIPPED[self.kind()] / f"{self.name}.py"
+
+
+class LossConfig(HookConfig):
+    """The term of the policy in the loss of a token (Eq. 1), and how tokens are averaged."""
+
+    name: str = Field(
+        "grpo", description="grpo, dapo, dr_grpo, gspo, cispo, or the path of a Python file (docs/your_own_method.md)."
+    )
+
+    @classmethod
+    def kind(cls) -> HookKind:
+        """Return the kind of file."""
+        return "loss"
+
+
+class CorrectionConfig(HookConfig):
+    """Weights of tokens that correct for the engine, which samples, and the trainer, which computes otherwise."""
+
+    name: str = Field("tis", description="tis, mis, icepop, or the path of a Python file (docs/your_own_method.md).")
+    level: Literal["token", "sequence"] = Field(
+        "token",
+        description=(
+            "Of the ratio trainer / engine: of each token by itself, or of its response as a whole, which takes a pass "
+            "of log-probabilities more."
+        ),
+    )
+
+    @classmethod
+    def kind(cls) -> HookKind:
+        """Return the kind of file."""
+        return "correction"
