@@ -71,7 +71,7 @@ def token_weights(lengths_N: Sequence[int], average: str, max_response_tokens: i
 
 
 def outcome_rewards(
-    correct_N: Sequence[bool],
+    scores_N: Sequence[float],
     verdicts_N: Sequence[int] | None = None,
     well_formed_N: Sequence[bool] | None = None,
     *,
@@ -80,12 +80,14 @@ def outcome_rewards(
 ) -> FloatArray:
     """Eq. 2: 1 for each response whose extracted answer equals the gold answer, else 0. Shape (N,).
 
+    Departure: a task may score answers between 0 and 1.
+
     Two switches of the authors' code go beyond it: with a `ground_truth_weight` w below 1 the rest of the reward is
     the verifier's, w · Eq. 2 + (1 − w) · 1[verdict is right], but Eq. 2 alone where there is no verdict (−1);
     `format_weight` is added where the response keeps the form. Raises ValueError where one is asked for without what it
     needs.
     """
-    rewards = np.asarray([1.0 if correct else 0.0 for correct in correct_N], dtype=np.float64)
+    rewards = _finite(np.asarray(scores_N, dtype=np.float64))
     if ground_truth_weight != 1.0:
         if verdicts_N is None:
             raise ValueError("a ground_truth_weight below 1 needs the verifier's verdicts")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from tango_hpc.report.figures import COLORS, STYLE, svg
 ROLES = ("generator", "verifier")
 # A phase with less of the time than this cannot be seen, and is in "other".
 VISIBLE_SHARE = 0.002
+_SEVERAL = ("generator", "third", "verifier", "logprobs", "reshard", "turns")  # colours for any number of lines
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,18 @@ def draw_throughput(axes: Axes, rows: Sequence[MetricsRow]) -> bool:
     return shown
 
 
+def draw_scores(axes: Axes, rows: Sequence[MetricsRow]) -> bool:
+    """Draw the mean score of the answers, of a task that scores them, and of each named part."""
+    parts = sorted({key for row in rows for key in row if key.startswith("reward_parts/")})
+    shown = False
+    for key, color in zip(("generator/score", *parts), cycle(_SEVERAL), strict=False):
+        points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+        if points:
+            _curve(axes, points, key.rpartition("/")[2], COLORS[color])
+            shown = True
+    return shown
+
+
 ACCURACY = Panel(
     "Generator accuracy",
     "Share of questions answered right: sampled, on the step's own questions; greedy, on held-out ones.",
@@ -145,6 +159,7 @@ LENGTHS = Panel(
         Line("verifier/response_tokens", "verifications", "verifier"),
     ),
 )
+SCORES = Panel("Scores", "Of the task, in the mean over the answers of a step, and their parts.", draw=draw_scores)
 PHASE_TIMES = Panel("Time by phase", "Seconds of an optimizer step, by what they went into.", draw=draw_phases)
 GAP = Panel(
     "Log-probability gap",
@@ -168,6 +183,7 @@ PANELS = (
     VERIFIER_J,
     VERIFIER_PR_F1,
     REWARDS,
+    SCORES,
     LENGTHS,
     Panel(
         "Verifier behaviour",

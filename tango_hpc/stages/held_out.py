@@ -11,7 +11,7 @@ from tango_hpc.base.types import Generation
 from tango_hpc.questions.tasks import Task
 from tango_hpc.stages.responses import ReadSolution, settled
 from tango_hpc.stages.role import Generator, Role, Verifier
-from tango_hpc.stages.step_metrics import judging_metrics
+from tango_hpc.stages.step_metrics import judging_metrics, score_metrics
 
 
 class HeldOut:
@@ -60,6 +60,7 @@ class HeldOut:
                 not answered.solution.well_formed for answered in solutions_Q
             ),
         }
+        values |= score_metrics(solutions_Q)
         if self._verifier is not None:
             self._to_judge_Q = self._to_judge_Q or solutions_Q
             scores = self._judged(self._verifier, self._to_judge_Q)

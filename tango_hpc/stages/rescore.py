@@ -21,6 +21,7 @@ from tango_hpc.base.run.dumps import RolloutRow, read_rollouts, write_rollouts
 from tango_hpc.method.advantages import verifier_advantages_batch
 from tango_hpc.method.equations import ClassWeights
 from tango_hpc.method.vote import majority_vote
+from tango_hpc.questions.grading.pool import Verdict, parts_as_json
 from tango_hpc.questions.protocol.forms import read_solution
 from tango_hpc.questions.protocol.solution import Solution
 from tango_hpc.questions.protocol.verification import read_verification
@@ -81,7 +82,7 @@ def score_rows(rows: Sequence[RolloutRow], config: Config) -> list[RolloutRow]:
 
 def _score_generator(rows_N: list[RolloutRow], task: Task, config: Config) -> list[RolloutRow]:
     solutions_N = [read_solution(row.response_text, config.protocol) for row in rows_N]
-    correct_N = _graded(task, rows_N, solutions_N)
+    graded_N = _graded(task, rows_N, solutions_N)
     verifications_N_V = [
         [
             read_verification(text, solution, config.algorithm.verifier_format)
@@ -105,13 +106,14 @@ def _score_generator(rows_N: list[RolloutRow], task: Task, config: Config) -> li
             ScoredSolution(
                 row.group_id,
                 solution,
-                correct,
+                verdict.correct,
+                verdict.reward,
                 row.step_end_tokens,
                 len(row.response_ids),
                 read_V[0] if read_V else None,
                 read_V[1:],
             )
-            for row, solution, correct, read_V in zip(rows_N, solutions_N, correct_N, verifications_N_V, strict=True)
+            for row, solution, verdict, read_V in zip(rows_N, solutions_N, graded_N, verifications_N_V, strict=True)
         ],
         config.algorithm,
         alpha,
@@ -119,7 +121,9 @@ def _score_generator(rows_N: list[RolloutRow], task: Task, config: Config) -> li
     return [
         replace(
             row,
-            solution_correct=None if row.solution_correct is None else correct,
+            solution_correct=None if row.solution_correct is None else verdict.correct,
+            score=verdict.reward,
+            reward_parts=parts_as_json(verdict),
             step_judgements=vote.judgements if vote is not None else [],
             final_judgement=vote.final if vote is not None else None,
             outcome_reward=float(result.outcome_rewards_N[i]),
@@ -127,7 +131,7 @@ def _score_generator(rows_N: list[RolloutRow], task: Task, config: Config) -> li
             algorithm=config.algorithm.name,
             advantages=result.advantages_N_T[i].tolist(),
         )
-        for i, (row, correct, vote) in enumerate(zip(rows_N, correct_N, votes_N, strict=True))
+        for i, (row, verdict, vote) in enumerate(zip(rows_N, graded_N, votes_N, strict=True))
     ]
 
 
@@ -136,7 +140,7 @@ def _score_verifier(rows_N: list[RolloutRow], task: Task, config: Config) -> lis
         if row.solution_text is None:
             raise ValueError(f"response {row.response_id} has no solution_text: what was judged is not known")
     solutions_N = [read_solution(row.solution_text or "", config.protocol) for row in rows_N]
-    correct_N = _graded(task, rows_N, solutions_N)
+    correct_N = [verdict.correct for verdict in _graded(task, rows_N, solutions_N)]
     verifications_N = [
         read_verification(row.response_text, solution, config.algorithm.verifier_format)
         for row, solution in zip(rows_N, solutions_N, strict=True)
@@ -169,14 +173,14 @@ def _score_verifier(rows_N: list[RolloutRow], task: Task, config: Config) -> lis
     ]
 
 
-def _graded(task: Task, rows_N: list[RolloutRow], solutions_N: list[Solution]) -> list[bool]:
-    """Return whether the answer of each solution to its row's question is right."""
+def _graded(task: Task, rows_N: list[RolloutRow], solutions_N: list[Solution]) -> list[Verdict]:
+    """Return the grade of each solution's answer to its row's question."""
     verdicts_N = task.grade_all(
         [(_question(row), task.answer(solution)) for row, solution in zip(rows_N, solutions_N, strict=True)]
     )
     for error in [verdict.error for verdict in verdicts_N if verdict.error][:1]:
         warn_once(f"grading failed, and the answers count as wrong: {error}")
-    return [verdict.correct for verdict in verdicts_N]
+    return verdicts_N
 
 
 def _class_weight(rows_N: list[RolloutRow], correct_N: list[bool], right: bool) -> float:

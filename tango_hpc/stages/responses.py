@@ -68,7 +68,7 @@ class ReadSolution:
 
     @property
     def correct(self) -> bool:
-        """Eq. 2."""
+        """Return whether the answer is right."""
         return self.verdict.correct
 
 

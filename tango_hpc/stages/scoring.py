@@ -19,12 +19,14 @@ from tango_hpc.questions.protocol.verification import Verification
 class ScoredSolution:
     """A solution of the group `group_id` with I(k) and its number of tokens, and its verification, if there is one.
 
-    `others`: further verifications of it, as many for each solution of a batch.
+    `score`: Eq. 2, of an answer that is `correct` or not. `others`: further verifications of it, as many for each
+    solution of a batch.
     """
 
     group_id: str
     solution: Solution
     correct: bool
+    score: float
     step_end_tokens: Sequence[int]
     num_tokens: int
     verification: Verification | None
@@ -60,7 +62,7 @@ def score_solutions(
     correct_N = [read.correct for read in solutions_N]
     outcomes_V_N = [
         outcome_rewards(
-            correct_N,
+            [read.score for read in solutions_N],
             [-1 if verification is None else verification.final for verification in given_N],
             [read.solution.well_formed for read in solutions_N],
             ground_truth_weight=settings.ground_truth_weight,

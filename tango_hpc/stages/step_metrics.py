@@ -27,7 +27,20 @@ def solution_metrics(solutions_N: Sequence[ReadSolution]) -> Metrics:
         "generator/truncated_share": mean(read.response.generation.finish_reason == "length" for read in solutions_N),
         "generator/format_failures": mean(not read.solution.well_formed for read in solutions_N),
         "generator/not_graded": mean(read.verdict.outcome != "graded" for read in solutions_N),
+    } | score_metrics(solutions_N)
+
+
+def score_metrics(solutions_N: Sequence[ReadSolution]) -> Metrics:
+    """Return the means of scores and their parts, where the task scores answers; each part over those that have it."""
+    verdicts_N = [read.verdict for read in solutions_N]
+    if all(verdict.score is None for verdict in verdicts_N):
+        return {}
+    names = sorted({name for verdict in verdicts_N for name in verdict.parts})
+    parts = {
+        f"reward_parts/{name}": statistics.fmean(one.parts[name] for one in verdicts_N if name in one.parts)
+        for name in names
     }
+    return {"generator/score": statistics.fmean(verdict.reward for verdict in verdicts_N), **parts}
 
 
 def judging_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metrics:

@@ -23,6 +23,7 @@ from tango_hpc.method.advantages import (
 from tango_hpc.method.dynamic_sampling import groups_with_signal
 from tango_hpc.method.equations import Algorithm, ClassWeightEma, ClassWeights, FloatArray
 from tango_hpc.method.vote import majority_vote
+from tango_hpc.questions.grading.pool import parts_as_json
 from tango_hpc.questions.tasks import Task
 from tango_hpc.stages.judgement_counts import JudgementCounts
 from tango_hpc.stages.responses import ReadSolution, ReadVerification, Response
@@ -83,6 +84,7 @@ class GeneratorBatch:
                 group_id,
                 read.solution,
                 read.correct,
+                read.verdict.reward,
                 read.step_end_tokens,
                 read.response.num_tokens,
                 *_first_and_others([judged.verification for judged in judged_V]),
@@ -175,6 +177,8 @@ class GeneratorBatch:
                     step_end_tokens=solution.step_end_tokens,
                     solution_text=solution.response.text,
                     solution_correct=solution.correct,
+                    score=solution.verdict.reward,
+                    reward_parts=parts_as_json(solution.verdict),
                     verification_text=first_text,
                     other_verifications=other_texts,
                     step_judgements=vote.judgements if vote else [],

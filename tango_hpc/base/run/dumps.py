@@ -37,6 +37,8 @@ ROLLOUT_SCHEMA = pa.schema(
         pa.field("step_end_tokens", pa.list_(pa.int32())),
         pa.field("solution_text", pa.string()),
         pa.field("solution_correct", pa.bool_()),
+        pa.field("score", pa.float32()),
+        pa.field("reward_parts", pa.string()),
         pa.field("verification_text", pa.string()),
         pa.field("step_judgements", pa.list_(pa.int8())),
         pa.field("final_judgement", pa.int8()),
@@ -81,6 +83,8 @@ class RolloutRow:
     step_end_tokens: Sequence[int] = field(default_factory=list)  # K, indices into response_ids: I(k)
     solution_text: str | None = None
     solution_correct: bool | None = None
+    score: float | None = None  # of the answer, generator rows: 1 or 0 where the task does not score
+    reward_parts: str | None = None  # of the score, JSON
     verification_text: str | None = None
     other_verifications: Sequence[str] = field(default_factory=list)
     step_judgements: Sequence[int] = field(default_factory=list)  # K, of +1, -1, 0 for missing

@@ -55,7 +55,8 @@ def main(time_limit_seconds: float, memory_limit_bytes: int) -> None:
         try:
             result = RULES[request["rule"]](request["gold"], request["answer"], **request["options"])
             verdict: dict[str, object] = {"outcome": "graded"}
-            verdict |= {"labels": result} if request["rule"] == "own_steps" else {"correct": bool(result)}
+            kind = request["rule"]
+            verdict |= result if isinstance(result, dict) else {"labels" if kind == "own_steps" else "correct": result}
         except _TooLong:
             verdict = {"correct": False, "outcome": "time"}
         except MemoryError:

@@ -6,9 +6,11 @@ It is called in grading workers as the shipped rules are. A mistake in it is rep
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from numbers import Real
+from typing import Any, TypedDict
 
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.user_code import mistakes_in, read_source, run_source
@@ -16,17 +18,39 @@ from tango_hpc.base.user_code import mistakes_in, read_source, run_source
 MODULE = "tango_hpc_own_task"  # the name that the file has as a module
 
 
+class Graded(TypedDict, total=False):
+    """The grade of an answer: whether it is right and, where the class scores, its score and named parts of that."""
+
+    correct: bool
+    score: float
+    parts: dict[str, float]
+
+
 def grade(
     gold: str, answer: str, *, file: str, source: str, settings: Mapping[str, Any], question: Mapping[str, Any]
-) -> bool:
-    """Return whether the class in `source`, which `file` held, calls `answer` right. Raises `UserError` for no truth
-    value.
+) -> Graded:
+    """Return the grade that the class in `source`, which `file` held, gives `answer`.
+
+    True or False; or a score in [0, 1], alone or with a dictionary of parts: the answer is right from the class's
+    `threshold` on, 1 by default. Raises `UserError` for anything else.
     """
     with mistakes_in(file):
-        result = own_task(file, settings, source).grade(dict(question), answer)
-    if not _is_truth_value(result):
-        raise UserError(f"{file}: grade gave {result!r}; it must give True or False")
-    return bool(result)
+        task = own_task(file, settings, source)
+        result, threshold = task.grade(dict(question), answer), getattr(task, "threshold", 1.0)
+    if _is_truth_value(result):
+        return {"correct": bool(result)}
+    score, parts = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    if not (_is_number(score) and 0.0 <= score <= 1.0):
+        raise UserError(f"{file}: grade gave {result!r}; it must give True or False, or a score from 0 to 1")
+    if not (isinstance(parts, Mapping) and all(isinstance(name, str) and _is_number(parts[name]) for name in parts)):
+        raise UserError(
+            f"{file}: grade gave the parts {parts!r}; they must be a dictionary of names and finite numbers"
+        )
+    return {
+        "correct": bool(score >= threshold),
+        "score": float(score),
+        "parts": {name: float(value) for name, value in parts.items()},
+    }
 
 
 def label_steps(
@@ -66,6 +90,11 @@ def _own_task(file: str, settings: str, source: str) -> Any:
         raise UserError(f"{file} must have one class with a method `grade`; it has {names} (docs/your_own_task.md)")
     with mistakes_in(file, "task.settings: "):
         return classes[0](**json.loads(settings))
+
+
+def _is_number(value: object) -> bool:
+    """Return whether it is a finite number; NumPy's own count, truth values do not."""
+    return not _is_truth_value(value) and isinstance(value, Real) and math.isfinite(value)
 
 
 def _is_truth_value(result: object) -> bool:

@@ -47,13 +47,26 @@ class GradeItem:
 @dataclass(frozen=True)
 class Verdict:
     """`outcome` says how it came about: "graded", or "time", "memory", "crash" or "error" (all of them wrong), which
-    `error` describes. `labels` are what the rule own_steps gives instead.
+    `error` describes. `labels` are what the rule own_steps gives instead. `score` and its `parts`: of a task that
+    scores answers.
     """
 
     correct: bool = False
     outcome: str = "graded"
     labels: list[int] | None = None
     error: str = ""
+    score: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def reward(self) -> float:
+        """Eq. 2: the score, or 1 for a right answer and 0 for a wrong one."""
+        return float(self.correct) if self.score is None else self.score
+
+
+def parts_as_json(verdict: Verdict) -> str | None:
+    """Return the parts of a score; None where there are none."""
+    return json.dumps(verdict.parts) if verdict.parts else None
 
 
 class NoWorker(RuntimeError):

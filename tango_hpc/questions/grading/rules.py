@@ -1,4 +1,4 @@
-"""The grading rules by name. Each is a predicate on (gold, answer); a benchmark names its rule and options.
+"""The grading rules by name. Each but `own` is a predicate on (gold, answer); a benchmark names its rule and options.
 
 `math` is the only one of ours that evaluates expressions; the others are exact and quick, and run in any process. Where
 one of them raises all the same, a worker process decides like for `math`. `own` and `own_steps` call the code of a
@@ -20,7 +20,8 @@ from tango_hpc.questions.grading.units import split_unit
 
 MAX_ANSWER_CHARACTERS = 4000  # the longest gold answer of the supported sets has 260
 
-Rule = Callable[..., bool | list[int] | None]  # labels of steps, or None, only by the rule own_steps
+# A grade with its score only by the rule own; labels of steps, or None, only by own_steps.
+Rule = Callable[..., bool | own_code.Graded | list[int] | None]
 
 
 def number(gold: str, answer: str) -> bool:

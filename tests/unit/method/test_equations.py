@@ -606,7 +606,9 @@ def scored_solution(row) -> ScoredSolution:
     judgements = "".join(f"<step>{CORRECT if y > 0 else INCORRECT}</step>" for y in row["judgements"])
     text = f"<step_verification>{judgements}</step_verification><final_verification>{CORRECT}</final_verification>"
     verification = read_verification(text, solution, "authors")
-    return ScoredSolution(row["group"], solution, row["outcome"] == 1.0, row["step_ends"], row["length"], verification)
+    return ScoredSolution(
+        row["group"], solution, row["outcome"] == 1.0, row["outcome"], row["step_ends"], row["length"], verification
+    )
 
 
 @of_official

@@ -101,6 +101,48 @@ def test_grading_and_labels_are_those_of_the_class(tmp_path: Path) -> None:
     assert get_task(unlabelled.task).label_all([(row, steps)]) == [None]
 
 
+SCORED = changed(
+    '        return answer == question["answer"]\n\n    def label',
+    """        value = float(answer or "nan")
+        if value == int(question["answer"]):
+            return 1.0
+        return max(0.0, 0.5 - abs(value - int(question["answer"])) / 10), {"near": 0.5, "length": len(answer)}
+
+    def label""",
+)
+
+
+@pytest.mark.parametrize(("threshold", "right"), [(1.0, [True, False, False]), (0.4, [True, True, False])])
+def test_a_class_may_score_answers(tmp_path: Path, threshold: float, right: list[bool]) -> None:
+    task = OwnTask(own(tmp_path, SCORED + f"\n    threshold = {threshold}\n").task, GradingPool(num_workers=1))
+    row = {"question": "3", "answer": "6"}
+    verdicts = task.grade_all([(row, "6"), (row, "7"), (row, "9")])
+    assert [verdict.reward for verdict in verdicts] == pytest.approx([1.0, 0.4, 0.2])
+    assert [verdict.correct for verdict in verdicts] == right
+    assert [verdict.parts for verdict in verdicts] == [{}, *[{"near": 0.5, "length": 1.0}] * 2]
+    (missing,) = task.grade_all([(row, None)])
+    assert (missing.reward, missing.correct, missing.parts) == (0.0, False, {})
+    task.pool.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("1.5", r"grade gave 1.5; it must give True or False, or a score from 0 to 1"),
+        ("float('nan')", r"grade gave nan; it must give"),
+        ("'yes'", r"grade gave 'yes'; it must give"),
+        ("(0.5,)", r"grade gave \(0.5,\); it must give"),
+        ("0.5, {'a': None}", r"grade gave the parts {'a': None}; they must be a dictionary of names and finite"),
+        ("0.5, {1: 0.5}", r"grade gave the parts {1: 0.5}"),
+        ("0.5, 0.5", r"grade gave the parts 0.5"),
+    ],
+)
+def test_a_score_that_is_none_is_told(tmp_path: Path, given: str, message: str) -> None:
+    code = changed('return answer == question["answer"]', f"return {given}")
+    with pytest.raises(UserError, match=message):
+        check_own_task(own(tmp_path, code))
+
+
 def test_the_file_may_have_dataclasses_and_is_read_anew_after_a_change(tmp_path: Path) -> None:
     code = (
         "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n@dataclass\nclass Task:\n"

@@ -168,6 +168,20 @@ def test_colours_of_the_drawings_follow_the_page(tmp_path):
     assert leftover <= {"#ffffff", "#000000"}
 
 
+def test_scores_of_a_task_and_their_parts_have_a_chart(tmp_path):
+    directory = make_run(tmp_path / "run")
+    assert "Scores" not in report_of(directory).headings
+    with MetricsWriter(directory, "train") as metrics:
+        scores = {"generator/score": 0.5} | {f"reward_parts/{name}": 0.25 for name in ("units", "form", "length")}
+        metrics.write({"step": 4, "role": "generator", **scores})
+    page = report_of(directory)
+    assert "Scores" in page.headings and all(name in page.text for name in ("units", "form", "length"))
+    (chart,) = re.findall(r'<svg role="img" aria-label="Scores".*?</svg>', directory.report.read_text(), re.DOTALL)
+    assert len(set(re.findall(r"var\((--\w+)\)", chart))) >= 4 and not re.findall(
+        "#(?!ffffff|000000)[0-9a-f]{6}", chart
+    )
+
+
 def test_report_without_verifier(tmp_path):
     page = report_of(make_run(tmp_path / "run", verifier=False))
     assert "Generator accuracy" in page.headings and "Verifier F1" not in page.headings
