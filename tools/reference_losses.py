@@ -1,4 +1,4 @@
-"""Write tests/data/losses.json: the losses of verl's public functions, in float64, which ours are held against.
+"""Write tests/data/losses.json: losses and advantages of verl's public functions, in float64, to hold ours against.
 
 In an environment of its own, because verl wants other versions:
 
@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
@@ -65,7 +66,7 @@ def main(out: Path) -> None:
     old = -drawn(1.0).abs() - 0.1
     new, engine, advantages = old + drawn(0.2), old + drawn(0.3), drawn(1.0)
     mask = padded(torch.ones(count, dtype=torch.float64))
-    found: dict[str, Any] = {"losses": {}, "corrections": {}}
+    found: dict[str, Any] = {"losses": {}, "corrections": {}, "advantages": {}}
     for name, (function, average, clips, settings) in CASES.items():
         config = ActorConfig(
             strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio_c=NO_BOUND, **clips
@@ -94,6 +95,18 @@ def main(out: Path) -> None:
                 "ours": settings,
                 "weights": weights[mask.bool()].tolist(),
             }
+    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.25, 0.5, 1.0], dtype=torch.float64)
+    groups = [0, 0, 0, 0, 1, 1, 1, 1]
+    at_end = torch.zeros((8, 2), dtype=torch.float64)
+    at_end[:, -1] = rewards
+    for name, give in {
+        "grpo": lambda *args: core_algos.compute_grpo_outcome_advantage(*args),
+        "dr_grpo": lambda *args: core_algos.compute_grpo_outcome_advantage(*args, norm_adv_by_std_in_grpo=False),
+        "rloo": lambda *args: core_algos.compute_rloo_outcome_advantage(*args),
+    }.items():
+        advantages_of_groups, _ = give(at_end, torch.ones_like(at_end), np.array(groups))
+        found["advantages"][name] = advantages_of_groups[:, 0].tolist()
+    found["outcomes"] = {"rewards": rewards.tolist(), "groups": groups}
     source = Path(core_algos.__file__ or "").read_bytes()
     release = {
         "package": f"verl {version('verl')} (PyPI)",

@@ -34,6 +34,7 @@ from rich.table import Table
 from tango_hpc.base.config import Config
 from tango_hpc.base.config.models import role_shape
 from tango_hpc.base.model_shape import check_parallel
+from tango_hpc.method.hooks import load_hook
 from tango_hpc.models.engine.capacity import GIB, engine_memory, resident_gpu_bytes, role_engine
 from tango_hpc.models.weight_sync.planned import plan_report as reshard_report
 from tango_hpc.plan.batch import role_batch
@@ -103,11 +104,12 @@ def _model(config: Config, name: str, parameters: int, upload_bytes: int | None)
 def _schedule(whole: Config, config: Config) -> dict[str, Any]:
     """Return the optimizer steps of a training run, and the questions that they may draw."""
     steps = Counter(role_schedule(whole))
-    draws = steps["generator"] * config.train.max_draws + steps["verifier"] * config.train.verifier_draws
+    max_draws = load_hook(config.algorithm.advantages.generator).settings["max_draws"]
+    draws = steps["generator"] * max_draws + steps["verifier"] * config.train.verifier_draws
     return {
         "generator_steps": steps["generator"],
         "verifier_steps": steps["verifier"],
-        "draws": config.train.max_draws,
+        "draws": max_draws,
         "verifier_draws": config.train.verifier_draws,
         "questions": draws * config.train.questions_per_step,
     }

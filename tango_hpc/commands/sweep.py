@@ -8,7 +8,7 @@ A sweep file:
     overrides: [train.generator_steps=60]
     grid:                             # every combination; or `cells:`, a list of settings
       algorithm.alpha_start: [0.05, 0.1, 0.2]
-      algorithm.name: [grpo, rloo]
+      algorithm.advantages.generator.name: [grpo, rloo]
     seeds: [0, 1, 2]
     throttle: 6                       # cells that run at once
     metric: generator.accuracy_after  # of summary.json; `goal: min` where less is better

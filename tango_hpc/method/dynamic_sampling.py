@@ -2,8 +2,9 @@
 
 Where all rollouts of a question are equally good, relative rewards are 0 and the question only dilutes the batch. DAPO
 leaves out those with all answers right or all wrong and draws questions until the batch is full. Here a question stays
-if it carries a signal of either kind: outcomes that differ, or step judgements that do. Switched on by
-`train.max_draws`, which bounds how often a generator step draws; each draw is of as many questions as are missing.
+if it carries a signal of either kind: outcomes that differ, or step judgements that do. Switched on by the setting
+`max_draws` of the generator's advantages, which bounds how often a generator step draws; each draw is of as many
+questions as are missing.
 """
 
 from __future__ import annotations
@@ -17,6 +18,6 @@ def groups_with_signal(group_ids_N: Sequence[Hashable], advantages_N_T: Sequence
     """Return the groups in which some token of some response has an advantage other than 0.
 
     Only where responses are compared within their group does this say something of the group: with REINFORCE++, which
-    compares over the batch, `train.max_draws` is refused.
+    compares over the batch, `max_draws` is refused.
     """
     return {group_id for group_id, advantages_T in zip(group_ids_N, advantages_N_T, strict=True) if advantages_T.any()}

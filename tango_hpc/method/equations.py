@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FloatArray = NDArray[np.float64]
-Algorithm = Literal["grpo", "rloo", "reinforce++"]
 AVERAGES = ("response", "token", "constant")  # of the tokens in the loss of a batch
 KlEstimator = Literal["k1", "k2", "k3"]
 
@@ -129,38 +128,21 @@ def normalize(rewards_S: FloatArray) -> FloatArray:
     return (rewards - rewards.mean()) / rewards.std(ddof=1)
 
 
-def outcome_advantages(rewards_M: FloatArray, algorithm: Algorithm) -> FloatArray:
-    """Eq. 4: the advantage that every token of a response gets from its outcome reward. Shape (M,).
+def leave_one_out(rewards_S: FloatArray) -> FloatArray:
+    """r_i minus the mean of the other S − 1 rewards given: RLOO's Eqs. 4, 5 and 9. Shape (S,).
 
-    GRPO: `rewards_M` are those of one question, normalised. REINFORCE++: the same normalisation, but
-    `rewards_M` are those of the whole batch. RLOO: r_i minus the mean of the other M − 1 rewards of the
-    question, which is not divided by a standard deviation; 0 where there is no other response.
-
-    Departure for REINFORCE++: its authors whiten returns over the batch's tokens, so that long responses weigh
-    more in mean and std; here every response counts once, as in Eq. 4. Its per-token KL penalty is Eq. 1's.
+    Exactly 0 where there is no other reward or all are equal. Raises ValueError on NaN or infinity.
     """
-    rewards = _finite(rewards_M)
-    if algorithm != "rloo":
-        return normalize(rewards)
+    rewards = _finite(rewards_S)
     if _all_equal(rewards):
         return np.zeros_like(rewards)
     return rewards - (rewards.sum() - rewards) / (len(rewards) - 1)
 
 
-def normalized_step_rewards(rewards_M_K: Sequence[FloatArray], algorithm: Algorithm) -> list[FloatArray]:
-    """Eq. 5: step rewards relative to all ΣK_i step rewards of the M solutions of a question; M arrays of shape (K_i,).
-
-    GRPO: minus their mean, over their standard deviation; a reward that is alone stays as it is (mean 0, deviation 1),
-    as in the authors' code. RLOO: from each step reward the mean of all others is taken, those of the same solution
-    included, as in the authors' code; 0 where there is no other. REINFORCE++ does not normalise here: what it whitens
-    are the sums of Eq. 6 (`whitened_step_advantages`).
-    """
-    flat_S = _finite(np.concatenate([np.zeros(0), *rewards_M_K]))
-    if algorithm == "reinforce++" or (algorithm == "grpo" and len(flat_S) == 1):
-        relative_S = flat_S
-    else:
-        relative_S = outcome_advantages(flat_S, algorithm)
-    return np.split(relative_S, np.cumsum([len(rewards) for rewards in rewards_M_K])[:-1])
+def less_mean(rewards_S: FloatArray) -> FloatArray:
+    """r_i minus the mean of all S rewards given, exactly 0 where all are equal. Shape (S,). As `leave_one_out`."""
+    rewards = _finite(rewards_S)
+    return np.zeros_like(rewards) if _all_equal(rewards) else rewards - rewards.mean()
 
 
 def step_advantages(normalized_K: FloatArray, step_end_tokens_K: Sequence[int], num_tokens: int) -> FloatArray:
@@ -202,16 +184,6 @@ def generator_advantages(
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha must be within [0, 1], got {alpha}")
     return (1.0 - alpha) * outcome_advantage + alpha * step_scale * step_advantages_T
-
-
-def merged_rewards(outcome_rewards_M: FloatArray, step_rewards_M_K: Sequence[FloatArray], alpha: float) -> FloatArray:
-    """(1 − α) · outcome reward + α · sum of the step rewards: what Section 3.2 of the paper advises against. Shape
-    (M,).
-
-    Normalised as one reward by Eq. 4, so that every token of a response gets the same advantage, and how much the steps
-    weigh depends on how far outcomes and judgements happen to be spread.
-    """
-    return (1.0 - alpha) * outcome_rewards_M + alpha * np.array([rewards_K.sum() for rewards_K in step_rewards_M_K])
 
 
 def alpha_schedule(
@@ -324,16 +296,6 @@ class ClassWeightEma:
         self.average_right = float(state["average_right"])
         self.average_wrong = float(state["average_wrong"])
         self.num_updates = int(state["num_updates"])
-
-
-def verifier_advantages(rewards_M: FloatArray, weights_M: FloatArray, algorithm: Algorithm) -> FloatArray:
-    """Eq. 9: s_± times the relative reward of each verification, the same for all its tokens. Shape (M,).
-
-    GRPO and RLOO compare the M verifications of one solution, REINFORCE++ those of the whole batch, with the
-    very normalisations of Eq. 4. `weights_M` holds s_+ or s_− of the solution that each verification judges;
-    the weight comes after the normalisation and does not enter its statistics.
-    """
-    return _finite(weights_M) * outcome_advantages(rewards_M, algorithm)
 
 
 def _finite(values: FloatArray) -> FloatArray:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tango_hpc.method.prof import kept_of_each
-
 
 def gated_alpha(alpha: float, j: float | None, least: float | None) -> float:
     """Return the weight of step advantages: `alpha` where J of the verdicts is above `least`, else 0; `alpha` without
@@ -38,3 +36,14 @@ def balanced(correct_N: Sequence[bool], count: int) -> list[int]:
     places = {kind: [i for i, correct in enumerate(correct_N) if bool(correct) is kind] for kind in (True, False)}
     num_right, num_wrong = kept_of_each(len(places[True]), len(places[False]), count)
     return sorted(places[True][:num_right] + places[False][:num_wrong])
+
+
+def kept_of_each(num_right: int, num_wrong: int, num_kept: int) -> tuple[int, int]:
+    """Return how many right and how many wrong solutions stay: `num_kept` together, as equal in number as there are
+    such.
+
+    Of an odd number the wrong ones have one more, as in the paper.
+    """
+    num_kept = min(num_kept, num_right + num_wrong)
+    kept_right = min(max(num_kept // 2, num_kept - num_wrong), num_right)
+    return kept_right, num_kept - kept_right

@@ -20,7 +20,7 @@ class Tokens:
 
     logprobs            of the policy now
     old_logprobs        of the policy before the first update of the batch, by the trainer
-    advantages          by `algorithm.name`, Eqs. 2 to 9
+    advantages          by the files of `algorithm.advantages`, Eqs. 2 to 9
     log_gap             log of trainer / engine of the sampled token before the first update; with `level: sequence`,
                         the sum over the token's response; 0 where there are no log-probabilities of an engine
     lengths             tokens of the token's response

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tango_hpc.base.config import Config
+from tango_hpc.method.hooks import load_hook
 from tango_hpc.models.engine.capacity import responses_per_engine
 from tango_hpc.questions.data.packing import pack
 
@@ -26,12 +27,13 @@ class RoleBatch:
 
 
 def role_batch(config: Config, name: str) -> RoleBatch:
-    """Return the batch of `name`: the sequences that its policy trains on, M (or what PROF keeps) for each question of
-    a step.
+    """Return the batch of `name`: the sequences that its policy trains on, M for each question of a step, or as many as
+    its file of advantages keeps (`trained_rollouts`).
     """
     role, train = config.roles[name], config.train
     sampled = train.questions_per_step * train.rollouts_per_question
-    kept = config.algorithm.prof_rollouts if name == "generator" else None
+    hook = getattr(config.algorithm.advantages, name)
+    kept = load_hook(hook).settings.get("trained_rollouts")
     responses = train.questions_per_step * kept if kept is not None else sampled
     longest = role.max_prompt_tokens + role.max_response_tokens
     tokens = responses * longest

@@ -42,7 +42,9 @@ NO_ARM_OF_TRAINING = ("eval_every", "dump_every", "trace_steps")
 # a
 # batch is cut; and what the name of the arm says anyway.
 NO_ARM_OF_ROLE = ("model.", "parallel.", "rollout.", "micro_batch_tokens", "recompute", "trainable")
-NAMES = {"grpo": "GRPO", "rloo": "RLOO", "reinforce++": "REINFORCE++"}
+NAMES = {
+    "grpo": "GRPO", "rloo": "RLOO", "reinforce_plus_plus": "REINFORCE++", "dr_grpo": "Dr. GRPO", "dapo": "DAPO",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def collect(folder: Path) -> list[Point]:
     for run, tree, arm in zip(runs, trees, arms_of(trees), strict=True):
         place = str(run.path.relative_to(folder)) if run.path != folder else run.path.name
         arms[place] = arm = _apart(known, arm, tree["seed"], place)
-        points += _points(run, arm, tree["algorithm"]["name"], tree["seed"], place)
+        points += _points(run, arm, _algorithm(tree), tree["seed"], place)
     kept = read_points(folder / CURVES) if (folder / CURVES).is_file() else []
     # What is usual among runs may be another setting than it was when these were there: their arms are now named
     # otherwise.
@@ -148,8 +150,19 @@ def _is_of_no_arm(key: str) -> bool:
     return section in NO_ARM or (of_role and (not setting or setting.startswith(NO_ARM_OF_ROLE)))
 
 
+def _algorithm(tree: Mapping[str, Any]) -> str:
+    """Return the name of the file that the generator's advantages come from; of a variant of GRPO, that."""
+    name = Path(tree["algorithm"]["advantages"]["generator"]["name"]).stem
+    return "grpo" if name in ("merged", "prof") else name
+
+
+def named(algorithm: str) -> str:
+    """Return an algorithm as a page says it."""
+    return NAMES.get(algorithm, algorithm)
+
+
 def _kind(tree: Mapping[str, Any]) -> str:
-    algorithm = NAMES[tree["algorithm"]["name"]]
+    algorithm = named(_algorithm(tree))
     if tree["verifier"] is None:
         return f"{algorithm} alone"
     if not tree["generator"]["trainable"]:
@@ -208,8 +221,6 @@ def read_points(path: Path) -> list[Point]:
         try:
             if None in row or None in row.values():
                 raise ValueError("more or fewer columns than the first line names")
-            if row["algorithm"] not in NAMES:
-                raise ValueError(f"algorithm {row['algorithm']} is none of {', '.join(NAMES)}")
             numbers = {name: float(row[name]) for name in NUMBERS if row[name] or name in COUNTS}
             points.append(Point(row["arm"], row["algorithm"], int(row["seed"]), row["run"], row["kind"], numbers))
         except ValueError as error:
@@ -298,7 +309,7 @@ def _without_verifier(points: Sequence[Point], arm: str) -> str:
     """Return the arm without a verifier to hold `arm` against: its algorithm's with the settings that `arm` is named
     after.
     """
-    plain = f"{NAMES[next(point.algorithm for point in points if point.arm == arm)]} alone"
+    plain = f"{named(next(point.algorithm for point in points if point.arm == arm))} alone"
     settings = ", ".join(part for part in arm.split(", ") if "=" in part)
     alike = f"{plain}, {settings}"
     return alike if any(point.arm == alike for point in points) else plain

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tango_hpc.base.config import Config
-from tango_hpc.base.config.hooks import HookConfig
+from tango_hpc.base.config.hooks import KEYS, HookConfig
 from tango_hpc.base.run.directory import RunDirectory
-from tango_hpc.method.hooks import check_hook, load_hook
+from tango_hpc.method.hooks import AdvantagesHook, check_advantages, check_token_hook, load_hook
 from tango_hpc.runner.attempts import newest_checkpoint
 
 _STAGE = "train"  # which computes by them
@@ -17,9 +17,13 @@ _STAGE = "train"  # which computes by them
 
 def hooks_of(config: Config) -> Iterator[HookConfig]:
     """Yield the files of the method that training calls."""
-    yield config.algorithm.loss
-    if config.algorithm.correction is not None:
-        yield config.algorithm.correction
+    algorithm = config.algorithm
+    yield algorithm.loss
+    if algorithm.correction is not None:
+        yield algorithm.correction
+    yield algorithm.advantages.generator
+    if config.verifier is not None:
+        yield algorithm.advantages.verifier
 
 
 def kept_file(config: Config, hook: HookConfig) -> Path:
@@ -27,12 +31,25 @@ def kept_file(config: Config, hook: HookConfig) -> Path:
     return RunDirectory(config.run.dir).method / f"{hook.kind()}.py" if hook.is_own else hook.file
 
 
+def load_advantages(config: Config, role: str, *, kept: bool = True) -> AdvantagesHook:
+    """Return the advantages of `role`, by the run's copy unless `kept` is false. Raises UserError for a mistake."""
+    hook = getattr(config.algorithm.advantages, role)
+    return load_hook(hook, kept_file(config, hook) if kept else None)
+
+
 def check_method(config: Config) -> None:
-    """Load the files that training will read, and try the user's. Raises UserError for a mistake."""
+    """Load the files that training will read, and try them. Raises UserError for a mistake."""
     for hook in hooks_of(config):
         loaded = load_hook(hook, kept_file(config, hook) if _goes_on(config) else None)
-        if hook.is_own:
-            check_hook(loaded)
+        if isinstance(loaded, AdvantagesHook):
+            check_advantages(
+                loaded,
+                rollouts=config.train.rollouts_per_question,
+                alpha=config.algorithm.alpha_start if config.verifier is not None else 0.0,
+                judged=config.verifier is not None,
+            )
+        elif hook.is_own:  # which takes a while: it loads torch
+            check_token_hook(loaded)
 
 
 def keep_method(config: Config) -> None:
@@ -47,7 +64,7 @@ def keep_method(config: Config) -> None:
 def changed_files(config: Config) -> list[str]:
     """Return what to say of the user's files that are no longer as the run has them."""
     return [
-        f"algorithm.{hook.kind()}: {hook.file} has changed or is gone; this run goes on by its copy, {copy}"
+        f"{KEYS[hook.kind()]}: {hook.file} has changed or is gone; this run goes on by its copy, {copy}"
         for hook in hooks_of(config)
         if hook.is_own
         and (not hook.file.is_file() or hook.file.read_bytes() != (copy := kept_file(config, hook)).read_bytes())

@@ -8,6 +8,7 @@ dump: where steps end in tokens, α of the step (Eq. 7), and the class weights s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -18,7 +19,6 @@ from tango_hpc.base.config import Config
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.files import warn_once
 from tango_hpc.base.run.dumps import RolloutRow, read_rollouts, write_rollouts
-from tango_hpc.method.advantages import verifier_advantages_batch
 from tango_hpc.method.equations import ClassWeights
 from tango_hpc.method.vote import majority_vote
 from tango_hpc.questions.grading.pool import Verdict, parts_as_json
@@ -26,7 +26,9 @@ from tango_hpc.questions.protocol.forms import read_solution
 from tango_hpc.questions.protocol.solution import Solution
 from tango_hpc.questions.protocol.verification import read_verification
 from tango_hpc.questions.tasks import Task, get_task
-from tango_hpc.stages.scoring import ScoredSolution, score_solutions
+from tango_hpc.stages.method_files import load_advantages
+from tango_hpc.stages.role_schedule import role_schedule
+from tango_hpc.stages.scoring import Moment, ScoredSolution, score_solutions, score_verifications
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,13 @@ def _score_generator(rows_N: list[RolloutRow], task: Task, config: Config) -> li
                 len(row.response_ids),
                 read_V[0] if read_V else None,
                 read_V[1:],
+                truncated=len(row.response_ids) == config.generator.max_response_tokens,
             )
             for row, solution, verdict, read_V in zip(rows_N, solutions_N, graded_N, verifications_N_V, strict=True)
         ],
         config.algorithm,
-        alpha,
+        hook := load_advantages(config, "generator", kept=False),
+        _moment(rows_N, config, alpha),
     )
     return [
         replace(
@@ -126,9 +130,9 @@ def _score_generator(rows_N: list[RolloutRow], task: Task, config: Config) -> li
             reward_parts=parts_as_json(verdict),
             step_judgements=vote.judgements if vote is not None else [],
             final_judgement=vote.final if vote is not None else None,
-            outcome_reward=float(result.outcome_rewards_N[i]),
+            outcome_reward=float(result.rewards_N[i]),
             step_rewards=result.step_rewards_N_K[i].tolist(),
-            algorithm=config.algorithm.name,
+            algorithm=hook.name,
             advantages=result.advantages_N_T[i].tolist(),
         )
         for i, (row, verdict, vote) in enumerate(zip(rows_N, graded_N, votes_N, strict=True))
@@ -145,17 +149,17 @@ def _score_verifier(rows_N: list[RolloutRow], task: Task, config: Config) -> lis
         read_verification(row.response_text, solution, config.algorithm.verifier_format)
         for row, solution in zip(rows_N, solutions_N, strict=True)
     ]
-    result = verifier_advantages_batch(
-        group_ids_N=[row.group_id for row in rows_N],
-        solution_correct_N=correct_N,
-        verdicts_N=[verification.final for verification in verifications_N],
-        format_rewards_N=[verification.format_reward for verification in verifications_N],
-        response_lengths_N=[len(row.response_ids) for row in rows_N],
-        weights=ClassWeights(
-            right=_class_weight(rows_N, correct_N, True), wrong=_class_weight(rows_N, correct_N, False)
-        ),
+    weights = ClassWeights(right=_class_weight(rows_N, correct_N, True), wrong=_class_weight(rows_N, correct_N, False))
+    hook = load_advantages(config, "verifier", kept=False)
+    result = score_verifications(
+        [row.group_id for row in rows_N],
+        correct_N,
+        verifications_N,
+        [len(row.response_ids) for row in rows_N],
+        weights=weights,
         gamma=config.algorithm.format_weight,
-        algorithm=config.algorithm.name,
+        hook=hook,
+        moment=_moment(rows_N, config),
     )
     return [
         replace(
@@ -165,12 +169,25 @@ def _score_verifier(rows_N: list[RolloutRow], task: Task, config: Config) -> lis
             final_judgement=verification.final,
             format_reward=verification.format_reward,
             reward=float(result.rewards_N[i]),
-            class_weight=float(result.class_weights_N[i]),
-            algorithm=config.algorithm.name,
+            class_weight=weights.right if correct else weights.wrong,
+            algorithm=hook.name,
             advantages=result.advantages_N_T[i].tolist(),
         )
         for i, (row, correct, verification) in enumerate(zip(rows_N, correct_N, verifications_N, strict=True))
     ]
+
+
+def _moment(rows_N: list[RolloutRow], config: Config, alpha: float = 0.0) -> Moment:
+    """Return the moment of the run that the rows are of: the steps of their role before it, and the file's state."""
+    role, first = rows_N[0].role, rows_N[0]
+    schedule = role_schedule(config)
+    return Moment(
+        alpha=alpha,
+        step=schedule[: first.step - 1].count(role),
+        total_steps=schedule.count(role),
+        max_response_tokens=config.roles[role].max_response_tokens,
+        state=None if first.state is None else json.loads(first.state),
+    )
 
 
 def _graded(task: Task, rows_N: list[RolloutRow], solutions_N: list[Solution]) -> list[Verdict]:

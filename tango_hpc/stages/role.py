@@ -20,6 +20,7 @@ from tango_hpc.models.weight_sync.sync import SyncStats
 from tango_hpc.questions.protocol.tokenizer import load_tokenizer
 from tango_hpc.questions.tasks import Task
 from tango_hpc.runner.process import RankProcess
+from tango_hpc.stages.method_files import load_advantages
 from tango_hpc.stages.model_folder import check_known
 from tango_hpc.stages.responses import (
     NOT_ASKED,
@@ -31,7 +32,7 @@ from tango_hpc.stages.responses import (
     read_verifications,
 )
 from tango_hpc.stages.role_worker import RoleWorker
-from tango_hpc.stages.sharing import in_shares
+from tango_hpc.stages.sharing import OnceForAll, in_shares
 from tango_hpc.stages.throughput import Spent
 from tango_hpc.stages.update import loss_settings
 
@@ -55,6 +56,8 @@ class Role:
         prompt = role_prompt(config, name, self.tokenizer)
         self.template: Template = TEMPLATES[name](self.tokenizer, prompt)
         self.loss = loss_settings(config, self.settings) if self.settings.trainable else LossSettings()
+        self.advantages = OnceForAll.of(load_advantages(config, name), exchange)
+        self.method_state: Any = None  # of that file
         self._worker: RoleWorker | None = None
         self.stale = self.sync_counts = self.settings.trainable
         self._forgets = self.settings.trainable and config.launch.device in engine.FORGETFUL_DEVICES

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
 
+from tango_hpc.method.batches import Advantages, Solutions, Verifications
+from tango_hpc.method.hooks import AdvantagesHook
 from tango_hpc.models.parallel.exchange import Exchange, PeerFailedError
 
 Item = TypeVar("Item")
@@ -51,3 +54,20 @@ def my_share(exchange: Exchange, items: Sequence[Item]) -> Sequence[Item]:
 def from_shares(shares: Sequence[Sequence[Result]]) -> list[Result]:
     """Return the results of all processes, in the order of the items."""
     return [shares[index % len(shares)][index // len(shares)] for index in range(sum(map(len, shares)))]
+
+
+@dataclass(frozen=True)
+class OnceForAll(AdvantagesHook):
+    """A file of advantages that the first process calls for all. Collective."""
+
+    exchange: Exchange
+
+    @classmethod
+    def of(cls, hook: AdvantagesHook, exchange: Exchange) -> Self:
+        """Return `hook`, shared by the processes of `exchange`."""
+        return cls(**vars(hook), exchange=exchange)
+
+    def __call__(self, batch: Solutions | Verifications, state: Any) -> Advantages:
+        """Return the same in every process."""
+        call = super().__call__
+        return in_each(self.exchange, lambda: call(batch, state) if self.exchange.is_first else ([], None))[0]

@@ -14,20 +14,23 @@ from tango_hpc.base.config import Config
 from tango_hpc.base.errors import CheckFailed
 from tango_hpc.base.run.dumps import RolloutRow
 from tango_hpc.base.types import TrainSequence
-from tango_hpc.method.advantages import (
-    GeneratorAdvantages,
-    VerifierAdvantages,
-    num_right_and_wrong_solutions,
-    verifier_advantages_batch,
-)
 from tango_hpc.method.dynamic_sampling import groups_with_signal
-from tango_hpc.method.equations import Algorithm, ClassWeightEma, ClassWeights, FloatArray
+from tango_hpc.method.equations import ClassWeightEma, ClassWeights, FloatArray
+from tango_hpc.method.hooks import AdvantagesHook
 from tango_hpc.method.vote import majority_vote
 from tango_hpc.questions.grading.pool import parts_as_json
 from tango_hpc.questions.tasks import Task
 from tango_hpc.stages.judgement_counts import JudgementCounts
 from tango_hpc.stages.responses import ReadSolution, ReadVerification, Response
-from tango_hpc.stages.scoring import ScoredSolution, score_solutions
+from tango_hpc.stages.scoring import (
+    Moment,
+    Scored,
+    ScoredSolution,
+    num_right_and_wrong_solutions,
+    score_solutions,
+    score_verifications,
+    state_as_json,
+)
 from tango_hpc.stages.step_metrics import (
     Metrics,
     judging_metrics,
@@ -50,11 +53,11 @@ class GeneratorBatch:
 
     step: int
     group_size: int
-    algorithm: Algorithm
-    alpha: float
+    algorithm: str
+    moment: Moment
     solutions_N: list[ReadSolution]
     verifications_N_V: list[list[ReadVerification]]
-    scored: GeneratorAdvantages
+    scored: Scored
     trained: list[int]
     num_missing: int
 
@@ -66,12 +69,13 @@ class GeneratorBatch:
         *,
         step: int,
         config: Config,
-        alpha: float,
+        hook: AdvantagesHook,
+        moment: Moment,
     ) -> GeneratorBatch:
         """Eqs. 2–7 for these solutions and the verifications of each of them, solution after solution.
 
-        They answer the questions of a step and, where `train.max_draws` allows, of those that were drawn in place of
-        some; that goes on until none is missing. If no question carries a signal, those drawn first are trained on.
+        They answer the questions of a step and, where the file's `max_draws` allows, of those that were drawn in place
+        of some; that goes on until none is missing. If no question carries a signal, those drawn first are trained on.
         """
         train, num_solutions = config.train, len(solutions_N)
         num_verifications = len(verifications) // num_solutions
@@ -88,23 +92,25 @@ class GeneratorBatch:
                 read.step_end_tokens,
                 read.response.num_tokens,
                 *_first_and_others([judged.verification for judged in judged_V]),
+                truncated=read.response.generation.finish_reason == "length",
             )
             for group_id, read, judged_V in zip(group_ids_N, solutions_N, verifications_N_V, strict=True)
         ]
-        scored = score_solutions(read_N, config.algorithm, alpha)
+        scored = score_solutions(read_N, config.algorithm, hook, moment)
         groups = drawn = list(dict.fromkeys(group_ids_N))
-        if train.max_draws > 1:
+        if hook.settings["max_draws"] > 1:
             signal = groups_with_signal(group_ids_N, scored.advantages_N_T)
             groups = [group_id for group_id in drawn if group_id in signal]
         num_missing = max(train.questions_per_step - len(groups), 0)
         # At most as many: what had no signal in the first draw may have one now that the verifier is listened to.
         groups = (groups or drawn)[: train.questions_per_step]
-        trained = [i for i, group_id in enumerate(group_ids_N) if group_id in groups and scored.kept_N[i]]
+        of_step = [i for i, group_id in enumerate(group_ids_N) if group_id in groups]
+        trained = [i for i in of_step if scored.kept_N[i]] or of_step
         return cls(
             step,
             train.rollouts_per_question,
-            config.algorithm.name,
-            alpha,
+            hook.name,
+            moment,
             solutions_N,
             verifications_N_V,
             scored,
@@ -122,10 +128,10 @@ class GeneratorBatch:
     def metrics(self, task: Task) -> Metrics:
         """Return the metrics of all solutions and verifications, also of those that are not trained on."""
         metrics = solution_metrics(self.solutions_N)
-        metrics["alpha"] = self.alpha
+        metrics["alpha"] = self.moment.alpha
         group_ids_N = _group_ids(self.step, self.group_size, len(self.solutions_N))
         metrics["groups_with_signal"] = signal_share(group_ids_N, self.scored.advantages_N_T)
-        metrics["generator/outcome_reward"] = float(self.scored.outcome_rewards_N.mean())
+        metrics["generator/outcome_reward"] = float(self.scored.rewards_N.mean())
         metrics["generator/trained_responses"] = len(self.trained)
         metrics["generator/trained_accuracy"] = statistics.fmean(self.solutions_N[i].correct for i in self.trained)
         num_drawn, trained = len(self.solutions_N) // self.group_size, {i // self.group_size for i in self.trained}
@@ -183,10 +189,11 @@ class GeneratorBatch:
                     other_verifications=other_texts,
                     step_judgements=vote.judgements if vote else [],
                     final_judgement=vote.final if vote else None,
-                    outcome_reward=float(self.scored.outcome_rewards_N[i]),
+                    outcome_reward=float(self.scored.rewards_N[i]),
                     step_rewards=self.scored.step_rewards_N_K[i].tolist(),
-                    alpha=self.alpha,
+                    alpha=self.moment.alpha,
                     algorithm=self.algorithm,
+                    state=state_as_json(self.moment),
                     advantages=self.scored.advantages_N_T[i].tolist(),
                 )
             )
@@ -201,13 +208,14 @@ class VerifierBatch:
     """
 
     step: int
-    algorithm: Algorithm
+    algorithm: str
+    moment: Moment
     weights: ClassWeights
     drawn: list[ReadSolution]
     verifications: list[ReadVerification]
     group_ids: list[str]
     asked: list[int]
-    scored: VerifierAdvantages
+    scored: Scored
 
     @classmethod
     def score(
@@ -218,7 +226,8 @@ class VerifierBatch:
         *,
         drawn: list[ReadSolution],
         step: int,
-        algorithm: Algorithm,
+        hook: AdvantagesHook,
+        moment: Moment,
         gamma: float,
     ) -> VerifierBatch:
         """Eqs. 8 and 9 for these verifications, those of one solution in one of `groups`; the averages take in the
@@ -239,21 +248,25 @@ class VerifierBatch:
         counts = num_right_and_wrong_solutions(group_ids_N, correct_N)
         weights = averages.weights(*counts)
         averages.update(*counts)
-        scored = verifier_advantages_batch(
-            group_ids_N=group_ids_N,
-            solution_correct_N=correct_N,
-            verdicts_N=[read.verification.final for read in read_N],
-            format_rewards_N=[read.verification.format_reward for read in read_N],
-            response_lengths_N=[read.response.num_tokens for read in read_N],
+        scored = score_verifications(
+            group_ids_N,
+            correct_N,
+            [read.verification for read in read_N],
+            [read.response.num_tokens for read in read_N],
             weights=weights,
             gamma=gamma,
-            algorithm=algorithm,
+            hook=hook,
+            moment=moment,
         )
-        return cls(step, algorithm, weights, drawn, verifications, group_ids, asked, scored)
+        return cls(step, hook.name, moment, weights, drawn, verifications, group_ids, asked, scored)
 
     def sequences(self) -> list[TrainSequence]:
-        """Return the sequences that the verifier is trained on."""
-        return _sequences([self.verifications[i].response for i in self.asked], self.scored.advantages_N_T)
+        """Return the sequences that the verifier is trained on: all where the file leaves out all."""
+        kept = [place for place, is_kept in enumerate(self.scored.kept_N) if is_kept] or range(len(self.asked))
+        return _sequences(
+            [self.verifications[self.asked[place]].response for place in kept],
+            [self.scored.advantages_N_T[place] for place in kept],
+        )
 
     def metrics(self, task: Task) -> Metrics:
         """Return the metrics of the drawn solutions and of the verifications."""
@@ -302,8 +315,9 @@ class VerifierBatch:
                     final_judgement=read.verification.final,
                     format_reward=read.verification.format_reward,
                     reward=float(self.scored.rewards_N[place]),
-                    class_weight=float(self.scored.class_weights_N[place]),
+                    class_weight=self.weights.right if read.judged.correct else self.weights.wrong,
                     algorithm=self.algorithm,
+                    state=state_as_json(self.moment),
                     advantages=self.scored.advantages_N_T[place].tolist(),
                 )
             )

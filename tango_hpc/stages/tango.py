@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tango_hpc.base.config import Config
@@ -35,6 +35,7 @@ from tango_hpc.stages.questions import TrainingQuestions, not_asked
 from tango_hpc.stages.responses import FailureWatch, Grading, ReadSolution, ReadVerification
 from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
 from tango_hpc.stages.role_schedule import role_schedule
+from tango_hpc.stages.scoring import Moment
 from tango_hpc.stages.sharing import in_each
 from tango_hpc.stages.step_metrics import verdict_counts
 from tango_hpc.stages.steps import GeneratorBatch, VerifierBatch
@@ -130,7 +131,8 @@ class Tango:
         train, num_questions = self.config.train, self.config.train.questions_per_step
         solutions_N: list[ReadSolution] = []
         verifications: list[ReadVerification] = []
-        for draw in range(1, train.max_draws + 1):
+        hook, moment = self.generator.advantages, self._moment(self.generator)
+        for draw in range(1, hook.settings["max_draws"] + 1):
             drawn = self._draw_questions(num_questions, draw)
             questions = [question for question in drawn for _ in range(train.rollouts_per_question)]
             solutions, grading = self._solve(questions, draw)
@@ -144,11 +146,13 @@ class Tango:
                 verifications,
                 step=self.done.steps + 1,
                 config=self.config,
-                alpha=self._alpha(verifications),
+                hook=hook,
+                moment=replace(moment, alpha=self._alpha(verifications)),
             )
             num_questions = batch.num_missing
             if not num_questions:
                 break
+        self.generator.method_state = batch.scored.state
         return batch
 
     def verifier_batch(self, verifier: Verifier) -> VerifierBatch:
@@ -156,7 +160,7 @@ class Tango:
 
         Where several draws are allowed, right and wrong solutions are judged in as equal numbers as they give.
         """
-        train, algorithm = self.config.train, self.config.algorithm
+        train = self.config.train
         drawn: list[ReadSolution] = []
         for draw in range(1, train.verifier_draws + 1):
             solutions, grading = self._solve(self._draw_questions(train.questions_per_step, draw), draw)
@@ -171,15 +175,18 @@ class Tango:
         groups = [q for q in range(len(judged_Q)) for _ in range(train.rollouts_per_question)]
         verifications = self._judge(verifier, [judged_Q[q] for q in groups], after=train.verifier_draws)
         grading.settle()
-        return VerifierBatch.score(
+        batch = VerifierBatch.score(
             verifications,
             groups,
             self.class_weights,
             drawn=drawn,
             step=self.done.steps + 1,
-            algorithm=algorithm.name,
-            gamma=algorithm.format_weight,
+            hook=verifier.advantages,
+            moment=self._moment(verifier),
+            gamma=self.config.algorithm.format_weight,
         )
+        verifier.method_state = batch.scored.state
+        return batch
 
     def evaluate(self, suffix: str) -> None:
         """Measure greedy accuracy on held-out questions, and how well the verifier judges solutions of them."""
@@ -256,6 +263,15 @@ class Tango:
     def _metrics(self, batch: GeneratorBatch | VerifierBatch) -> dict[str, Any]:
         """Return the metrics of the step's responses: computed once, in the first process."""
         return in_each(self.exchange, lambda: batch.metrics(self.task) if self.exchange.is_first else {})[0]
+
+    def _moment(self, role: Role) -> Moment:
+        """Return the moment of the run in which the advantages of `role` are computed."""
+        return Moment(
+            step=self._num_done(role.name),
+            total_steps=self.schedule.count(role.name),
+            max_response_tokens=role.settings.max_response_tokens,
+            state=role.method_state,
+        )
 
     def _alpha(self, verifications: Sequence[ReadVerification]) -> float:
         """Return the weight of step advantages: as scheduled, or 0 while the verdicts up to these are of no use."""
@@ -384,6 +400,7 @@ class Tango:
             "step": self.done.steps,
             "sampler": self.questions.state_dict(),
             "class_weights": self.class_weights.state_dict(),
+            "method": {name: role.method_state for name, role in self.trained.items()},
             "watch": self.watch.state_dict(),
             "rollbacks": self.done.rollbacks,
             "evaluation": self.held_out.state_dict(),
@@ -413,6 +430,7 @@ class Tango:
         self.held_out.load_state_dict(state["evaluation"])
         for name, role in self.trained.items():
             role.sync_counts = name in state["owing"]
+            role.method_state = state["method"][name]
         rollbacks = max(self.done.rollbacks, state["rollbacks"])
         self.done = Done(state["step"], rollbacks, state["generated_tokens"], state["step_seconds"])
         self.memo = StepMemo(pending, SyncStats(**state["synced"]))

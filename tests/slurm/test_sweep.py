@@ -22,7 +22,7 @@ def test_four_cells_of_which_one_is_bad(tmp_path: Path) -> None:
     counting_config(folder, "base")
     file = folder / "sweep.yaml"
     sweep_tree = {
-        "config": "base.yaml", "dir": str(folder / "out"), "grid": {"algorithm.name": ["grpo", "rloo"]},
+        "config": "base.yaml", "dir": str(folder / "out"), "grid": {"algorithm.advantages.generator.name": ["grpo", "rloo"]},
         "seeds": [0, 1], "throttle": 4, "overrides": ["launch.nodes=1"],
     }  # fmt: skip
     file.write_text(yaml.safe_dump(sweep_tree))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tango_hpc.base.run.directory import RunDirectory
+from tango_hpc.base.run.dumps import dumped_steps, read_rollouts
 from tango_hpc.base.run.metrics import read_metrics
 from tests.helpers.runs import ROOT, SMALL
 
@@ -38,14 +40,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the page's commands were typed."""
     folder = tmp_path_factory.mktemp("own method")
     (folder / "configs").symlink_to(ROOT / "configs")
-    for name, language in (("soft.py", "python"), ("soft.yaml", "yaml")):
+    for name, language in (("soft.py", "python"), ("soft.yaml", "yaml"), ("baseline.py", "python")):
         (text,) = re.findall(rf"`{name}`[^`]*?:\n\n```{language}\n(.*?)```", PAGE, re.DOTALL)
         (folder / name).write_text(text)
-    (block,) = re.findall(r"^```bash\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    commands = [shlex.split(line)[1:] for line in block.splitlines() if line.startswith("tango ")]
-    assert [words[0] for words in commands] == ["sft", "train", "report"]
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    commands = [shlex.split(line)[1:] for line in lines if line.startswith("tango ")]
+    assert [words[0] for words in commands] == ["sft", "train", "report", "train", "score"]
     for words in commands:
-        done = tango(folder, *words, *(QUICK if words[0] != "report" else []))
+        if words[0] == "score":  # fewer steps here than on the page
+            words[1] = str(max((folder / "runs/baseline/rollouts").glob("generator*")))
+        done = tango(folder, *words, *(QUICK if words[0] in ("sft", "train") else []))
         assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -56,6 +61,24 @@ def test_the_loss_of_the_page_trains_and_its_statistics_are_metrics(folder: Path
     assert rows and all(0 < row["loss/weight"] < 1 < row["loss/largest_ratio"] for row in rows)
     assert all("loss/clip_share" not in row and row["correction/truncated_share"] >= 0 for row in rows)
     assert (run.method / "loss.py").read_text() == (folder / "soft.py").read_text()
+
+
+def test_the_advantages_of_the_page_have_a_state_that_goes_from_step_to_step(folder: Path) -> None:
+    run = RunDirectory(folder / "runs/baseline")
+    rows = {
+        step: read_rollouts(run.rollout_file("generator", step)) for step in dumped_steps(run.rollouts)["generator"]
+    }
+    first, last = rows[min(rows)], rows[max(rows)]
+    assert {row.state for row in first} == {None} and {row.algorithm for row in first} == {"baseline"}
+    accuracy = [row["generator/accuracy"] for row in read_metrics(run, "train") if row["role"] == "generator"]
+    baseline = accuracy[0]
+    for value in accuracy[:-1]:
+        baseline = 0.9 * baseline + 0.1 * value
+    assert [json.loads(row.state or "")["baseline"] for row in last] == pytest.approx([baseline] * len(last))
+    for row in last:
+        assert row.advantages == pytest.approx([row.outcome_reward - baseline] * len(row.response_ids))
+    scored = read_rollouts(folder / "scored.parquet")
+    assert [row.advantages for row in scored] == [row.advantages for row in last]
 
 
 def test_a_run_goes_on_by_its_copy_and_says_what_has_changed(folder: Path) -> None:

@@ -100,23 +100,13 @@ def _training_conflicts(config: Config) -> Iterator[str]:
         yield "generator.trainable: false, and the verifier takes no steps either: nothing would be trained"
     if train.verifier_draws > 1 and (config.verifier is None or not config.verifier.trainable):
         yield f"train.verifier_draws: {train.verifier_draws} needs a verifier that is trained; set it to 1"
-    if train.max_draws > 1 and not config.generator.trainable:
-        yield (
-            f"train.max_draws: {train.max_draws} is for the generator's steps, and generator.trainable is false; set it"
-            " to 1"
-        )
     if config.verifier is None and train.verifications_per_solution > 1:
         yield f"train.verifications_per_solution: {train.verifications_per_solution} needs a verifier; set it to 1"
-    if train.max_draws > 1 and config.algorithm.name == "reinforce++":
-        yield (
-            f"train.max_draws: {train.max_draws} with reinforce++, which compares a question's rollouts with the whole "
-            "batch: no question is without signal by itself; set it to 1, or take grpo or rloo"
-        )
 
 
 def _algorithm_conflicts(config: Config) -> Iterator[str]:
     """Yield conflicts of rewards and advantages."""
-    train, algorithm = config.train, config.algorithm
+    algorithm = config.algorithm
     if config.verifier is None and algorithm.min_verifier_j is not None:
         yield f"algorithm.min_verifier_j: {algorithm.min_verifier_j} needs a verifier; set it to null"
     elif algorithm.min_verifier_j is not None and algorithm.alpha_start == 0:
@@ -128,26 +118,8 @@ def _algorithm_conflicts(config: Config) -> Iterator[str]:
         yield f"algorithm.alpha_end: {algorithm.alpha_end} is above alpha_start {algorithm.alpha_start}"
     if config.verifier is None and algorithm.ground_truth_weight < 1:
         yield f"algorithm.ground_truth_weight: {algorithm.ground_truth_weight} needs a verifier; set it to 1"
-    if algorithm.prof_rollouts is not None:
-        if config.verifier is None:
-            yield "algorithm.prof_rollouts: needs a verifier, whose step judgements choose the rollouts; set it to null"
-        if algorithm.prof_rollouts >= train.rollouts_per_question:
-            yield (
-                f"algorithm.prof_rollouts: {algorithm.prof_rollouts} leaves nothing to choose of "
-                f"train.rollouts_per_question {train.rollouts_per_question}; keep fewer or draw more"
-            )
-        if algorithm.alpha_start > 0:
-            yield (
-                "algorithm.prof_rollouts: chooses by the step judgements instead of blending them in; set "
-                "algorithm.alpha_start to 0"
-            )
     if algorithm.alpha_start > 0 and algorithm.alpha_end == 0 and algorithm.alpha_schedule == "exponential":
         yield "algorithm.alpha_end: an exponential decay never reaches 0; give a small number such as 1e-3"
-    if algorithm.blend == "rewards" and algorithm.step_advantage_scale != 1:
-        yield (
-            f"algorithm.step_advantage_scale: {algorithm.step_advantage_scale:g} scales advantages, and algorithm.blend"
-            " rewards blends before there are any; set it to 1"
-        )
 
 
 def _task_conflicts(config: Config) -> Iterator[str]:

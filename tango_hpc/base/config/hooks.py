@@ -10,10 +10,20 @@ from pydantic import AfterValidator, Field, field_validator
 from tango_hpc.base.config.paths import absolute
 from tango_hpc.base.config.values import Section, of_json
 
-HookKind = Literal["loss", "correction"]
-SHIPPED = {
-    kind: Path(__file__).parents[2] / "method" / folder
-    for kind, folder in {"loss": "losses", "correction": "corrections"}.items()
+HookKind = Literal["loss", "correction", "generator_advantages", "verifier_advantages"]
+_METHOD = Path(__file__).parents[2] / "method"
+SHIPPED: dict[HookKind, Path] = {
+    "loss": _METHOD / "losses",
+    "correction": _METHOD / "corrections",
+    "generator_advantages": _METHOD / "advantages/generator",
+    "verifier_advantages": _METHOD / "advantages/verifier",
+}
+# Where the config names the file.
+KEYS: dict[HookKind, str] = {
+    "loss": "algorithm.loss",
+    "correction": "algorithm.correction",
+    "generator_advantages": "algorithm.advantages.generator",
+    "verifier_advantages": "algorithm.advantages.verifier",
 }
 
 
@@ -85,3 +95,41 @@ class CorrectionConfig(HookConfig):
     def kind(cls) -> HookKind:
         """Return the kind of file."""
         return "correction"
+
+
+class GeneratorAdvantagesConfig(HookConfig):
+    """From the rewards of solutions to the advantages of their tokens (Eqs. 4 to 7)."""
+
+    name: str = Field(
+        "grpo",
+        description=(
+            "grpo, rloo, reinforce_plus_plus, dr_grpo, dapo, prof, merged, or the path of a Python file "
+            "(docs/your_own_method.md)."
+        ),
+    )
+
+    @classmethod
+    def kind(cls) -> HookKind:
+        """Return the kind of file."""
+        return "generator_advantages"
+
+
+class VerifierAdvantagesConfig(HookConfig):
+    """From the rewards of verifications to their advantages (Eq. 9)."""
+
+    name: str = Field(
+        "grpo",
+        description="grpo, rloo, reinforce_plus_plus, dr_grpo, or the path of a Python file (docs/your_own_method.md).",
+    )
+
+    @classmethod
+    def kind(cls) -> HookKind:
+        """Return the kind of file."""
+        return "verifier_advantages"
+
+
+class AdvantagesConfig(Section):
+    """Advantages of each role."""
+
+    generator: GeneratorAdvantagesConfig = GeneratorAdvantagesConfig()
+    verifier: VerifierAdvantagesConfig = VerifierAdvantagesConfig()

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tango_hpc.base.config.hooks import CorrectionConfig, LossConfig
+from tango_hpc.base.config.hooks import AdvantagesConfig, CorrectionConfig, LossConfig
 from tango_hpc.base.config.roles import ModelConfig, OptimizerConfig, RoleConfig
 from tango_hpc.base.config.tasks import TaskConfig
 from tango_hpc.base.config.trouble import TroubleConfig
@@ -46,20 +46,10 @@ class RunConfig(Section):
 class AlgorithmConfig(Section):
     """Rewards, advantages and loss (Eq. 1 to 9)."""
 
-    name: Literal["grpo", "rloo", "reinforce++"] = "grpo"
-    alpha_start: Share = Field(0.1, description="First weight of step advantages (Eq. 7); paper: 0.5 for reinforce++.")
+    advantages: AdvantagesConfig = AdvantagesConfig()
+    alpha_start: Share = Field(0.1, description="First weight of step advantages (Eq. 7); paper: 0.5 for REINFORCE++.")
     alpha_end: Share = Field(1e-3, description="Last weight of the step advantages.")
     alpha_schedule: AlphaSchedule = Field("exponential", description="How alpha gets from its first value to its last.")
-    blend: Literal["advantages", "rewards"] = Field(
-        "advantages",
-        description=(
-            "What alpha blends: advantages (Eq. 7), or the rewards before they are normalised, which the paper "
-            "argues against: an ablation."
-        ),
-    )
-    step_advantage_scale: PositiveFloat = Field(
-        1.0, description="Multiplies step advantages before they are blended (Eq. 7); the authors' code: 10 for rloo."
-    )
     ground_truth_weight: Share = Field(
         1.0, description="Of the right answer in the outcome reward (Eq. 2); the rest is the verifier's verdict."
     )
@@ -96,13 +86,6 @@ class AlgorithmConfig(Section):
         description=(
             "With several verifications of a solution: vote = the majority's judgement of each step and verdict "
             "(SPARK); mean = the mean of their step advantages and outcome rewards, as in the authors' code."
-        ),
-    )
-    prof_rollouts: Annotated[int, Field(ge=2)] | None = Field(
-        None,
-        description=(
-            "PROF: of each question's rollouts train on so many, right and wrong ones in balance, whose step "
-            "judgements agree best with their outcome; needs alpha_start 0. Null: on all."
         ),
     )
     min_verifier_j: Annotated[float, Field(ge=-1.0, lt=1.0)] | None = Field(
@@ -149,13 +132,6 @@ class TrainConfig(Section):
     rollouts_per_question: Annotated[int, Field(ge=2)] = Field(5, description="M, for both roles.")
     verifications_per_solution: Positive = Field(
         1, description="Verifications of each solution in a generator step (algorithm.combine_verifications)."
-    )
-    max_draws: Positive = Field(
-        1,
-        description=(
-            "Dynamic sampling: questions of a generator step whose rollouts are equally good in outcome and steps "
-            "are dropped and as many others drawn, in at most so many draws. 1: nothing is dropped."
-        ),
     )
     verifier_draws: Positive = Field(
         1,

@@ -49,6 +49,7 @@ ROLLOUT_SCHEMA = pa.schema(
         pa.field("class_weight", pa.float32()),
         pa.field("alpha", pa.float32()),
         pa.field("algorithm", pa.string(), nullable=False),
+        pa.field("state", pa.string()),
         pa.field("advantages", pa.list_(pa.float32()), nullable=False),
     ],
     metadata={"tango_hpc.rollout_dump": "1"},
@@ -95,6 +96,7 @@ class RolloutRow:
     reward: float | None = None  # Eq. 8, verifier rows
     class_weight: float | None = None  # s_+ or s_-, verifier rows
     alpha: float | None = None  # generator rows
+    state: str | None = None  # of the file of advantages before the step, JSON
     question_id: str = ""
     source: str = ""  # of the question, which may say how its answers are graded
     metadata: str | None = None  # of the question, JSON

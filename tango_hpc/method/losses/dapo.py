@@ -1,8 +1,7 @@
 """The loss of DAPO (arXiv 2503.14476, Eq. 8): Eq. 1 with a higher clip above 1 and the mean over all tokens of a batch.
 
-DAPO has no KL penalty: set `algorithm.kl_coef` to 0. Its dynamic sampling is `train.max_draws`.
-
-Departure: its overlong reward shaping is not here.
+DAPO has no KL penalty: set `algorithm.kl_coef` to 0. Its overlong reward shaping and its dynamic sampling are in the
+generator's advantages `dapo`.
 """
 
 from __future__ import annotations

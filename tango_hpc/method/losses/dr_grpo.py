@@ -3,8 +3,7 @@
 The constant is the number of responses times `max_response_tokens`, so that a long response is not pushed less per
 token than a short one.
 
-Departure: Dr. GRPO also leaves out the division of advantages by their deviation. `algorithm.name: rloo` comes
-closest: for M responses of a question RLOO's advantages are those of Dr. GRPO times M / (M − 1).
+Dr. GRPO's advantages, which no deviation divides, are those of the same name.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from torch import Tensor
 from tango_hpc.base.config.hooks import CorrectionConfig, LossConfig
 from tango_hpc.base.errors import CheckFailed
 from tango_hpc.method.equations import KlEstimator, kl_penalties
-from tango_hpc.method.hooks import Hook, load_hook
+from tango_hpc.method.hooks import TokenHook, load_hook
 from tango_hpc.method.tokens import Tokens
 
 # What every update measures, and how it is reduced over micro-batches and ranks; "mean" is over the tokens of the
@@ -28,7 +28,7 @@ class LogprobGapError(CheckFailed):
     """Engine and trainer disagree about the log-probabilities of the sampled tokens."""
 
 
-def _grpo() -> Hook:
+def _grpo() -> TokenHook:
     return load_hook(LossConfig())
 
 
@@ -41,8 +41,8 @@ class LossSettings:
     the mean absolute gap above which the update is refused (None: never). `temperature` is that of sampling.
     """
 
-    loss: Hook = field(default_factory=_grpo)
-    correction: Hook | None = None
+    loss: TokenHook = field(default_factory=_grpo)
+    correction: TokenHook | None = None
     level: str = CorrectionConfig.model_fields["level"].default
     kl_coef: float = 0.0
     kl_estimator: KlEstimator = "k3"

@@ -57,12 +57,12 @@ def test_importing_the_configuration_loads_no_heavy_library() -> None:
 
 def test_all_mistakes_at_once_with_paths_and_suggestions() -> None:
     lines = mistakes(
-        "train.generator_step=3", "algorithm.name=ppo", "generator.optimizer.learning_rate=-1", "foo.bar=1"
+        "train.generator_step=3", "algorithm.class_weights=none", "generator.optimizer.learning_rate=-1", "foo.bar=1"
     )
     assert len(lines) == 4
     text = "\n".join(lines)
     assert "train.generator_step: unknown key; did you mean generator_steps?" in text
-    assert "algorithm.name" in text and "'grpo'" in text and "'ppo'" in text
+    assert "algorithm.class_weights" in text and "'inverse'" in text and "'none'" in text
     assert "generator.optimizer.learning_rate" in text and "greater than 0" in text
     assert "foo: unknown key; valid names here: seed, run," in text
 
@@ -104,14 +104,8 @@ def test_a_key_of_another_section_is_led_to_its_place() -> None:
         (["verifier.chat_template=/nowhere"], "verifier.chat_template: no file at /nowhere; give one, or auto or none"),
         (["algorithm.ground_truth_weight=0.5", "verifier=null", "sft.verifier=null", "train.verifier_warmup_steps=0", "train.verifier_steps_per_cycle=0"], "algorithm.ground_truth_weight: 0.5 needs a verifier"),
         (["train.verifications_per_solution=3", "verifier=null", "sft.verifier=null", "train.verifier_warmup_steps=0", "train.verifier_steps_per_cycle=0"], "train.verifications_per_solution: 3 needs a verifier"),
-        (["algorithm.prof_rollouts=3", "algorithm.alpha_start=0", "verifier=null", "sft.verifier=null", "train.verifier_warmup_steps=0", "train.verifier_steps_per_cycle=0"], "algorithm.prof_rollouts: needs a verifier"),
-        (["algorithm.prof_rollouts=5", "algorithm.alpha_start=0"], "algorithm.prof_rollouts: 5 leaves nothing to choose of train.rollouts_per_question 5"),
-        (["algorithm.prof_rollouts=3"], "set algorithm.alpha_start to 0"),
-        (["train.max_draws=2", "algorithm.name=reinforce++"], "train.max_draws: 2 with reinforce++"),
-        (["train.max_draws=2", "generator.trainable=false"], "train.max_draws: 2 is for the generator's steps"),
         (["train.verifier_draws=2", "verifier.trainable=false", "train.verifier_warmup_steps=0", "train.verifier_steps_per_cycle=0"], "train.verifier_draws: 2 needs a verifier that is trained"),
         (["generator.trainable=false", "train.verifier_warmup_steps=0", "train.generator_steps=3", "train.generator_steps_per_cycle=3"], "nothing would be trained"),
-        (["algorithm.blend=rewards", "algorithm.step_advantage_scale=10"], "algorithm.step_advantage_scale: 10 scales advantages"),
         (["algorithm.alpha_start=0.1", "algorithm.alpha_end=0"], "algorithm.alpha_end: an exponential decay never reaches 0"),
         (["verifier.adapter.rank=8", "verifier.trainable=false", "train.verifier_warmup_steps=0", "train.verifier_steps_per_cycle=0"], "verifier.adapter: given, but verifier.trainable is false"),
         (["generator.adapter.path=adapters/a"], "generator.adapter.path: training starts from what sft.generator writes"),
@@ -134,7 +128,7 @@ def test_impossible_combinations_are_refused(overrides: list[str], expected: str
         ["train.questions_per_step=33", "sft.generator.batch_size=33"],  # 165 responses on 2 data-parallel ranks
         ["sft.generator.init.build.num_layers=3", "generator.parallel.pipeline=2", "launch.tasks_per_node=4"],
         ["algorithm.alpha_start=0"],
-        ["algorithm.alpha_start=0", "algorithm.prof_rollouts=3", "train.max_draws=3", "train.verifications_per_solution=2"],
+        ["algorithm.alpha_start=0", "algorithm.advantages.generator={name: prof, settings: {trained_rollouts: 3, max_draws: 3}}", "train.verifications_per_solution=2"],
         ["verifier.top_p=0.9", "verifier.trainable=false", "train.verifier_warmup_steps=0", "train.verifier_steps_per_cycle=0"],
         ["algorithm.alpha_end=0", "algorithm.alpha_schedule=linear"],
         ["generator.trainable=false", "train.verifier_warmup_steps=0", "train.generator_steps=4", "train.generator_steps_per_cycle=3"],

@@ -244,10 +244,11 @@ def test_dump_schema_is_the_contract_of_the_design():
         "question": "string",
         "gold_answer": "string", "source": "string", "metadata": "string", "prompt_ids": "list<int32>", "response_ids": "list<int32>",
         "response_text": "string", "response_logprobs": "list<float>", "step_end_tokens": "list<int32>",
-        "solution_text": "string", "solution_correct": "bool", "verification_text": "string",
+        "solution_text": "string", "solution_correct": "bool", "score": "float", "reward_parts": "string",
+        "verification_text": "string",
         "step_judgements": "list<int8>", "final_judgement": "int8", "outcome_reward": "float",
         "step_rewards": "list<float>", "format_reward": "float", "reward": "float", "class_weight": "float",
-        "alpha": "float", "algorithm": "string", "advantages": "list<float>",
+        "alpha": "float", "algorithm": "string", "state": "string", "advantages": "list<float>",
     }  # fmt: skip
 
 

@@ -45,7 +45,7 @@ ARMS = {
         "Tango, GRPO, alpha_start=0.0, alpha_end=0.0",
         "Tango, GRPO, verifier_draws=1",
         "Tango, GRPO, class_weights=off, verifier_draws=1",
-        "Tango, GRPO, blend=rewards",
+        "Tango, GRPO, name=merged",
         "Tango, GRPO, verifier_warmup_steps=15",
         "Tango, GRPO, generator_steps_per_cycle=1",
         "Tango, GRPO, generator_steps_per_cycle=10",

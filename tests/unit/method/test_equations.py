@@ -14,25 +14,46 @@ import torch
 from tango_hpc.base.config.hooks import CorrectionConfig, LossConfig
 from tango_hpc.base.config.schema import AlgorithmConfig
 from tango_hpc.method import equations
-from tango_hpc.method.advantages import (
-    generator_advantages_batch,
-    num_right_and_wrong_solutions,
-    verifier_advantages_batch,
-)
 from tango_hpc.method.equations import ClassWeightEma, ClassWeights
 from tango_hpc.method.hooks import load_hook
 from tango_hpc.method.tokens import Tokens
 from tango_hpc.models.trainer.loss import LossSettings
 from tango_hpc.questions.protocol.solution import parse_solution
 from tango_hpc.questions.protocol.verification import CORRECT, INCORRECT, read_verification
-from tango_hpc.stages.scoring import ScoredSolution, score_solutions
+from tango_hpc.stages.scoring import Moment, ScoredSolution, num_right_and_wrong_solutions, score_solutions
+from tests.helpers.advantages import advantages_of, for_generator, for_verifier, solutions, verifications
 
 NAN = float("nan")
-ALGORITHMS = ("grpo", "rloo", "reinforce++")
+ALGORITHMS = ("grpo", "rloo", "reinforce_plus_plus", "dr_grpo")
 
 
 def close(actual, expected) -> None:
     np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=1e-12, atol=1e-12)
+
+
+def outcome_advantages(rewards: np.ndarray, algorithm: str) -> np.ndarray:
+    """Eq. 4 for the solutions of one question, of a token each."""
+    none: list[list[int]] = [[] for _ in rewards]
+    batch = solutions(["q"] * len(rewards), [True] * len(rewards), none, none, [1] * len(rewards), 0.0)
+    return np.concatenate(advantages_of(for_generator(algorithm), replace(batch, rewards=rewards)))
+
+
+def normalized_step_rewards(rewards: list[np.ndarray], algorithm: str) -> list[np.ndarray]:
+    """Eq. 5 for the solutions of one question: the difference that each step makes to Eq. 6."""
+    count = len(rewards)
+    none: list[list[int]] = [[]] * count
+    ends, lengths = [range(len(one)) for one in rewards], [len(one) + 1 for one in rewards]
+    batch = solutions(["q"] * count, [True] * count, none, ends, lengths, 1.0)
+    batch = replace(batch, step_rewards=[[one] for one in rewards])
+    return [-np.diff(sums) for sums in advantages_of(for_generator(algorithm), batch)]
+
+
+def verifier_advantages(rewards: np.ndarray, weights: np.ndarray, algorithm: str) -> np.ndarray:
+    """Eq. 9 for the verifications of one solution, of a token each."""
+    count = len(rewards)
+    batch = verifications(["s"] * count, [True] * count, [1] * count, [1.0] * count, [1] * count, ClassWeights(1, 1), 0)
+    batch = replace(batch, rewards=rewards, class_weights=weights)
+    return np.concatenate(advantages_of(for_verifier(algorithm), batch))
 
 
 # Eq. 1
@@ -224,33 +245,33 @@ def test_eq3_refuses_what_is_no_judgement(judgements):
 def test_eq4_grpo():
     # rewards 1, 0, 0, 0: mean 1/4; squared deviations 9/16 + 3 · 1/16 = 3/4; unbiased variance (3/4) / 3 = 1/4; std 1/2
     # (1 − 1/4) / (1/2) = 3/2, (0 − 1/4) / (1/2) = −1/2
-    close(equations.outcome_advantages(np.array([1.0, 0, 0, 0]), "grpo"), [1.5, -0.5, -0.5, -0.5])
+    close(outcome_advantages(np.array([1.0, 0, 0, 0]), "grpo"), [1.5, -0.5, -0.5, -0.5])
 
 
 def test_eq4_rloo():
     # rewards 1, 0, 0, 1: others of the first: (0 + 0 + 1) / 3, so 1 − 1/3; of the second: (1 + 0 + 1) / 3, so −2/3
-    close(equations.outcome_advantages(np.array([1.0, 0, 0, 1]), "rloo"), [2 / 3, -2 / 3, -2 / 3, 2 / 3])
+    close(outcome_advantages(np.array([1.0, 0, 0, 1]), "rloo"), [2 / 3, -2 / 3, -2 / 3, 2 / 3])
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1 / 3, 1.8])
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 7])
 def test_eq4_equal_rewards_give_exactly_zero(algorithm, value, count):
-    advantages = equations.outcome_advantages(np.full(count, value), algorithm)
+    advantages = outcome_advantages(np.full(count, value), algorithm)
     assert (advantages == 0.0).all()
 
 
 def test_eq4_rewards_that_differ_by_rounding_are_equal():
     rewards = np.array([0.1 + 0.2, 0.3, 0.3])
     assert rewards[0] != rewards[1]
-    assert (equations.outcome_advantages(rewards, "grpo") == 0.0).all()
+    assert (outcome_advantages(rewards, "grpo") == 0.0).all()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("bad", [NAN, float("inf")])
 def test_eq4_refuses_nan_and_infinity(algorithm, bad):
     with pytest.raises(ValueError, match="finite"):
-        equations.outcome_advantages(np.array([1.0, bad]), algorithm)
+        outcome_advantages(np.array([1.0, bad]), algorithm)
 
 
 # Eq. 5
@@ -259,7 +280,7 @@ def test_eq4_refuses_nan_and_infinity(algorithm, bad):
 def test_eq5_grpo_normalises_over_all_steps_of_the_group():
     # solution 1: one right step, +1; solution 2: two wrong ones, −1/2 each. Three numbers: mean 0; squares
     # 1 + 1/4 + 1/4 = 3/2; unbiased variance 3/4; std √3/2. So 2/√3 and −1/√3 each.
-    first, second = equations.normalized_step_rewards([np.array([1.0]), np.array([-0.5, -0.5])], "grpo")
+    first, second = normalized_step_rewards([np.array([1.0]), np.array([-0.5, -0.5])], "grpo")
     close(first, [2 / math.sqrt(3)])
     close(second, [-1 / math.sqrt(3), -1 / math.sqrt(3)])
 
@@ -268,7 +289,7 @@ def test_eq5_rloo_leaves_the_single_step_out():
     # four step rewards 1, −1/2, −1/2, 1: to the first the others' mean is (−1/2 − 1/2 + 1) / 3 = 0, so 1; to the second
     # (1 − 1/2 + 1) / 3 = 1/2, so −1
     rewards = [np.array([1.0]), np.array([-0.5, -0.5]), np.array([1.0])]
-    first, second, third = equations.normalized_step_rewards(rewards, "rloo")
+    first, second, third = normalized_step_rewards(rewards, "rloo")
     close(first, [1.0])
     close(second, [-1.0, -1.0])
     close(third, [1.0])
@@ -276,8 +297,8 @@ def test_eq5_rloo_leaves_the_single_step_out():
 
 def test_eq5_one_step_alone():
     # mean 0 and deviation 1, as in the authors' code; with nothing else to compare it with, RLOO gives 0
-    assert [r.tolist() for r in equations.normalized_step_rewards([np.array([1.0])], "grpo")] == [[1.0]]
-    assert [r.tolist() for r in equations.normalized_step_rewards([np.array([1.0])], "rloo")] == [[0.0]]
+    assert [r.tolist() for r in normalized_step_rewards([np.array([1.0])], "grpo")] == [[1.0]]
+    assert [r.tolist() for r in normalized_step_rewards([np.array([1.0])], "rloo")] == [[0.0]]
 
 
 def test_eq5_rloo_gives_exactly_zero_to_the_only_step_of_a_group():
@@ -285,19 +306,19 @@ def test_eq5_rloo_gives_exactly_zero_to_the_only_step_of_a_group():
     with np.errstate(all="raise"):
         for reward in (1.0, -1.0):
             alone = [np.zeros(0), np.array([reward]), np.zeros(0)]
-            assert [r.tolist() for r in equations.normalized_step_rewards(alone, "rloo")] == [[], [0.0], []]
+            assert [r.tolist() for r in normalized_step_rewards(alone, "rloo")] == [[], [0.0], []]
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
 def test_eq5_no_steps_and_equal_steps_give_zero(algorithm):
-    assert [r.tolist() for r in equations.normalized_step_rewards([np.zeros(0), np.zeros(0)], algorithm)] == [[], []]
+    assert [r.tolist() for r in normalized_step_rewards([np.zeros(0), np.zeros(0)], algorithm)] == [[], []]
     equal = [np.full(3, 1 / 3), np.full(3, 1 / 3)]
-    assert [r.tolist() for r in equations.normalized_step_rewards(equal, algorithm)] == [[0.0] * 3] * 2
+    assert [r.tolist() for r in normalized_step_rewards(equal, algorithm)] == [[0.0] * 3] * 2
 
 
 def test_eq5_refuses_nan():
     with pytest.raises(ValueError, match="finite"):
-        equations.normalized_step_rewards([np.array([1.0]), np.array([NAN])], "grpo")
+        normalized_step_rewards([np.array([1.0]), np.array([NAN])], "grpo")
 
 
 # Eq. 6
@@ -422,100 +443,99 @@ def test_eq9_moving_average():
     assert restored == ema
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "reinforce++"])
+@pytest.mark.parametrize("algorithm", ["grpo", "reinforce_plus_plus"])
 def test_eq9_weights_after_normalising(algorithm):
     # rewards 1, 0: mean 1/2, unbiased variance 1/4 + 1/4 = 1/2; so ±(1/2) / √(1/2) = ±1/√2, times 3
-    advantages = equations.verifier_advantages(np.array([1.0, 0.0]), np.array([3.0, 3.0]), algorithm)
+    advantages = verifier_advantages(np.array([1.0, 0.0]), np.array([3.0, 3.0]), algorithm)
     close(advantages, [3 / math.sqrt(2), -3 / math.sqrt(2)])
 
 
 def test_eq9_rloo():
-    close(equations.verifier_advantages(np.array([1.0, 0.0]), np.array([3.0, 3.0]), "rloo"), [3.0, -3.0])
+    close(verifier_advantages(np.array([1.0, 0.0]), np.array([3.0, 3.0]), "rloo"), [3.0, -3.0])
 
 
 # Whole batches
 
 
 def generator_batch(algorithm="grpo", alpha=0.5, **changes):
-    """Two questions, two solutions each, interleaved.
+    """Two questions, two solutions each, interleaved; their advantages.
 
     A: right with one step judged right (+1), wrong with two steps judged wrong (−1/2 each); see test_eq5.
     B: both wrong; one response without steps, one cut off inside its second step, so that it has one (judged right).
     """
     columns = {
-        "group_ids_N": ["A", "B", "A", "B"],
-        "correct_N": [True, False, False, False],
-        "judgements_N_K": [[1], [], [-1, -1], [1]],
-        "step_end_tokens_N_K": [[1], [], [0, 2], [1]],
-        "response_lengths_N": [3, 2, 3, 4],
+        "groups": ["A", "B", "A", "B"],
+        "correct": [True, False, False, False],
+        "judgements": [[1], [], [-1, -1], [1]],
+        "ends": [[1], [], [0, 2], [1]],
+        "lengths": [3, 2, 3, 4],
         **changes,
     }
-    return generator_advantages_batch(**columns, alpha=alpha, algorithm=algorithm)
+    return advantages_of(for_generator(algorithm), solutions(**columns, alpha=alpha))
 
 
 def test_generator_batch_grpo():
     result = generator_batch()
-    close(result.outcome_rewards_N, [1, 0, 0, 0])
     half = 1 / math.sqrt(2)  # rewards 1, 0 of A, as in test_eq9_weights_after_normalising; B's are equal
-    close(result.outcome_advantages_N, [half, 0, -half, 0])
+    close([one[0] for one in generator_batch(alpha=0.0)], [half, 0, -half, 0])
     root3 = math.sqrt(3)
     step = 2 / root3
-    close(result.advantages_N_T[0], [(half + step) / 2, (half + step) / 2, half / 2])
-    close(result.advantages_N_T[1], [0, 0])
+    close(result[0], [(half + step) / 2, (half + step) / 2, half / 2])
+    close(result[1], [0, 0])
     # steps end at 0 and 2 with −1/√3 each: token 0 has both, tokens 1 and 2 the second
-    close(result.advantages_N_T[2], [(-half - 2 / root3) / 2, (-half - 1 / root3) / 2, (-half - 1 / root3) / 2])
-    close(result.advantages_N_T[3], [0.5, 0.5, 0, 0])  # a step that is alone in its group keeps its reward, 1
+    close(result[2], [(-half - 2 / root3) / 2, (-half - 1 / root3) / 2, (-half - 1 / root3) / 2])
+    close(result[3], [0.5, 0.5, 0, 0])  # a step that is alone in its group keeps its reward, 1
 
 
 def test_generator_batch_rloo():
     result = generator_batch("rloo")
-    close(result.outcome_advantages_N, [1, 0, -1, 0])
+    close([one[0] for one in generator_batch("rloo", 0.0)], [1, 0, -1, 0])
     # steps of A: 1 less the others' mean −1/2 is 3/2; −1/2 less (1 − 1/2) / 2 is −3/4, twice
-    close(result.advantages_N_T[0], [(1 + 1.5) / 2, (1 + 1.5) / 2, 1 / 2])
-    close(result.advantages_N_T[2], [(-1 - 1.5) / 2, (-1 - 0.75) / 2, (-1 - 0.75) / 2])
+    close(result[0], [(1 + 1.5) / 2, (1 + 1.5) / 2, 1 / 2])
+    close(result[2], [(-1 - 1.5) / 2, (-1 - 0.75) / 2, (-1 - 0.75) / 2])
     # the only step of B has none to be compared with
-    assert [result.advantages_N_T[i].tolist() for i in (1, 3)] == [[0.0] * 2, [0.0] * 4]
+    assert [result[i].tolist() for i in (1, 3)] == [[0.0] * 2, [0.0] * 4]
 
 
 def test_generator_batch_reinforce_normalises_over_the_batch():
-    result = generator_batch("reinforce++")
+    result = generator_batch("reinforce_plus_plus")
     # outcome rewards 1, 0, 0, 0 of the batch, as in test_eq4_grpo
-    close(result.outcome_advantages_N, [1.5, -0.5, -0.5, -0.5])
+    close([one[0] for one in generator_batch("reinforce_plus_plus", 0.0)], [1.5, -0.5, -0.5, -0.5])
     # sums of step rewards at the tokens of the three judged solutions: 1 1 0, −1 −1/2 −1/2, 1 1 0 0; ten numbers, mean
     # 1/5; squares 4 + 1 + 1/2 = 11/2, less 10 / 25 = 2/5: unbiased variance (51/10) / 9 = 17/30
     sums = [np.array([1, 1, 0]), np.array([-1, -0.5, -0.5]), np.array([1, 1, 0, 0])]
     for i, sums_T, outcome in zip((0, 2, 3), sums, (1.5, -0.5, -0.5), strict=True):
-        close(result.advantages_N_T[i], 0.5 * outcome + 0.5 * (sums_T - 0.2) / math.sqrt(17 / 30))
-    close(result.advantages_N_T[1], [-0.25, -0.25])  # not judged: no step part, and not in the statistics
+        close(result[i], 0.5 * outcome + 0.5 * (sums_T - 0.2) / math.sqrt(17 / 30))
+    close(result[1], [-0.25, -0.25])  # not judged: no step part, and not in the statistics
 
 
 def test_generator_batch_does_not_depend_on_order_or_group_names():
     result = generator_batch(
-        group_ids_N=[7, 7, 3, 3],
-        correct_N=[True, False, False, False],
-        judgements_N_K=[[1], [-1, -1], [], [1]],
-        step_end_tokens_N_K=[[1], [0, 2], [], [1]],
-        response_lengths_N=[3, 3, 2, 4],
+        groups=[7, 7, 3, 3],
+        correct=[True, False, False, False],
+        judgements=[[1], [-1, -1], [], [1]],
+        ends=[[1], [0, 2], [], [1]],
+        lengths=[3, 3, 2, 4],
     )
     expected = generator_batch()
     for i, j in enumerate([0, 2, 1, 3]):
-        close(result.advantages_N_T[i], expected.advantages_N_T[j])
+        close(result[i], expected[j])
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
 def test_generator_batch_with_nothing_to_prefer_is_all_zero(algorithm):
-    result = generator_batch(algorithm, correct_N=[True] * 4, judgements_N_K=[[1]] * 4, step_end_tokens_N_K=[[1]] * 4)
-    assert all((advantages == 0.0).all() for advantages in result.advantages_N_T)
+    result = generator_batch(algorithm, correct=[True] * 4, judgements=[[1]] * 4, ends=[[1]] * 4)
+    assert all((advantages == 0.0).all() for advantages in result)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"judgements_N_K": [[1, 1], [], [-1, -1], [1]]},  # more judgements than steps
-        {"judgements_N_K": [[], [], [-1, -1], [1]]},  # fewer
-        {"correct_N": [True]},
-        {"step_end_tokens_N_K": [[3], [], [0, 2], [1]]},  # past the response's 3 tokens
-        {"judgements_N_K": [[NAN], [], [-1, -1], [1]]},
+        {"judgements": [[1, 1], [], [-1, -1], [1]]},  # more judgements than steps
+        {"judgements": [[1], [], [-1], [1]]},  # fewer
+        {"correct": [True]},
+        {"ends": [[3], [], [0, 2], [1]]},  # past the response's 3 tokens
+        {"judgements": [[NAN], [], [-1, -1], [1]]},
     ],
 )
 def test_generator_batch_refuses_what_does_not_fit(changes):
@@ -523,42 +543,34 @@ def test_generator_batch_refuses_what_does_not_fit(changes):
         generator_batch(**changes)
 
 
-def verifier_batch(algorithm):
+def verifier_batch():
     """Two solutions, two verifications each: the first right and judged 1, 0; the second wrong and judged −1, 0."""
-    return verifier_advantages_batch(
-        group_ids_N=["a", "a", "b", "b"],
-        solution_correct_N=[True, True, False, False],
-        verdicts_N=[1, 0, -1, 0],
-        format_rewards_N=[1.0, 1.0, 0.5, 1.0],
-        response_lengths_N=[2, 1, 1, 3],
-        weights=ClassWeights(right=1.5, wrong=0.5),
-        gamma=0.8,
-        algorithm=algorithm,
-    )
+    weights = ClassWeights(right=1.5, wrong=0.5)
+    forms, lengths = [1.0, 1.0, 0.5, 1.0], [2, 1, 1, 3]
+    return verifications(["a", "a", "b", "b"], [True, True, False, False], [1, 0, -1, 0], forms, lengths, weights, 0.8)
 
 
 def test_verifier_batch_grpo():
-    result = verifier_batch("grpo")
-    close(result.rewards_N, [1.8, 0.8, 0.4, 1.8])
-    close(result.class_weights_N, [1.5, 1.5, 0.5, 0.5])
+    close(verifier_batch().rewards, [1.8, 0.8, 0.4, 1.8])
+    result = advantages_of(for_verifier(), verifier_batch())
     half = 1 / math.sqrt(2)  # any two different numbers normalise to ±1/√2
-    close(result.advantages_N_T[0], [1.5 * half] * 2)
-    close(result.advantages_N_T[1], [-1.5 * half])
-    close(result.advantages_N_T[2], [-0.5 * half])
-    close(result.advantages_N_T[3], [0.5 * half] * 3)
+    close(result[0], [1.5 * half] * 2)
+    close(result[1], [-1.5 * half])
+    close(result[2], [-0.5 * half])
+    close(result[3], [0.5 * half] * 3)
 
 
 def test_verifier_batch_rloo():
-    result = verifier_batch("rloo")
-    close([advantages[0] for advantages in result.advantages_N_T], [1.5, -1.5, 0.5 * -1.4, 0.5 * 1.4])
+    result = advantages_of(for_verifier("rloo"), verifier_batch())
+    close([advantages[0] for advantages in result], [1.5, -1.5, 0.5 * -1.4, 0.5 * 1.4])
 
 
 def test_verifier_batch_reinforce_normalises_over_the_batch():
     # mean of 1.8, 0.8, 0.4, 1.8 = 1.2; deviations 0.6, −0.4, −0.8, 0.6; squares 0.36 + 0.16 + 0.64 + 0.36 = 1.52
     std = math.sqrt(1.52 / 3)
-    result = verifier_batch("reinforce++")
+    result = advantages_of(for_verifier("reinforce_plus_plus"), verifier_batch())
     expected = [1.5 * 0.6 / std, 1.5 * -0.4 / std, 0.5 * -0.8 / std, 0.5 * 0.6 / std]
-    close([advantages[0] for advantages in result.advantages_N_T], expected)
+    close([advantages[0] for advantages in result], expected)
 
 
 def test_solutions_are_counted_once_each():
@@ -571,13 +583,13 @@ OFFICIAL = json.loads((Path(__file__).parents[2] / "data/official_advantages.jso
 of_official = pytest.mark.parametrize("batch", OFFICIAL, ids=[f"{n}-{b['algorithm']}" for n, b in enumerate(OFFICIAL)])
 
 
-def assert_official(batch, result) -> None:
+def assert_official(batch, advantages_N_T) -> None:
     """What compute_grpo_advantage and compute_rloo_advantage of github.com/kaiwenzha/RL-Tango give for these rows.
 
     GRPO there adds 1e-6 to each deviation, in float32: the largest difference is 1.63e-5. That of RLOO is 9e-7.
     """
     tolerance = {"grpo": 1.7e-5, "rloo": 1e-6}[batch["algorithm"]]
-    for row, advantages_T in zip(batch["rows"], result.advantages_N_T, strict=True):
+    for row, advantages_T in zip(batch["rows"], advantages_N_T, strict=True):
         np.testing.assert_allclose(advantages_T, row["advantages"], rtol=0, atol=tolerance)
 
 
@@ -586,17 +598,15 @@ def test_advantages_are_those_of_the_authors_functions(batch):
     """Where a row has another number of judgements than of steps, its solution has no step rewards there."""
     rows = batch["rows"]
     judged = [len(row["judgements"]) == len(row["step_ends"]) for row in rows]
-    result = generator_advantages_batch(
-        group_ids_N=[row["group"] for row in rows],
-        correct_N=[row["outcome"] == 1.0 for row in rows],
-        judgements_N_K=[row["judgements"] if complete else [] for row, complete in zip(rows, judged, strict=True)],
-        step_end_tokens_N_K=[row["step_ends"] if complete else [] for row, complete in zip(rows, judged, strict=True)],
-        response_lengths_N=[row["length"] for row in rows],
-        alpha=batch["alpha"],
-        algorithm=batch["algorithm"],
-        step_scale=batch["step_scale"],
+    given = solutions(
+        [row["group"] for row in rows],
+        [row["outcome"] == 1.0 for row in rows],
+        [row["judgements"] if complete else [] for row, complete in zip(rows, judged, strict=True)],
+        [row["step_ends"] for row in rows],
+        [row["length"] for row in rows],
+        batch["alpha"],
     )
-    assert_official(batch, result)
+    assert_official(batch, advantages_of(for_generator(batch["algorithm"], step_scale=batch["step_scale"]), given))
 
 
 def scored_solution(row) -> ScoredSolution:
@@ -614,9 +624,10 @@ def scored_solution(row) -> ScoredSolution:
 @of_official
 def test_training_scores_the_authors_batches_as_they_do(batch):
     """Which solutions have step rewards is decided by what training itself goes by."""
-    settings = AlgorithmConfig(name=batch["algorithm"], step_advantage_scale=batch["step_scale"])
-    solutions = [scored_solution(row) for row in batch["rows"]]
-    assert_official(batch, score_solutions(solutions, settings, batch["alpha"]))
+    hook = for_generator(batch["algorithm"], step_scale=batch["step_scale"])
+    read = [scored_solution(row) for row in batch["rows"]]
+    scored = score_solutions(read, AlgorithmConfig(), hook, Moment(alpha=batch["alpha"]))
+    assert_official(batch, scored.advantages_N_T)
 
 
 def test_the_authors_batches_have_what_matters():
@@ -627,13 +638,5 @@ def test_the_authors_batches_have_what_matters():
 
 def test_a_verification_that_was_cut_off_does_not_punish_a_right_solution():
     """Ten right steps, six of them judged, beside a wrong solution: the outcome alone counts for the first."""
-    result = generator_advantages_batch(
-        group_ids_N=["q", "q"],
-        correct_N=[True, False],
-        judgements_N_K=[[], [1, -1]],
-        step_end_tokens_N_K=[[], [0, 1]],
-        response_lengths_N=[20, 3],
-        alpha=0.5,
-        algorithm="grpo",
-    )
-    close(result.advantages_N_T[0], np.full(20, 0.5 / math.sqrt(2)))
+    batch = solutions(["q", "q"], [True, False], [[], [1, -1]], [[], [0, 1]], [20, 3], 0.5)
+    close(advantages_of(for_generator(), batch)[0], np.full(20, 0.5 / math.sqrt(2)))

@@ -13,7 +13,7 @@ import torch
 from tango_hpc.base.config.hooks import CorrectionConfig, HookConfig, LossConfig, shipped_names
 from tango_hpc.base.errors import UserError
 from tango_hpc.method.equations import token_weights
-from tango_hpc.method.hooks import check_hook, load_hook
+from tango_hpc.method.hooks import check_token_hook, load_hook
 from tango_hpc.method.tokens import Tokens
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "data/losses.json").read_text())
@@ -128,7 +128,7 @@ def test_a_loss_of_ones_own_is_called_like_a_shipped_one(tmp_path: Path) -> None
     text = "defaults = {'scale': 2.0}\nstatistics = {'most': 'max'}\n\n\ndef loss(tokens, settings):\n"
     text += f"    return settings['scale'] * {POLICY}, {{'most': tokens.advantages}}\n"
     hook = load_hook(write(tmp_path, text, scale=3))
-    check_hook(hook)
+    check_token_hook(hook)
     tokens = two_tokens((1.0, 1.0), (1.0, 2.0))
     terms, measured = hook(tokens)
     assert terms.tolist() == [3.0, 6.0] and measured["loss/most"].tolist() == [1.0, 2.0]
@@ -160,7 +160,7 @@ def test_a_loss_of_ones_own_is_called_like_a_shipped_one(tmp_path: Path) -> None
 )  # fmt: skip
 def test_a_mistake_in_a_file_is_told(text: str, settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
-        check_hook(load_hook(write(tmp_path, text, **settings)))
+        check_token_hook(load_hook(write(tmp_path, text, **settings)))
 
 
 def test_a_correction_cannot_need_what_a_chunk_does_not_have(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_correction_cannot_need_what_a_chunk_does_not_have(tmp_path: Path) -> 
 def test_shipped_files_pass_the_check_of_ones_own(kind: str) -> None:
     made = {"loss": LossConfig, "correction": CorrectionConfig}[kind]
     for name in shipped_names(kind):
-        check_hook(load_hook(made(name=name)))
+        check_token_hook(load_hook(made(name=name)))
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:

@@ -17,7 +17,9 @@ from tango_hpc.method.steady_verifier import balanced, gated_alpha, is_balanced
 from tango_hpc.questions.tasks import get_task
 from tango_hpc.stages.judgement_counts import JudgementCounts, RecentVerdicts
 from tango_hpc.stages.responses import ReadVerification
+from tango_hpc.stages.scoring import Moment
 from tango_hpc.stages.steps import VerifierBatch
+from tests.helpers.advantages import for_verifier
 from tests.unit.method.test_successors import BAD, GOOD, RIGHT, WRONG, verifications
 
 QUICKSTART = Path(__file__).parents[3] / "configs/quickstart.yaml"
@@ -72,7 +74,8 @@ def test_the_advantages_of_a_group_are_over_all_its_verifications() -> None:
         ClassWeightEma(0.8, "off"),
         drawn=solutions,
         step=3,
-        algorithm="grpo",
+        hook=for_verifier(),
+        moment=Moment(),
         gamma=0.0,
     )
     first = [float(batch.scored.advantages_N_T[i][0]) for i in (0, 1, 4, 5)]

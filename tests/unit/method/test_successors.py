@@ -15,22 +15,29 @@ from tango_hpc.base.config import Config
 from tango_hpc.base.config.schema import AlgorithmConfig
 from tango_hpc.base.config.tasks import TaskConfig
 from tango_hpc.base.run.dumps import ROLLOUT_SCHEMA, read_rollouts, write_rollouts
-from tango_hpc.method.advantages import generator_advantages_batch
-from tango_hpc.method.prof import kept_of_each, kept_rollouts
+from tango_hpc.method.advantages.generator.prof import kept_rollouts
+from tango_hpc.method.hooks import load_hook
+from tango_hpc.method.steady_verifier import kept_of_each
 from tango_hpc.method.vote import majority_vote
 from tango_hpc.questions.protocol.verification import Verification
 from tango_hpc.questions.tasks import get_task
 from tango_hpc.questions.tasks.last_letter import verification_text
 from tango_hpc.stages.rescore import score_rows
 from tango_hpc.stages.responses import ReadVerification
-from tango_hpc.stages.scoring import score_solutions
+from tango_hpc.stages.scoring import Moment, Scored
+from tango_hpc.stages.scoring import score_solutions as score_by
 from tango_hpc.stages.steps import GeneratorBatch
+from tests.helpers.advantages import advantages_of, for_generator, solutions
 from tests.unit.method.test_equations import scored_solution
 from tests.unit.stages.test_score import WORDS, generator_row
 from tests.unit.stages.test_score import make_config as config_of
 from tests.unit.stages.test_verifier_scores import read
 
 OFFICIAL = json.loads((Path(__file__).parents[2] / "data/official_several_verifications.json").read_text())
+
+
+def score_solutions(read, settings, alpha, hook=None) -> Scored:
+    return score_by(read, settings, hook or for_generator(), Moment(alpha=alpha))
 
 
 # Several verifications
@@ -81,10 +88,9 @@ def test_the_mean_over_verifications_is_that_of_the_authors_functions(batch):
     """compute_grpo_advantage and compute_rloo_advantage of github.com/kaiwenzha/RL-Tango with 2 and 3 verifications of
     each solution, some with a judgement too few. GRPO there adds 1e-6 to each deviation, in float32.
     """
-    settings = AlgorithmConfig(
-        name=batch["algorithm"], step_advantage_scale=batch["step_scale"], combine_verifications="mean"
-    )
-    result = score_solutions(list(solutions_of(batch)), settings, batch["alpha"])
+    hook = for_generator(batch["algorithm"], step_scale=batch["step_scale"])
+    settings = AlgorithmConfig(combine_verifications="mean")
+    result = score_solutions(list(solutions_of(batch)), settings, batch["alpha"], hook)
     for row, advantages_T in zip(batch["rows"], result.advantages_N_T, strict=True):
         np.testing.assert_allclose(advantages_T, row["advantages"], rtol=0, atol=2e-5)
     incomplete = [len(judgements) < len(row["step_ends"]) for row in batch["rows"] for judgements in row["judgements"]]
@@ -123,7 +129,7 @@ def test_the_verdicts_of_several_verifications_in_the_outcome_reward():
     solutions = [replace(base, verification=these[0], others=these[1:]) for these in (read_V, silent_V)]
     for combine, rewards in (("vote", [0.5, 1.0]), ("mean", [(1 + 0.5 + 0.5) / 3, 1.0])):
         settings = AlgorithmConfig(ground_truth_weight=0.5, combine_verifications=combine)
-        np.testing.assert_allclose(score_solutions(solutions, settings, 0.0).outcome_rewards_N, rewards)
+        np.testing.assert_allclose(score_solutions(solutions, settings, 0.0).rewards_N, rewards)
 
 
 def test_solutions_with_unequal_numbers_of_verifications_are_refused():
@@ -173,29 +179,35 @@ def test_prof_keeps_what_is_judged_as_its_outcome_is():
 
 def test_prof_learns_from_the_outcome_of_what_it_keeps():
     """Right, right, right, wrong with steps judged right, wrong, right, wrong: the first, third or none of equals."""
-    result = generator_advantages_batch(
-        group_ids_N=["q"] * 5,
-        correct_N=[True, True, True, False, False],
-        judgements_N_K=[[1], [-1], [1], [-1], [1]],
-        step_end_tokens_N_K=[[0]] * 5,
-        response_lengths_N=[2] * 5,
-        alpha=0.0,
-        algorithm="grpo",
-        prof_rollouts=3,
-    )
-    assert result.kept_N.tolist() == [True, False, False, True, True]
+    batch = solutions(["q"] * 5, [True] * 3 + [False] * 2, [[1], [-1], [1], [-1], [1]], [[0]] * 5, [2] * 5, 0.0)
+    found = advantages_of(for_generator("prof", trained_rollouts=3), batch)
     # rewards 1, 0, 0: mean 1/3, deviation 1/√3
-    relative = [2 / math.sqrt(3), 0.0, 0.0, -1 / math.sqrt(3), -1 / math.sqrt(3)]
-    np.testing.assert_allclose(
-        [advantages_T.tolist() for advantages_T in result.advantages_N_T], [[a, a] for a in relative]
-    )
+    relative = [2 / math.sqrt(3), None, None, -1 / math.sqrt(3), -1 / math.sqrt(3)]
+    for advantages_T, value in zip(found, relative, strict=True):
+        assert advantages_T is None if value is None else advantages_T == pytest.approx([value, value])
+
+
+@pytest.mark.parametrize(
+    ("kept", "alpha", "judged_by", "message"),
+    [
+        (3, 0.1, [[np.ones(1)]], "set algorithm.alpha_start to 0"),
+        (5, 0.0, [[np.ones(1)]], "leaves nothing to choose"),
+        (3, 0.0, [[]], "needs a verifier"),
+    ],
+)
+def test_prof_refuses_what_it_cannot_do(kept, alpha, judged_by, message):
+    batch = solutions(["q"] * 5, [True] * 5, [[1]] * 5, [[0]] * 5, [2] * 5, alpha)
+    with pytest.raises(ValueError, match=message):
+        advantages_of(for_generator("prof", trained_rollouts=kept), replace(batch, step_rewards=judged_by * 5))
 
 
 # A generator step
 
 
 def make_config(**changes) -> Config:
-    """Two questions, four rollouts of each; `train__key` and `algorithm__key` for sections."""
+    """Two questions, four rollouts of each; `train__key` and `algorithm__key` for sections, `hook__key` for settings of
+    the generator's advantages and `hook__name`.
+    """
     tree = {
         "run": {"dir": "unused"},
         "task": {"name": "last_letter"},
@@ -204,10 +216,14 @@ def make_config(**changes) -> Config:
         "verifier": {"model": {"path": "unused"}},
         "train": {"questions_per_step": 2, "rollouts_per_question": 4},
         "algorithm": {},
+        "hook": {},
     }
     for key, value in changes.items():
         section, _, name = key.partition("__")
         tree[section][name] = value
+    hook = tree.pop("hook")
+    name = hook.pop("name", "grpo")
+    tree["algorithm"]["advantages"] = {"generator": {"name": name, "settings": hook}}
     return Config.model_validate(tree)
 
 
@@ -237,7 +253,8 @@ def score(config: Config, *groups: list[ReadVerification], per_solution: int = 1
         every,
         step=3,
         config=config,
-        alpha=config.algorithm.alpha_start,
+        hook=load_hook(config.algorithm.advantages.generator),
+        moment=Moment(alpha=config.algorithm.alpha_start),
     )
 
 
@@ -254,7 +271,7 @@ def test_without_further_draws_nothing_is_dropped():
 
 
 def test_questions_without_a_signal_are_dropped_and_as_many_are_missing():
-    config = make_config(train__max_draws=3)
+    config = make_config(hook__max_draws=3)
     batch = score(config, verifications(*SILENT), verifications(*BY_STEPS))
     assert (batch.trained, batch.num_missing) == ([4, 5, 6, 7], 1)
     # what is drawn in its place carries a signal by its outcomes
@@ -272,19 +289,19 @@ def test_questions_without_a_signal_are_dropped_and_as_many_are_missing():
 
 def test_no_more_questions_are_trained_on_than_a_step_has():
     """A verifier that begins to be listened to after the first draw gives its questions a signal that they had not."""
-    config = make_config(train__max_draws=3)
+    config = make_config(hook__max_draws=3)
     batch = score(config, verifications(*BY_STEPS), verifications(*BY_OUTCOME), verifications(*BY_OUTCOME))
     assert (config.train.questions_per_step, batch.num_missing) == (2, 0)
     assert batch.trained == list(range(8))
 
 
 def test_steps_are_no_signal_where_they_have_no_weight():
-    config = make_config(train__max_draws=3, algorithm__alpha_start=0.0)
+    config = make_config(hook__max_draws=3, algorithm__alpha_start=0.0)
     assert score(config, verifications(*BY_OUTCOME), verifications(*BY_STEPS)).trained == [0, 1, 2, 3]
 
 
 def test_if_no_question_has_a_signal_those_drawn_first_are_trained_on():
-    config = make_config(train__max_draws=2)
+    config = make_config(hook__max_draws=2)
     batch = score(config, *[verifications(*SILENT)] * 4)
     assert (batch.trained, batch.num_missing) == (list(range(8)), 2)
     assert not any(np.any(sequence.advantages) for sequence in batch.sequences())
@@ -293,7 +310,7 @@ def test_if_no_question_has_a_signal_those_drawn_first_are_trained_on():
 
 def test_prof_and_further_draws_together():
     """PROF keeps two of four; a question whose kept rollouts are equally good has no signal."""
-    config = make_config(train__max_draws=2, algorithm__prof_rollouts=2, algorithm__alpha_start=0.0)
+    config = make_config(hook__max_draws=2, hook__name="prof", hook__trained_rollouts=2, algorithm__alpha_start=0.0)
     batch = score(
         config, verifications(*BY_STEPS), verifications((RIGHT, BAD), (RIGHT, GOOD), (WRONG, BAD), (WRONG, GOOD))
     )
@@ -346,13 +363,9 @@ def test_merged_rewards_are_normalised_as_one():
     """Right, judged 1 of 2 steps right; wrong, judged all right; wrong, not judged. α = 0.25, so that the rewards are
     0.75 · 1 + 0.25 · 0, 0.75 · 0 + 0.25 · 1 and 0: of mean 1/3 and variance (25 + 1 + 16) / 144 / 2 = 7/48.
     """
-    columns = {
-        "group_ids_N": ["q"] * 3, "correct_N": [True, False, False], "judgements_N_K": [[1, -1], [1, 1], []],
-        "step_end_tokens_N_K": [[0, 2], [1, 2], []], "response_lengths_N": [3, 4, 2], "alpha": 0.25, "algorithm": "grpo",
-    }  # fmt: skip
-    merged = generator_advantages_batch(**columns, blend="rewards")
-    for advantages_T, reward, length in zip(merged.advantages_N_T, (0.75, 0.25, 0.0), (3, 4, 2), strict=True):
+    batch = solutions(["q"] * 3, [True, False, False], [[1, -1], [1, 1], []], [[0, 2], [1, 2], []], [3, 4, 2], 0.25)
+    merged = advantages_of(for_generator("merged"), batch)
+    for advantages_T, reward, length in zip(merged, (0.75, 0.25, 0.0), (3, 4, 2), strict=True):
         np.testing.assert_allclose(advantages_T, [(reward - 1 / 3) / math.sqrt(7 / 48)] * length)
-    apart = generator_advantages_batch(**columns)
-    assert merged.outcome_rewards_N.tolist() == apart.outcome_rewards_N.tolist() == [1.0, 0.0, 0.0]
-    assert len(set(apart.advantages_N_T[0].tolist())) > 1  # Eq. 7 tells its tokens apart
+    apart = advantages_of(for_generator(), batch)
+    assert len(set(apart[0].tolist())) > 1  # Eq. 7 tells its tokens apart

@@ -31,9 +31,13 @@ DIFFERENCES = {
         "sft.generator.output=models/llama-3.1-8b-sft",
         "verifier.model.path=models/Llama-3.1-8B-Instruct",
     ],
-    "rloo": ["algorithm.name=rloo"],
-    "rloo_tango": ["algorithm.step_advantage_scale=10"],
-    "reinforce_pp": ["algorithm.name=reinforce++", "algorithm.alpha_start=0.5"],
+    "rloo": ["algorithm.advantages.generator.name=rloo", "algorithm.advantages.verifier.name=rloo"],
+    "rloo_tango": ["algorithm.advantages.generator.settings.step_scale=10.0"],
+    "reinforce_pp": [
+        "algorithm.advantages.generator.name=reinforce_plus_plus",
+        "algorithm.advantages.verifier.name=reinforce_plus_plus",
+        "algorithm.alpha_start=0.5",
+    ],
     "vanilla": [
         "verifier=null",
         "algorithm.alpha_start=0.0",
@@ -83,6 +87,12 @@ def test_every_config_loads(path):
     load_config(path)
 
 
+def names_of(config: Config) -> set[str]:
+    """The files that the advantages of the roles come from."""
+    both = config.algorithm.advantages
+    return {both.generator.name, both.verifier.name}
+
+
 def test_all_experiments_are_there_for_all_machines():
     assert len(EXPERIMENTS) == 2 * 3 * 2 * 3
     for size, ranks in (("4x8", 32), ("1x8", 8), ("1x4", 4)):
@@ -92,7 +102,7 @@ def test_all_experiments_are_there_for_all_machines():
 def test_the_main_run_says_what_the_paper_says_and_what_the_docs_say_of_the_rest():
     """From the paper (its Section 4 and Appendix D), and ours of docs/reproduce.md where it states nothing."""
     config = load("4x8/qwen_grpo_tango.yaml")
-    assert (config.task.name, config.algorithm.name, config.seed) == ("math", "grpo", 0)
+    assert (config.task.name, names_of(config), config.seed) == ("math", {"grpo"}, 0)
     assert (config.launch.nodes, config.launch.tasks_per_node, config.launch.dtype) == (4, 8, "bfloat16")
     assert config.generator.model.path == config.sft.generator.output == Path("models/qwen2.5-math-7b-sft").absolute()
     assert config.sft.generator.init.path == Path("models/Qwen2.5-Math-7B").absolute()
@@ -123,7 +133,8 @@ def test_the_main_run_says_what_the_paper_says_and_what_the_docs_say_of_the_rest
     assert load_hook(algorithm.loss).settings == {"average": "response", "clip_low": 0.2, "clip_high": 0.2}
     assert (algorithm.kl_coef, algorithm.kl_estimator, algorithm.entropy_coef) == (0.001, "k3", 0.0)
     assert (algorithm.correction.name, load_hook(algorithm.correction).settings) == ("tis", {"cap": 2.0})
-    assert (algorithm.step_advantage_scale, algorithm.ground_truth_weight) == (1.0, 1.0)
+    assert load_hook(algorithm.advantages.generator).settings == {"max_draws": 1, "step_scale": 1.0}
+    assert algorithm.ground_truth_weight == 1.0
     assert (algorithm.generator_format_weight, algorithm.format_weight) == (0.0, 0.8)
     assert (algorithm.verifier_format, algorithm.class_weights, algorithm.class_ema_decay) == (
         "authors",
@@ -151,15 +162,16 @@ def test_experiments_have_the_papers_settings(path):
         assert config.verifier is None
         return
     assert (train.verifier_warmup_steps, train.generator_steps_per_cycle, train.verifier_steps_per_cycle) == (40, 3, 1)
-    assert algorithm.alpha_start == (0.5 if algorithm.name == "reinforce++" else 0.1) and algorithm.alpha_end == 1e-3
+    plus_plus = "reinforce_plus_plus" in names_of(config)
+    assert algorithm.alpha_start == (0.5 if plus_plus else 0.1) and algorithm.alpha_end == 1e-3
     assert (algorithm.format_weight, algorithm.class_ema_decay) == (0.8, 0.8)
 
 
 def test_the_authors_recipes_are_of_their_three_algorithms():
-    assert {path.name: load_config(path).algorithm.name for path in AUTHORS} == {
-        "qwen_grpo_tango.yaml": "grpo",
-        "qwen_rloo_tango.yaml": "rloo",
-        "qwen_reinforce_pp_tango.yaml": "reinforce++",
+    assert {path.name: names_of(load_config(path)) for path in AUTHORS} == {
+        "qwen_grpo_tango.yaml": {"grpo"},
+        "qwen_rloo_tango.yaml": {"rloo"},
+        "qwen_reinforce_pp_tango.yaml": {"reinforce_plus_plus"},
     }
 
 
@@ -168,7 +180,7 @@ def test_the_authors_recipes_have_the_settings_of_their_scripts(path):
     """The numbers are those of scripts/run_rl_tango.sh and run_sft_generator.sh, and of the defaults under them."""
     config = load_config(path)
     train, algorithm = config.train, config.algorithm
-    plus_plus = algorithm.name == "reinforce++"
+    plus_plus = "reinforce_plus_plus" in names_of(config)
     assert (config.launch.nodes, config.launch.tasks_per_node) == (4, 8)
     for role, lengths in ((config.generator, (2048, 2048)), (config.verifier, (4096, 4096))):
         assert (role.max_prompt_tokens, role.max_response_tokens) == lengths
@@ -197,7 +209,7 @@ def test_the_authors_recipes_have_the_settings_of_their_scripts(path):
     assert algorithm.correction is None
     assert (algorithm.alpha_schedule, algorithm.alpha_end) == ("exponential", 1e-3)
     assert algorithm.alpha_start == (0.5 if plus_plus else 0.1)
-    assert algorithm.step_advantage_scale == (10.0 if algorithm.name == "rloo" else 1.0)
+    assert load_hook(algorithm.advantages.generator).settings["step_scale"] == (10 if "rloo" in names_of(config) else 1)
     assert (algorithm.ground_truth_weight, algorithm.generator_format_weight) == (1.0, 0.0)
     assert (algorithm.format_weight, algorithm.verifier_format) == (0.8, "authors")
     assert (algorithm.class_weights, algorithm.class_ema_decay) == ("sqrt_inverse", 0.8)

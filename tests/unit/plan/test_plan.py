@@ -236,8 +236,13 @@ def test_no_micro_batch_is_fuller_than_planned(tmp_path, limit, pipeline):
 
 def test_batch_arithmetic_with_several_verifications_draws_and_prof(tmp_path):
     plain = make_plan(make_config(tmp_path), gpu_gb=80, node_gb=None)
-    prof = {"algorithm__prof_rollouts": 2, "algorithm__alpha_start": 0}
-    config = make_config(tmp_path, train__verifications_per_solution=3, train__max_draws=4, **prof)
+    prof = {"name": "prof", "settings": {"trained_rollouts": 2, "max_draws": 4}}
+    config = make_config(
+        tmp_path,
+        train__verifications_per_solution=3,
+        algorithm__alpha_start=0,
+        algorithm__advantages__generator=prof,
+    )
     plan = make_plan(config, gpu_gb=80, node_gb=None)
     # 64 questions, 5 rollouts each, of which 2 are trained on; 3 verifications of each for 4 engines
     assert (plan["batch"]["generator"]["responses"], plan["batch"]["generator"]["rollouts_per_engine"]) == (128, 80)

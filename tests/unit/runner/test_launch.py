@@ -584,12 +584,15 @@ def _sweep_file(folder: Path, **keys: Any) -> Path:
 
 
 def test_a_grid_times_seeds(tmp_path: Path) -> None:
-    grid = {"algorithm.name": ["grpo", "rloo"], "generator.optimizer.learning_rate": [1e-5, 2e-5]}
+    grid = {"algorithm.advantages.generator.name": ["grpo", "rloo"], "generator.optimizer.learning_rate": [1e-5, 2e-5]}
     sweep = load_sweep(_sweep_file(tmp_path, grid=grid, seeds=[3, 5], overrides=["train.generator_steps=9"]))
     assert len(sweep.cells) == 8
     last = sweep.cells[-1]
     assert last.label == "name=rloo, learning_rate=2e-05"
-    assert last.config.algorithm.name == "rloo" and last.config.generator.optimizer.learning_rate == 2e-5
+    assert (
+        last.config.algorithm.advantages.generator.name == "rloo"
+        and last.config.generator.optimizer.learning_rate == 2e-5
+    )
     assert last.config.seed == 5 and last.config.train.generator_steps == 9
     assert last.config.run.dir.parent == tmp_path / "sweep" / "cells"
     assert re.fullmatch(r"name=rloo_learning_rate=2e-05_[0-9a-f]{8}_seed=5", last.config.run.dir.name)
@@ -600,7 +603,12 @@ def test_every_mistake_of_a_sweep_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         load_sweep(
             _sweep_file(
-                tmp_path, cells=[{"algorithm.nam": "grpo"}, {"train.questions_per_step": 0}, {"train.eval_every": 1}]
+                tmp_path,
+                cells=[
+                    {"algorithm.advantages.generator.nam": "grpo"},
+                    {"train.questions_per_step": 0},
+                    {"train.eval_every": 1},
+                ],
             )
         )
     text = str(caught.value)
@@ -609,8 +617,8 @@ def test_every_mistake_of_a_sweep_at_once(tmp_path: Path) -> None:
         load_sweep(_sweep_file(tmp_path))
     with pytest.raises(UserError, match="gird: unknown key; did you mean grid"):
         load_sweep(_sweep_file(tmp_path, gird={}))
-    with pytest.raises(UserError, match="grid.algorithm.name: list should have at least 1 item"):
-        load_sweep(_sweep_file(tmp_path, grid={"algorithm.name": []}))
+    with pytest.raises(UserError, match="grid.algorithm.advantages.generator.name: list should have at least 1 item"):
+        load_sweep(_sweep_file(tmp_path, grid={"algorithm.advantages.generator.name": []}))
 
 
 def test_results_best_first_with_the_spread_over_seeds() -> None:

@@ -139,7 +139,7 @@ SCENARIOS: dict[str, tuple[Sequence[str], Attempts]] = {
     "the generator is frozen": ((*LONGER, "generator.trainable=false"), THROUGH),
     "there is no verifier": ((*LONGER, *NO_STEPS, "verifier=null", "sft.verifier=null"), THROUGH),
     "stopped and resumed among draws and several verifications": (
-        (*LONGER, "train.max_draws=3", "train.verifications_per_solution=2"),
+        (*LONGER, "algorithm.advantages.generator.settings.max_draws=3", "train.verifications_per_solution=2"),
         (
             ("train", ("verify", 2)),
             ("train", ("rollout_2", 1)),

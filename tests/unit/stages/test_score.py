@@ -170,12 +170,13 @@ def test_step_rewards_that_a_dump_should_not_have_are_counted_as_a_change(tmp_pa
 
 
 def test_another_algorithm(tmp_path):
-    _, rows = score(dump(), tmp_path, name="rloo")
+    rloo = {"generator": {"name": "rloo"}, "verifier": {"name": "rloo"}}
+    _, rows = score(dump(), tmp_path, advantages=rloo)
     assert {row.algorithm for row in rows} == {"rloo"}
     # outcome 1 − 0; each step 1/2 minus the mean of the three others, one 1/2 and two −1/2: 1/2 + 1/6 = 2/3
     np.testing.assert_allclose(rows[0].advantages, [(1 + 4 / 3) / 2, (1 + 2 / 3) / 2, 1 / 2])
     # ten times the step advantages, as the authors' code has it with RLOO
-    _, rows = score(dump(), tmp_path, name="rloo", step_advantage_scale=10.0)
+    _, rows = score(dump(), tmp_path, advantages={"generator": {"name": "rloo", "settings": {"step_scale": 10.0}}})
     np.testing.assert_allclose(rows[0].advantages, [(1 + 40 / 3) / 2, (1 + 20 / 3) / 2, 1 / 2])
 
 

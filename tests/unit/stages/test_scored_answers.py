@@ -19,7 +19,9 @@ from tango_hpc.questions.protocol.verification import read_verification
 from tango_hpc.questions.tasks import get_task
 from tango_hpc.stages.rescore import score_dump
 from tango_hpc.stages.responses import ReadSolution, ReadVerification, Response
+from tango_hpc.stages.scoring import Moment
 from tango_hpc.stages.steps import GeneratorBatch, VerifierBatch
+from tests.helpers.advantages import for_generator, for_verifier
 
 # Half a point for an answer within 2 of the right one, which is right enough.
 NEAR = """
@@ -64,12 +66,12 @@ def solutions(config: Config) -> list[ReadSolution]:
 
 
 def batch(config: Config) -> GeneratorBatch:
-    return GeneratorBatch.score(solutions(config), [], step=1, config=config, alpha=0.0)
+    return GeneratorBatch.score(solutions(config), [], step=1, config=config, hook=for_generator(), moment=Moment())
 
 
 def test_rewards_and_advantages_are_those_of_the_score(config: Config) -> None:
     scored = batch(config).scored
-    assert scored.outcome_rewards_N.tolist() == SCORES
+    assert scored.rewards_N.tolist() == SCORES
     # mean 0.675; deviations 0.325, -0.175, -0.475, 0.325; their squares sum to 0.4675, over 3, the root 0.394757
     by_hand = np.array([0.325, -0.175, -0.475, 0.325]) / np.sqrt(0.4675 / 3)
     np.testing.assert_allclose([one[0] for one in scored.advantages_N_T], by_hand, rtol=1e-12)
@@ -83,7 +85,9 @@ def test_metrics_have_the_score_its_parts_and_the_accuracy_by_the_threshold(conf
     plain = solutions(config)
     for one in plain:
         one.graded = Verdict(one.correct)
-    metrics = GeneratorBatch.score(plain, [], step=1, config=config, alpha=0.0).metrics(get_task(config.task))
+    metrics = GeneratorBatch.score(plain, [], step=1, config=config, hook=for_generator(), moment=Moment()).metrics(
+        get_task(config.task)
+    )
     assert "generator/score" not in metrics and metrics["generator/outcome_reward"] == 0.75
 
 
@@ -99,7 +103,7 @@ def test_the_verifier_learns_right_and_wrong(config: Config) -> None:
     ]  # fmt: skip
     averages = ClassWeightEma(0.8)
     scored = VerifierBatch.score(
-        read, range(4), averages, drawn=judged, step=1, algorithm="grpo", gamma=0.0
+        read, range(4), averages, drawn=judged, step=1, hook=for_verifier(), moment=Moment(), gamma=0.0
     ).scored  # fmt: skip
     assert scored.rewards_N.tolist() == [1.0, 1.0, 0.0, 1.0]
     assert (averages.average_right, averages.average_wrong) == (3, 1)

@@ -2,8 +2,8 @@
 
 Instead of blending step advantages into Eq. 7, where a verifier that can be fooled is optimised against, PROF draws
 more rollouts of a question than it trains on and keeps those whose steps are judged as their outcome is: right
-solutions with many steps judged right, wrong ones with many judged wrong. What is kept is balanced between the two,
-and learns from its outcome rewards alone. Switched on by `algorithm.prof_rollouts`, with `algorithm.alpha_start: 0`.
+solutions with many steps judged right, wrong ones with many judged wrong. What is kept is balanced between the two, and
+learns from its outcome rewards alone: `algorithm.alpha_start` must be 0.
 
 As in the paper's Algorithm 1 ("both" groups are filtered, by the mean over steps). Departures: no extra penalty on
 solutions of one step or of many (its lambda, H_lambda); the scores are a verifier's judgements, +1 and -1, not a reward
@@ -13,15 +13,41 @@ model's.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tango_hpc.method.equations import FloatArray
+from tango_hpc.method.batches import Advantages, members
+from tango_hpc.method.equations import FloatArray, normalize
+from tango_hpc.method.steady_verifier import kept_of_each
+
+if TYPE_CHECKING:
+    from tango_hpc.method.batches import Solutions
+    from tango_hpc.method.tokens import Settings
+
+defaults = {"trained_rollouts": 2}
+
+
+def advantages(batch: Solutions, settings: Settings, state: Any) -> Advantages:
+    """Return GRPO's outcome advantages of the solutions that are kept, None for the others."""
+    if batch.alpha > 0:
+        raise ValueError("chooses by the step judgements instead of blending them in; set algorithm.alpha_start to 0")
+    if not batch.step_rewards[0]:
+        raise ValueError("needs a verifier, whose step judgements choose the rollouts")
+    if settings["trained_rollouts"] >= max(map(len, members(batch.groups))):
+        raise ValueError("leaves nothing to choose; keep fewer or raise train.rollouts_per_question")
+    kept = kept_rollouts(batch.groups, batch.correct, batch.mean_step_rewards(), settings["trained_rollouts"])
+    found: list[FloatArray | None] = [None] * len(kept)
+    for group in members(batch.groups):
+        compared = [i for i in group if kept[i]]
+        for i, value in zip(compared, normalize(batch.rewards[compared]), strict=True):
+            found[i] = np.full(batch.lengths[i], value)
+    return found, state
 
 
 def kept_rollouts(
-    group_ids_N: Sequence[Hashable], correct_N: Sequence[bool], step_rewards_N_K: Sequence[FloatArray], num_kept: int
+    group_ids_N: Sequence[Hashable], correct_N: NDArray[np.bool_], step_rewards_N_K: Sequence[FloatArray], num_kept: int
 ) -> NDArray[np.bool_]:
     """Return which of N solutions are trained on: of each group the `num_kept` that PROF chooses, or all if it has
     fewer.
@@ -42,14 +68,3 @@ def kept_rollouts(
         num_right, num_wrong = kept_of_each(len(right), len(wrong), num_kept)
         kept_N[right[:num_right] + wrong[:num_wrong]] = True
     return kept_N
-
-
-def kept_of_each(num_right: int, num_wrong: int, num_kept: int) -> tuple[int, int]:
-    """Return how many right and how many wrong solutions stay: `num_kept` together, as equal in number as there are
-    such.
-
-    Of an odd number the wrong ones have one more, as in the paper.
-    """
-    num_kept = min(num_kept, num_right + num_wrong)
-    kept_right = min(max(num_kept // 2, num_kept - num_wrong), num_right)
-    return kept_right, num_kept - kept_right

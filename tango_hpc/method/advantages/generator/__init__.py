@@ -1,0 +1,1 @@
+"""Advantages of solutions, Eqs. 4 to 7."""

@@ -1,0 +1,1 @@
+"""Advantages of verifications, Eq. 9."""

@@ -1,0 +1,20 @@
+"""Eq. 9 of RL Tango (arXiv 2505.15034) with the advantages of Dr. GRPO (arXiv 2503.20783): s · (r − mean).
+
+The class weight s comes after the comparison and does not enter the mean.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tango_hpc.method.batches import Advantages, within_groups
+from tango_hpc.method.equations import less_mean
+
+if TYPE_CHECKING:
+    from tango_hpc.method.batches import Verifications
+    from tango_hpc.method.tokens import Settings
+
+
+def advantages(batch: Verifications, settings: Settings, state: Any) -> Advantages:
+    """Return one advantage for all tokens of each verification."""
+    return batch.every_token(batch.class_weights * within_groups(batch.groups, batch.rewards, less_mean)), state

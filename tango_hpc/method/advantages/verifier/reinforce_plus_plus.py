@@ -1,0 +1,20 @@
+"""Eq. 9 of RL Tango (arXiv 2505.15034) with REINFORCE++: s · (r − mean) / std over all verifications of a batch.
+
+The class weight s comes after the normalisation and does not enter its statistics.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tango_hpc.method.batches import Advantages
+from tango_hpc.method.equations import normalize
+
+if TYPE_CHECKING:
+    from tango_hpc.method.batches import Verifications
+    from tango_hpc.method.tokens import Settings
+
+
+def advantages(batch: Verifications, settings: Settings, state: Any) -> Advantages:
+    """Return one advantage for all tokens of each verification."""
+    return batch.every_token(batch.class_weights * normalize(batch.rewards)), state
