@@ -43,7 +43,7 @@ class Role:
     What it does is done in the processes of the role (`RoleWorker`) and handed to the others: every method but `fits`
     is collective over all processes. `stale`: its engine lacks the trainer's present weights, and gets them before it
     generates; so it is at first, after an update, and on a GPU whenever it has slept. `sync_counts`: the next weight
-    sync is one that an uninterrupted run makes too.
+    sync is one that an uninterrupted run makes too. Only a role that is trained has a `loss` and `advantages`.
     """
 
     def __init__(
@@ -55,9 +55,10 @@ class Role:
         self.tokenizer = load_tokenizer(self.settings.model.path, self.settings.chat_template)
         prompt = role_prompt(config, name, self.tokenizer)
         self.template: Template = TEMPLATES[name](self.tokenizer, prompt)
-        self.loss = loss_settings(config, self.settings) if self.settings.trainable else LossSettings()
-        self.advantages = OnceForAll.of(load_advantages(config, name), exchange)
-        self.method_state: Any = None  # of that file
+        if self.settings.trainable:
+            self.loss: LossSettings = loss_settings(config, self.settings)
+            self.advantages = OnceForAll.of(load_advantages(config, name), exchange)
+        self.method_state: Any = None  # of the file of advantages
         self._worker: RoleWorker | None = None
         self.stale = self.sync_counts = self.settings.trainable
         self._forgets = self.settings.trainable and config.launch.device in engine.FORGETFUL_DEVICES

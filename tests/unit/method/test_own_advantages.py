@@ -79,6 +79,13 @@ def test_shipped_files_of_the_verifier_pass_the_check(name: str) -> None:
     check_advantages(for_verifier(name), rollouts=4, alpha=0.3, judged=True)
 
 
+def test_reinforce_plus_plus_draws_no_questions_again() -> None:
+    with pytest.raises(
+        UserError, match=r"settings.max_draws: reinforce_plus_plus compares over the batch.*set it to 1"
+    ):
+        check_advantages(for_generator("reinforce_plus_plus", max_draws=2), rollouts=4, alpha=0.1, judged=True)
+
+
 HEAD = "import numpy as np\n\n\ndef advantages(batch, settings, state):\n"
 ZEROS = "[np.zeros(n) for n in batch.lengths]"
 

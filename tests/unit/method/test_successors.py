@@ -14,6 +14,7 @@ import pytest
 from tango_hpc.base.config import Config
 from tango_hpc.base.config.schema import AlgorithmConfig
 from tango_hpc.base.config.tasks import TaskConfig
+from tango_hpc.base.errors import UserError
 from tango_hpc.base.run.dumps import ROLLOUT_SCHEMA, read_rollouts, write_rollouts
 from tango_hpc.method.advantages.generator.prof import kept_rollouts
 from tango_hpc.method.hooks import load_hook
@@ -190,14 +191,14 @@ def test_prof_learns_from_the_outcome_of_what_it_keeps():
 @pytest.mark.parametrize(
     ("kept", "alpha", "judged_by", "message"),
     [
-        (3, 0.1, [[np.ones(1)]], "set algorithm.alpha_start to 0"),
-        (5, 0.0, [[np.ones(1)]], "leaves nothing to choose"),
+        (3, 0.1, [[np.ones(1)]], "prof takes no step advantages; set algorithm.alpha_start to 0"),
+        (5, 0.0, [[np.ones(1)]], r"settings.trained_rollouts: 5 leaves nothing to choose"),
         (3, 0.0, [[]], "needs a verifier"),
     ],
 )
 def test_prof_refuses_what_it_cannot_do(kept, alpha, judged_by, message):
     batch = solutions(["q"] * 5, [True] * 5, [[1]] * 5, [[0]] * 5, [2] * 5, alpha)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         advantages_of(for_generator("prof", trained_rollouts=kept), replace(batch, step_rewards=judged_by * 5))
 
 

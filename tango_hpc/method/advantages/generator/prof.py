@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tango_hpc.base.errors import UserError
 from tango_hpc.method.batches import Advantages, members
 from tango_hpc.method.equations import FloatArray, normalize
 from tango_hpc.method.steady_verifier import kept_of_each
@@ -27,16 +28,20 @@ if TYPE_CHECKING:
     from tango_hpc.method.tokens import Settings
 
 defaults = {"trained_rollouts": 2}
+_KEY = "algorithm.advantages.generator"
 
 
 def advantages(batch: Solutions, settings: Settings, state: Any) -> Advantages:
     """Return GRPO's outcome advantages of the solutions that are kept, None for the others."""
     if batch.alpha > 0:
-        raise ValueError("chooses by the step judgements instead of blending them in; set algorithm.alpha_start to 0")
+        raise UserError(f"{_KEY}: prof takes no step advantages; set algorithm.alpha_start to 0")
     if not batch.step_rewards[0]:
-        raise ValueError("needs a verifier, whose step judgements choose the rollouts")
+        raise UserError(f"{_KEY}: prof needs a verifier, whose step judgements choose the rollouts")
     if settings["trained_rollouts"] >= max(map(len, members(batch.groups))):
-        raise ValueError("leaves nothing to choose; keep fewer or raise train.rollouts_per_question")
+        raise UserError(
+            f"{_KEY}.settings.trained_rollouts: {settings['trained_rollouts']} leaves nothing to choose; keep fewer or "
+            "raise train.rollouts_per_question"
+        )
     kept = kept_rollouts(batch.groups, batch.correct, batch.mean_step_rewards(), settings["trained_rollouts"])
     found: list[FloatArray | None] = [None] * len(kept)
     for group in members(batch.groups):

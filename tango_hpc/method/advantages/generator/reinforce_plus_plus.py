@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tango_hpc.base.errors import UserError
 from tango_hpc.method.batches import Advantages, blended, step_sums
 from tango_hpc.method.equations import normalize, whitened_step_advantages
 
@@ -24,7 +25,10 @@ defaults = {"step_scale": 1.0}
 def advantages(batch: Solutions, settings: Settings, state: Any) -> Advantages:
     """Return the advantages of each solution's tokens."""
     if settings["max_draws"] > 1:
-        raise ValueError("compares over the batch, so that no question is without signal by itself; set max_draws to 1")
+        raise UserError(
+            "algorithm.advantages.generator.settings.max_draws: reinforce_plus_plus compares over the batch, so that "
+            "no question is without signal by itself; set it to 1"
+        )
     sums = step_sums(batch)
     judged = [(i, v) for i, given in enumerate(batch.step_rewards) for v, one in enumerate(given) if len(one)]
     for (i, v), whitened in zip(judged, whitened_step_advantages([sums[i][v] for i, v in judged]), strict=False):
