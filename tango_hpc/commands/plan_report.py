@@ -34,7 +34,7 @@ from rich.table import Table
 from tango_hpc.base.config import Config
 from tango_hpc.base.config.models import role_shape
 from tango_hpc.base.model_shape import check_parallel
-from tango_hpc.method.hooks import load_hook
+from tango_hpc.method.hooks import known_settings
 from tango_hpc.models.engine.capacity import GIB, engine_memory, resident_gpu_bytes, role_engine
 from tango_hpc.models.weight_sync.planned import plan_report as reshard_report
 from tango_hpc.plan.batch import role_batch
@@ -104,7 +104,7 @@ def _model(config: Config, name: str, parameters: int, upload_bytes: int | None)
 def _schedule(whole: Config, config: Config) -> dict[str, Any]:
     """Return the optimizer steps of a training run, and the questions that they may draw."""
     steps = Counter(role_schedule(whole))
-    max_draws = load_hook(config.algorithm.advantages.generator).settings["max_draws"]
+    max_draws = known_settings(config.run.dir, config.algorithm.advantages.generator)["max_draws"]
     draws = steps["generator"] * max_draws + steps["verifier"] * config.train.verifier_draws
     return {
         "generator_steps": steps["generator"],

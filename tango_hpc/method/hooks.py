@@ -17,6 +17,7 @@ import numpy as np
 
 from tango_hpc.base.config.hooks import KEYS, HookConfig, HookKind
 from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.user_code import mistakes_in, read_source, run_source
 from tango_hpc.method.batches import Advantages, Solutions, Verifications
 from tango_hpc.method.equations import AVERAGES
@@ -115,6 +116,17 @@ class AdvantagesHook(Hook):
             if array is not None and not np.isfinite(array).all():
                 raise UserError(f"{self.file}: an advantage of response {number} is not finite")
         return arrays, state
+
+
+def kept_file(run_dir: Path, config: HookConfig) -> Path:
+    """Return the file that the run in `run_dir` computes by: its copy of a user's, or the shipped one."""
+    return RunDirectory(run_dir).method / f"{config.kind()}.py" if config.is_own else config.file
+
+
+def known_settings(run_dir: Path, config: HookConfig) -> Mapping[str, Any]:
+    """Return the settings of the file that the run computes by, or will compute by."""
+    kept = kept_file(run_dir, config)
+    return load_hook(config, kept if kept.is_file() else None).settings
 
 
 def load_hook(config: HookConfig, file: Path | None = None) -> Any:

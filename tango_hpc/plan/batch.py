@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tango_hpc.base.config import Config
-from tango_hpc.method.hooks import load_hook
+from tango_hpc.method.hooks import known_settings
 from tango_hpc.models.engine.capacity import responses_per_engine
 from tango_hpc.questions.data.packing import pack
 
@@ -33,7 +33,7 @@ def role_batch(config: Config, name: str) -> RoleBatch:
     role, train = config.roles[name], config.train
     sampled = train.questions_per_step * train.rollouts_per_question
     hook = getattr(config.algorithm.advantages, name)
-    kept = load_hook(hook).settings.get("trained_rollouts")
+    kept = known_settings(config.run.dir, hook).get("trained_rollouts")
     responses = train.questions_per_step * kept if kept is not None else sampled
     longest = role.max_prompt_tokens + role.max_response_tokens
     tokens = responses * longest

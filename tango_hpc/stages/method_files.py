@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 from tango_hpc.base.config import Config
 from tango_hpc.base.config.hooks import KEYS, HookConfig
 from tango_hpc.base.run.directory import RunDirectory
-from tango_hpc.method.hooks import AdvantagesHook, check_advantages, check_token_hook, load_hook
+from tango_hpc.method.hooks import AdvantagesHook, check_advantages, check_token_hook, kept_file, load_hook
 from tango_hpc.runner.attempts import newest_checkpoint
 
 _STAGE = "train"  # which computes by them
@@ -26,21 +25,16 @@ def hooks_of(config: Config) -> Iterator[HookConfig]:
         yield algorithm.advantages.verifier
 
 
-def kept_file(config: Config, hook: HookConfig) -> Path:
-    """Return the file that training reads: the run's copy of a user's, or the shipped one."""
-    return RunDirectory(config.run.dir).method / f"{hook.kind()}.py" if hook.is_own else hook.file
-
-
 def load_advantages(config: Config, role: str, *, kept: bool = True) -> AdvantagesHook:
     """Return the advantages of `role`, by the run's copy unless `kept` is false. Raises UserError for a mistake."""
     hook = getattr(config.algorithm.advantages, role)
-    return load_hook(hook, kept_file(config, hook) if kept else None)
+    return load_hook(hook, kept_file(config.run.dir, hook) if kept else None)
 
 
 def check_method(config: Config) -> None:
     """Load the files that training will read, and try them. Raises UserError for a mistake."""
     for hook in hooks_of(config):
-        loaded = load_hook(hook, kept_file(config, hook) if _goes_on(config) else None)
+        loaded = load_hook(hook, kept_file(config.run.dir, hook) if _goes_on(config) else None)
         if isinstance(loaded, AdvantagesHook):
             check_advantages(
                 loaded,
@@ -56,19 +50,20 @@ def keep_method(config: Config) -> None:
     """Copy the user's files into the run, unless it goes on from a checkpoint."""
     for hook in hooks_of(config):
         if hook.is_own and not _goes_on(config):
-            copy = kept_file(config, hook)
+            copy = kept_file(config.run.dir, hook)
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(hook.file, copy)
 
 
 def changed_files(config: Config) -> list[str]:
     """Return what to say of the user's files that are no longer as the run has them."""
-    return [
-        f"{KEYS[hook.kind()]}: {hook.file} has changed or is gone; this run goes on by its copy, {copy}"
-        for hook in hooks_of(config)
-        if hook.is_own
-        and (not hook.file.is_file() or hook.file.read_bytes() != (copy := kept_file(config, hook)).read_bytes())
-    ]
+    notes = []
+    for hook in hooks_of(config):
+        copy = kept_file(config.run.dir, hook)
+        if hook.is_own and not (hook.file.is_file() and hook.file.read_bytes() == copy.read_bytes()):
+            key = KEYS[hook.kind()]
+            notes.append(f"{key}: {hook.file} has changed or is gone; this run goes on by its copy, {copy}")
+    return notes
 
 
 def _goes_on(config: Config) -> bool:

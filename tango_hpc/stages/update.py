@@ -8,10 +8,9 @@ from typing import Any
 
 from tango_hpc.base.config import Config
 from tango_hpc.base.config.roles import RoleConfig
-from tango_hpc.method.hooks import load_hook
+from tango_hpc.method.hooks import kept_file, load_hook
 from tango_hpc.models.trainer.loss import LossSettings, UpdateStats
 from tango_hpc.models.weight_sync.sync import SyncStats
-from tango_hpc.stages.method_files import kept_file
 
 
 def loss_settings(config: Config, role: RoleConfig) -> LossSettings:
@@ -19,8 +18,8 @@ def loss_settings(config: Config, role: RoleConfig) -> LossSettings:
     algorithm = config.algorithm
     correction = algorithm.correction
     return LossSettings(
-        loss=load_hook(algorithm.loss, kept_file(config, algorithm.loss)),
-        correction=None if correction is None else load_hook(correction, kept_file(config, correction)),
+        loss=load_hook(algorithm.loss, kept_file(config.run.dir, algorithm.loss)),
+        correction=None if correction is None else load_hook(correction, kept_file(config.run.dir, correction)),
         level="token" if correction is None else correction.level,
         kl_coef=algorithm.kl_coef,
         kl_estimator=algorithm.kl_estimator,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tango_hpc.base.run.directory import RunDirectory
-from tango_hpc.base.run.dumps import dumped_steps, read_rollouts
+from tango_hpc.base.run.dumps import RolloutRow, dumped_steps, read_rollouts
 from tango_hpc.base.run.metrics import read_metrics
 from tests.helpers.runs import ROOT, SMALL
 
@@ -35,6 +35,19 @@ def tango(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def commands() -> list[list[str]]:
+    """The words of the page's commands, behind `tango`."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line)[1:] for line in lines if line.startswith("tango ")]
+
+
+def of_baseline() -> list[str]:
+    """The words of the command that trains with other advantages, behind `tango train`."""
+    (words,) = [words[1:] for words in commands() if "run.dir=runs/baseline" in words]
+    return words
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the page's commands were typed."""
@@ -43,11 +56,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, language in (("soft.py", "python"), ("soft.yaml", "yaml"), ("baseline.py", "python")):
         (text,) = re.findall(rf"`{name}`[^`]*?:\n\n```{language}\n(.*?)```", PAGE, re.DOTALL)
         (folder / name).write_text(text)
-    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    commands = [shlex.split(line)[1:] for line in lines if line.startswith("tango ")]
-    assert [words[0] for words in commands] == ["sft", "train", "report", "train", "score"]
-    for words in commands:
+    assert [words[0] for words in commands()] == ["sft", "train", "report", "train", "score"]
+    for words in commands():
         if words[0] == "score":  # fewer steps here than on the page
             words[1] = str(max((folder / "runs/baseline/rollouts").glob("generator*")))
         done = tango(folder, *words, *(QUICK if words[0] in ("sft", "train") else []))
@@ -63,13 +73,9 @@ def test_the_loss_of_the_page_trains_and_its_statistics_are_metrics(folder: Path
     assert (run.method / "loss.py").read_text() == (folder / "soft.py").read_text()
 
 
-def test_the_advantages_of_the_page_have_a_state_that_goes_from_step_to_step(folder: Path) -> None:
-    run = RunDirectory(folder / "runs/baseline")
-    rows = {
-        step: read_rollouts(run.rollout_file("generator", step)) for step in dumped_steps(run.rollouts)["generator"]
-    }
-    first, last = rows[min(rows)], rows[max(rows)]
-    assert {row.state for row in first} == {None} and {row.algorithm for row in first} == {"baseline"}
+def check_states(run: RunDirectory) -> list[RolloutRow]:
+    """The rows of the last generator step, whose state is the baseline over all steps before."""
+    last = read_rollouts(run.rollout_file("generator", max(dumped_steps(run.rollouts)["generator"])))
     accuracy = [row["generator/accuracy"] for row in read_metrics(run, "train") if row["role"] == "generator"]
     baseline = accuracy[0]
     for value in accuracy[:-1]:
@@ -77,23 +83,36 @@ def test_the_advantages_of_the_page_have_a_state_that_goes_from_step_to_step(fol
     assert [json.loads(row.state or "")["baseline"] for row in last] == pytest.approx([baseline] * len(last))
     for row in last:
         assert row.advantages == pytest.approx([row.outcome_reward - baseline] * len(row.response_ids))
-    scored = read_rollouts(folder / "scored.parquet")
-    assert [row.advantages for row in scored] == [row.advantages for row in last]
+    return last
 
 
-def test_a_run_goes_on_by_its_copy_and_says_what_has_changed(folder: Path) -> None:
-    run = RunDirectory(folder / "runs/soft")
-    done_before, mine = len(read_metrics(run, "train")), (folder / "soft.py").read_text()
-    longer = [*(one for one in QUICK if "generator_steps=" not in one), "train.generator_steps=5"]
-    (folder / "soft.py").write_text("def loss(tokens, settings):\n    return 1 / 0, {}\n")
-    done = tango(folder, "train", "soft.yaml", "--resume", *longer)
-    (folder / "soft.py").write_text(mine)
+def test_the_advantages_of_the_page_have_a_state_that_goes_from_step_to_step(folder: Path) -> None:
+    run = RunDirectory(folder / "runs/baseline")
+    first = read_rollouts(run.rollout_file("generator", min(dumped_steps(run.rollouts)["generator"])))
+    assert {row.state for row in first} == {None} and {row.algorithm for row in first} == {"baseline"}
+    last = check_states(run)
+    assert [row.advantages for row in read_rollouts(folder / "scored.parquet")] == [row.advantages for row in last]
+
+
+def test_a_run_goes_on_by_its_copies_and_says_what_has_changed(folder: Path) -> None:
+    """And by the state of the advantages, which lies in the checkpoint."""
+    run = RunDirectory(folder / "runs/baseline")
+    done_before, files = len(read_metrics(run, "train")), ("soft.py", "baseline.py")
+    mine = {name: (folder / name).read_text() for name in files}
+    longer = [*(one for one in QUICK if "generator_steps=" not in one), "train.generator_steps=6"]
+    for name in files:
+        (folder / name).write_text("1 / 0\n")
+    done = tango(folder, "train", *of_baseline(), "--resume", *longer)
+    for name in files:
+        (folder / name).write_text(mine[name])
     assert done.returncode == 0, done.stdout + done.stderr
     rows = read_metrics(run, "train")
-    assert len(rows) > done_before and all(0 < row["loss/weight"] < 1 for row in rows)
+    assert len(rows) > done_before and all("loss/weight" in row for row in rows)
+    check_states(run)
     logs = "".join(file.read_text() for file in run.logs.glob("*.log"))
-    assert f"algorithm.loss: {folder / 'soft.py'} has changed or is gone; this run goes on by its copy" in logs
-    assert (run.method / "loss.py").read_text() == mine
+    for key, name in (("loss", "soft.py"), ("advantages.generator", "baseline.py")):
+        assert f"algorithm.{key}: {folder / name} has changed or is gone; this run goes on by its copy" in logs
+    assert (run.method / "loss.py").read_text() == mine["soft.py"]
 
 
 def test_a_mistake_ends_with_2_and_its_line_before_anything_is_made(folder: Path) -> None:
