@@ -19,7 +19,7 @@ SERVER_START = threading.Lock()  # some tests start ranks from several threads
 
 
 def run_ranks(
-    func: Callable[..., Any], world_size: int, *args: Any, timeout: float = 280, preloaded: bool = True
+    func: Callable[..., Any], world_size: int, *args: Any, timeout: float = 560, preloaded: bool = True
 ) -> list[Any]:
     """Call the top-level function `func(*args)` on `world_size` ranks and return the results in rank order.
 

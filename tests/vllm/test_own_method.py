@@ -24,7 +24,6 @@ QUICK = [
     "generator.optimizer.learning_rate=0.01",
     "verifier.optimizer.learning_rate=0.01",
 ]
-pytestmark = pytest.mark.timeout(600)
 PAGE = (ROOT / "docs/your_own_method.md").read_text()
 
 

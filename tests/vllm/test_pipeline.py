@@ -119,7 +119,6 @@ def of_the_page(language: str, heading: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.timeout(600)
 def test_lm_evaluation_harness_finds_the_same_accuracy_by_the_commands_of_the_page(
     folder: Path, elsewhere: Path, tmp_path: Path
 ) -> None:
@@ -162,7 +161,6 @@ def answers(address: str) -> bool:
         return False
 
 
-@pytest.mark.timeout(600)
 def test_vllms_server_gives_the_answers_of_the_evaluation_by_the_commands_of_the_page(
     folder: Path, elsewhere: Path, tmp_path: Path
 ) -> None:
