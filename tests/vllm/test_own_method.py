@@ -108,6 +108,8 @@ def test_a_run_goes_on_by_its_copies_and_says_what_has_changed(folder: Path) -> 
     rows = read_metrics(run, "train")
     assert len(rows) > done_before and all("loss/weight" in row for row in rows)
     check_states(run)
+    for step in sorted(dumped_steps(run.rollouts)["generator"])[1:]:  # the first one after the checkpoint too
+        assert all(row.state is not None for row in read_rollouts(run.rollout_file("generator", step)))
     logs = "".join(file.read_text() for file in run.logs.glob("*.log"))
     for key, name in (("loss", "soft.py"), ("advantages.generator", "baseline.py")):
         assert f"algorithm.{key}: {folder / name} has changed or is gone; this run goes on by its copy" in logs
