@@ -86,10 +86,6 @@ class Verifications:
         columns = (self.rewards, self.correct, self.verdicts, self.format_rewards, self.class_weights, self.lengths)
         _check_lengths(len(self.groups), *columns)
 
-    def every_token(self, values: FloatArray) -> list[FloatArray | None]:
-        """Return each verification's number of (N,) at all of its tokens."""
-        return [np.full(length, value) for length, value in zip(self.lengths, values, strict=True)]
-
 
 def members(groups: Sequence[Hashable]) -> list[list[int]]:
     """Return the places of the responses of each group."""
@@ -107,28 +103,26 @@ def within_groups(groups: Sequence[Hashable], values: FloatArray, relative: Rela
     return result
 
 
-def step_sums(batch: Solutions, relative: Relative | None = None) -> list[list[FloatArray]]:
+def every_token(batch: Solutions | Verifications, values: FloatArray) -> list[FloatArray | None]:
+    """Return each response's number of (N,) at all of its tokens."""
+    return [np.full(length, value) for length, value in zip(batch.lengths, values, strict=True)]
+
+
+def step_sums(batch: Solutions, relative: Relative) -> list[list[FloatArray]]:
     """Eqs. 5 and 6: N lists, one array of shape (T,) for each verification.
 
-    `relative` of all step rewards of a question, of all verifications together; None leaves them as they are.
+    `relative` of all step rewards of a question, of all verifications together.
     """
     relative_rewards = [list(given) for given in batch.step_rewards]
-    if relative is None:
-        return _summed(batch, relative_rewards)
     for group in members(batch.groups):
         places = [(i, v) for i in group for v in range(len(batch.step_rewards[i]))]
         flat = np.concatenate([np.zeros(0), *(batch.step_rewards[i][v] for i, v in places)])
         cuts = np.cumsum([len(batch.step_rewards[i][v]) for i, v in places])[:-1]
         for (i, v), part in zip(places, np.split(relative(flat), cuts) if places else (), strict=True):
             relative_rewards[i][v] = part
-    return _summed(batch, relative_rewards)
-
-
-def _summed(batch: Solutions, rewards: Sequence[Sequence[FloatArray]]) -> list[list[FloatArray]]:
-    """Eq. 6."""
     return [
         [equations.step_advantages(one, ends if len(one) else (), length) for one in given]
-        for given, ends, length in zip(rewards, batch.step_ends, batch.lengths, strict=True)
+        for given, ends, length in zip(relative_rewards, batch.step_ends, batch.lengths, strict=True)
     ]
 
 

@@ -120,7 +120,7 @@ class AdvantagesHook(Hook):
 
 def kept_file(run_dir: Path, config: HookConfig) -> Path:
     """Return the file that the run in `run_dir` computes by: its copy of a user's, or the shipped one."""
-    return RunDirectory(run_dir).method / f"{config.kind()}.py" if config.is_own else config.file
+    return RunDirectory(run_dir).method / f"{config.kind}.py" if config.is_own else config.file
 
 
 def known_settings(run_dir: Path, config: HookConfig) -> Mapping[str, Any]:
@@ -134,7 +134,7 @@ def load_hook(config: HookConfig, file: Path | None = None) -> Any:
 
     Raises UserError for what is none.
     """
-    kind, path = config.kind(), str(file or config.file)
+    kind, path = config.kind, str(file or config.file)
     name = kind if kind in ("loss", "correction") else "advantages"
     module = run_source(path, read_source(path), f"tango_hpc_own_{kind}")
     function = getattr(module, name, None)
@@ -157,7 +157,7 @@ def load_hook(config: HookConfig, file: Path | None = None) -> Any:
 
 def _settings(config: HookConfig, path: str, defaults: dict[str, Any]) -> dict[str, Any]:
     """Return the file's settings as the config has them."""
-    key = f"{KEYS[config.kind()]}.settings"
+    key = f"{KEYS[config.kind]}.settings"
     for name, value in config.settings.items():
         if name not in defaults:
             known = ", ".join(sorted(defaults)) or "none"

@@ -33,8 +33,9 @@ def load_advantages(config: Config, role: str, *, kept: bool = True) -> Advantag
 
 def check_method(config: Config) -> None:
     """Load the files that training will read, and try them. Raises UserError for a mistake."""
+    goes_on = _goes_on(config)
     for hook in hooks_of(config):
-        loaded = load_hook(hook, kept_file(config.run.dir, hook) if _goes_on(config) else None)
+        loaded = load_hook(hook, kept_file(config.run.dir, hook) if goes_on else None)
         if isinstance(loaded, AdvantagesHook):
             check_advantages(
                 loaded,
@@ -48,8 +49,10 @@ def check_method(config: Config) -> None:
 
 def keep_method(config: Config) -> None:
     """Copy the user's files into the run, unless it goes on from a checkpoint."""
+    if _goes_on(config):
+        return
     for hook in hooks_of(config):
-        if hook.is_own and not _goes_on(config):
+        if hook.is_own:
             copy = kept_file(config.run.dir, hook)
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(hook.file, copy)
@@ -61,7 +64,7 @@ def changed_files(config: Config) -> list[str]:
     for hook in hooks_of(config):
         copy = kept_file(config.run.dir, hook)
         if hook.is_own and not (hook.file.is_file() and hook.file.read_bytes() == copy.read_bytes()):
-            key = KEYS[hook.kind()]
+            key = KEYS[hook.kind]
             notes.append(f"{key}: {hook.file} has changed or is gone; this run goes on by its copy, {copy}")
     return notes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
@@ -35,23 +35,19 @@ def shipped_names(kind: HookKind) -> list[str]:
 class HookConfig(Section):
     """A file of the method, and what it is called with."""
 
+    kind: ClassVar[HookKind]
     name: str
     settings: Annotated[dict[str, Any], AfterValidator(of_json)] = Field(
         {}, description="Settings that differ from the file's `defaults`."
     )
-
-    @classmethod
-    def kind(cls) -> HookKind:
-        """Return the kind of file."""
-        raise NotImplementedError
 
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
         if name.endswith(".py"):
             return str(absolute(Path(name)))
-        if name not in shipped_names(cls.kind()):
-            names = ", ".join(shipped_names(cls.kind()))
+        if name not in shipped_names(cls.kind):
+            names = ", ".join(shipped_names(cls.kind))
             raise ValueError(f"must be {names} or the path of a Python file that ends in .py")
         return name
 
@@ -63,25 +59,22 @@ class HookConfig(Section):
     @property
     def file(self) -> Path:
         """The file as the user has it."""
-        return Path(self.name) if self.is_own else SHIPPED[self.kind()] / f"{self.name}.py"
+        return Path(self.name) if self.is_own else SHIPPED[self.kind] / f"{self.name}.py"
 
 
 class LossConfig(HookConfig):
     """The term of the policy in the loss of a token (Eq. 1), and how tokens are averaged."""
 
+    kind: ClassVar[HookKind] = "loss"
     name: str = Field(
         "grpo", description="grpo, dapo, dr_grpo, gspo, cispo, or the path of a Python file (docs/your_own_method.md)."
     )
-
-    @classmethod
-    def kind(cls) -> HookKind:
-        """Return the kind of file."""
-        return "loss"
 
 
 class CorrectionConfig(HookConfig):
     """Weights of tokens that correct for the engine, which samples, and the trainer, which computes otherwise."""
 
+    kind: ClassVar[HookKind] = "correction"
     name: str = Field("tis", description="tis, mis, icepop, or the path of a Python file (docs/your_own_method.md).")
     level: Literal["token", "sequence"] = Field(
         "token",
@@ -91,15 +84,11 @@ class CorrectionConfig(HookConfig):
         ),
     )
 
-    @classmethod
-    def kind(cls) -> HookKind:
-        """Return the kind of file."""
-        return "correction"
-
 
 class GeneratorAdvantagesConfig(HookConfig):
     """From the rewards of solutions to the advantages of their tokens (Eqs. 4 to 7)."""
 
+    kind: ClassVar[HookKind] = "generator_advantages"
     name: str = Field(
         "grpo",
         description=(
@@ -108,24 +97,15 @@ class GeneratorAdvantagesConfig(HookConfig):
         ),
     )
 
-    @classmethod
-    def kind(cls) -> HookKind:
-        """Return the kind of file."""
-        return "generator_advantages"
-
 
 class VerifierAdvantagesConfig(HookConfig):
     """From the rewards of verifications to their advantages (Eq. 9)."""
 
+    kind: ClassVar[HookKind] = "verifier_advantages"
     name: str = Field(
         "grpo",
         description="grpo, rloo, reinforce_plus_plus, dr_grpo, or the path of a Python file (docs/your_own_method.md).",
     )
-
-    @classmethod
-    def kind(cls) -> HookKind:
-        """Return the kind of file."""
-        return "verifier_advantages"
 
 
 class AdvantagesConfig(Section):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tango_hpc.base.config.hooks import CorrectionConfig, LossConfig
+from tango_hpc.base.config.hooks import LossConfig
 from tango_hpc.base.errors import CheckFailed
 from tango_hpc.method.equations import KlEstimator, kl_penalties
 from tango_hpc.method.hooks import TokenHook, load_hook
@@ -43,7 +43,7 @@ class LossSettings:
 
     loss: TokenHook = field(default_factory=_grpo)
     correction: TokenHook | None = None
-    level: str = CorrectionConfig.model_fields["level"].default
+    level: str = "token"
     kl_coef: float = 0.0
     kl_estimator: KlEstimator = "k3"
     entropy_coef: float = 0.0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tango_hpc.method.batches import Advantages, within_groups
+from tango_hpc.method.batches import Advantages, every_token, within_groups
 from tango_hpc.method.equations import normalize
 
 if TYPE_CHECKING:
@@ -24,5 +24,4 @@ def advantages(batch: Solutions, settings: Settings, state: Any) -> Advantages:
     """Return one advantage for all tokens of each solution."""
     of_steps = np.array([rewards.sum() for rewards in batch.mean_step_rewards()])
     merged = (1 - batch.alpha) * batch.rewards + batch.alpha * of_steps
-    relative = within_groups(batch.groups, merged, normalize)
-    return [np.full(length, value) for length, value in zip(batch.lengths, relative, strict=True)], state
+    return every_token(batch, within_groups(batch.groups, merged, normalize)), state

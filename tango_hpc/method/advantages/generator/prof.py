@@ -66,9 +66,8 @@ def kept_rollouts(
         float(rewards_K.sum()) * (1 if correct else -1)
         for correct, rewards_K in zip(correct_N, step_rewards_N_K, strict=True)
     ]
-    for group in dict.fromkeys(group_ids_N):
-        members = [i for i, group_id in enumerate(group_ids_N) if group_id == group]
-        ranked = sorted(members, key=lambda i: -consistency_N[i])  # stable
+    for group in members(group_ids_N):
+        ranked = sorted(group, key=lambda i: -consistency_N[i])  # stable
         right, wrong = [i for i in ranked if correct_N[i]], [i for i in ranked if not correct_N[i]]
         num_right, num_wrong = kept_of_each(len(right), len(wrong), num_kept)
         kept_N[right[:num_right] + wrong[:num_wrong]] = True

@@ -29,7 +29,7 @@ def advantages(batch: Solutions, settings: Settings, state: Any) -> Advantages:
             "algorithm.advantages.generator.settings.max_draws: reinforce_plus_plus compares over the batch, so that "
             "no question is without signal by itself; set it to 1"
         )
-    sums = step_sums(batch)
+    sums = step_sums(batch, lambda rewards: rewards)
     judged = [(i, v) for i, given in enumerate(batch.step_rewards) for v, one in enumerate(given) if len(one)]
     for (i, v), whitened in zip(judged, whitened_step_advantages([sums[i][v] for i, v in judged]), strict=False):
         sums[i][v] = whitened

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tango_hpc.method.batches import Advantages
+from tango_hpc.method.batches import Advantages, every_token
 from tango_hpc.method.equations import normalize
 
 if TYPE_CHECKING:
@@ -17,4 +17,4 @@ if TYPE_CHECKING:
 
 def advantages(batch: Verifications, settings: Settings, state: Any) -> Advantages:
     """Return one advantage for all tokens of each verification."""
-    return batch.every_token(batch.class_weights * normalize(batch.rewards)), state
+    return every_token(batch, batch.class_weights * normalize(batch.rewards)), state
