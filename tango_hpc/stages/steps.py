@@ -260,12 +260,16 @@ class VerifierBatch:
         )
         return cls(step, hook.name, moment, weights, drawn, verifications, group_ids, asked, scored)
 
+    @property
+    def trained(self) -> Sequence[int]:
+        """The places in `asked` of the verifications that are trained on: all where the file leaves out all."""
+        return [place for place, is_kept in enumerate(self.scored.kept_N) if is_kept] or range(len(self.asked))
+
     def sequences(self) -> list[TrainSequence]:
-        """Return the sequences that the verifier is trained on: all where the file leaves out all."""
-        kept = [place for place, is_kept in enumerate(self.scored.kept_N) if is_kept] or range(len(self.asked))
+        """Return the sequences that the verifier is trained on."""
         return _sequences(
-            [self.verifications[self.asked[place]].response for place in kept],
-            [self.scored.advantages_N_T[place] for place in kept],
+            [self.verifications[self.asked[place]].response for place in self.trained],
+            [self.scored.advantages_N_T[place] for place in self.trained],
         )
 
     def metrics(self, task: Task) -> Metrics:
@@ -282,7 +286,7 @@ class VerifierBatch:
         judged = {self.group_ids[i]: self.verifications[i].judged.correct for i in self.asked}
         metrics["verifier/judged_right_share"] = statistics.fmean(judged.values())
         metrics["data/questions_drawn"] = len(self.drawn)
-        metrics["verifier/trained_responses"] = len(self.asked)
+        metrics["verifier/trained_responses"] = len(self.trained)
         metrics["tokens/generated"] = _generated(self.drawn, self.verifications)
         return metrics
 

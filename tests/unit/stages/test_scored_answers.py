@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,12 @@ def test_the_verifier_learns_right_and_wrong(config: Config) -> None:
     read = [
         ReadVerification(one, one.response, read_verification(text, one.solution, "authors")) for one in judged
     ]  # fmt: skip
+    left_out = replace(for_verifier(), function=lambda batch, *_: ([None, *map(np.zeros, batch.lengths[1:])], None))
+    for hook, trained in ((for_verifier(), 4), (left_out, 3)):
+        given = VerifierBatch.score(
+            read, range(4), ClassWeightEma(0.8), drawn=judged, step=1, hook=hook, moment=Moment(), gamma=0.0
+        )
+        assert given.metrics(get_task(config.task))["verifier/trained_responses"] == len(given.sequences()) == trained
     averages = ClassWeightEma(0.8)
     scored = VerifierBatch.score(
         read, range(4), averages, drawn=judged, step=1, hook=for_verifier(), moment=Moment(), gamma=0.0
