@@ -14,9 +14,9 @@ The JSON has `fits` (bool), `problems` (list of str), `ranks`, `device`, and
   where roles are fine-tuned) and `per_node` (how many of them a node runs, beside the small parents that start them);
 - `communicators`: NCCL's, as `plan.communicators.count_communicators` gives them; null on a CPU;
 - `schedule`: optimizer steps of each role, and questions drawn;
-- `models`: by role, `parameters`, `trainable`, and `upload_bytes`: what comes from the host to a GPU in a step that
-  updates the role (null on a CPU, and where it is not trained);
-- `reshard`: by role that is trained, as `tango_hpc.models.weight_sync.planned.plan_report` gives it.
+- `models`: by the first role of each, `parameters`, `trainable`, and `upload_bytes`: what comes from the host to a GPU
+  in a step that updates the model (null on a CPU, and where it is not trained);
+- `reshard`: by model that is trained, as `tango_hpc.models.weight_sync.planned.plan_report` gives it.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: St
     Raises UserError for a model without sizes, one that cannot be used, or one that cannot be cut this way.
     """
     whole, config = config, stage.taking_part(config)
-    shapes = {name: role_shape(config, name) for name in config.roles}
+    shapes = {name: role_shape(config, name) for name in config.models}
     for name, role in config.roles.items():
-        check_parallel(shapes[name], role.parallel.tensor, role.parallel.pipeline)
+        check_parallel(role_shape(config, name), role.parallel.tensor, role.parallel.pipeline)
         check_known(role.model.path, name, config)
     reshard = reshard_report(config)
     sync_bytes = {name: synced["total"]["peak_extra_bytes"] for name, synced in reshard.items()}
@@ -98,7 +98,7 @@ def make_plan(config: Config, *, gpu_gb: float, node_gb: float | None, stage: St
 
 
 def _model(config: Config, name: str, parameters: int, upload_bytes: int | None) -> dict[str, Any]:
-    return {"parameters": parameters, "trainable": config.roles[name].trainable, "upload_bytes": upload_bytes}
+    return {"parameters": parameters, "trainable": config.models[name].trainable, "upload_bytes": upload_bytes}
 
 
 def _schedule(whole: Config, config: Config) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _place(phases: Sequence[Phase], limit: int | None) -> dict[str, Any]:
 
 def show_plan(plan: dict[str, Any], console: Console) -> None:
     """Print the plan as tables."""
-    for name in plan["models"]:
+    for name in plan["batch"]:
         _show_role(plan, name, console)
     for stage, processes in plan["processes"].items():
         console.print(
@@ -173,9 +173,11 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
 
 def _show_role(plan: dict[str, Any], name: str, console: Console) -> None:
     """Print a role's parameters, its responses, its engine and, if the role is trained, its weight sync."""
-    model, numbers = plan["models"][name], plan["batch"][name]
-    trained = "" if model["trainable"] else ", not trained"
-    console.print(f"[bold]{name}[/bold]: {model['parameters'] / 1e6:,.1f}M parameters{trained}")
+    model, numbers = plan["models"].get(name), plan["batch"][name]
+    about = "the generator's model"
+    if model is not None:
+        about = f"{model['parameters'] / 1e6:,.1f}M parameters{'' if model['trainable'] else ', not trained'}"
+    console.print(f"[bold]{name}[/bold]: {about}")
     cache = f"{numbers['kv_cache_tokens']:,} tokens ({numbers['kv_cache_sequences']:,} full sequences at once)"
     share = f" and {numbers['gpu_share']:.0%} of the GPU" if numbers["gpu_share"] is not None else ""
     if numbers["waves"] is None:
@@ -196,7 +198,7 @@ def _show_role(plan: dict[str, Any], name: str, console: Console) -> None:
         f"{numbers['evaluations_per_engine']:,} of an evaluation in {_in_waves(numbers['evaluation_waves'])}; "
         f"its cache holds {cache}"
     )
-    if model["upload_bytes"] is not None:
+    if model is not None and model["upload_bytes"] is not None:
         console.print(f"  an update brings {decimal(model['upload_bytes'])} from host memory to each GPU")
     sync = plan["reshard"].get(name)
     if sync is not None:

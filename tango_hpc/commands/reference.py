@@ -54,9 +54,7 @@ def _section(title: str, model: type[Section], parts: list[str], seen: set[type[
     parts.append("| key | type | default | meaning |\n| --- | --- | --- | --- |")
     inner: list[tuple[str, type[Section]]] = []
     for name, field in model.model_fields.items():
-        section = _inner_section(field.annotation)
-        if section is not None:
-            inner.append((name, section))
+        inner += [(name, section) for section in _inner_sections(field.annotation)]
         parts.append(f"| `{name}` | {_type(field.annotation, field)} | {_default(field)} | {_meaning(field)} |")
     parts.append("")
     for name, section in inner:
@@ -69,18 +67,18 @@ def _meaning(field: FieldInfo) -> str:
     return (field.description or "").replace("|", "\\|")
 
 
-def _inner_section(annotation: Any) -> type[Section] | None:
-    for option in (annotation, *typing.get_args(annotation)):
-        if isinstance(option, type) and issubclass(option, Section):
-            return option
-    return None
+def _inner_sections(annotation: Any) -> list[type[Section]]:
+    """Return the sections that a field can hold."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    return [section for option in typing.get_args(annotation) for section in _inner_sections(option)]
 
 
 def _type(annotation: Any, field: FieldInfo) -> str:
-    section = _inner_section(annotation)
+    sections = _inner_sections(annotation)
     options = [option for option in typing.get_args(annotation) if option is not NoneType]
-    if section is not None:
-        text = f"[{section.__name__}](#{_anchor(section)})"
+    if sections:
+        text = " or ".join(f"[{section.__name__}](#{_anchor(section)})" for section in sections)
     elif typing.get_origin(annotation) is typing.Literal:
         text = ", ".join(f"`{option}`" for option in typing.get_args(annotation))
     elif typing.get_origin(annotation) is tuple and Ellipsis in options:
@@ -126,10 +124,10 @@ def _paths() -> dict[type[Section], str]:
 
     def walk(prefix: str, model: type[Section]) -> None:
         for name, field in model.model_fields.items():
-            section = _inner_section(field.annotation)
-            if section is not None and section not in paths:
-                paths[section] = f"{prefix}{name}"
-                walk(f"{prefix}{name}.", section)
+            for section in _inner_sections(field.annotation):
+                if section not in paths:
+                    paths[section] = f"{prefix}{name}"
+                    walk(f"{prefix}{name}.", section)
 
     walk("", Config)
     walk("", Profile)

@@ -312,7 +312,7 @@ def job_name(stages: str, directory: RunDirectory) -> str:
 def node_local_paths(config: Config) -> list[str]:
     """Return keys of the config's files and folders that lie where usually every node has a disk of its own."""
     named = {"run.dir": config.run.dir, "data.train": config.data.train, "data.eval": config.data.eval}
-    named |= {f"{name}.model.path": role.model.path for name, role in config.roles.items()}
+    named |= {f"{name}.model.path": role.model.path for name, role in config.models.items()}
     return [key for key, path in named.items() if is_node_local(path)]
 
 

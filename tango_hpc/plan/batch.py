@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 from tango_hpc.base.config import Config
 from tango_hpc.method.hooks import known_settings
@@ -26,6 +27,11 @@ class RoleBatch:
     evaluations_per_engine: int  # responses of this role that it generates in an evaluation in the loop
 
 
+def largest(batches: Sequence[RoleBatch]) -> RoleBatch:
+    """Return the largest number of each kind: of a model that takes several roles."""
+    return RoleBatch(*(max(getattr(batch, field.name) for batch in batches) for field in fields(RoleBatch)))
+
+
 def role_batch(config: Config, name: str) -> RoleBatch:
     """Return the batch of `name`: the sequences that its policy trains on, M for each question of a step, or as many as
     its file of advantages keeps (`trained_rollouts`).
@@ -35,7 +41,7 @@ def role_batch(config: Config, name: str) -> RoleBatch:
     hook = getattr(config.algorithm.advantages, name)
     kept = known_settings(config.run.dir, hook).get("trained_rollouts")
     responses = train.questions_per_step * kept if kept is not None else sampled
-    longest = role.max_prompt_tokens + role.max_response_tokens
+    longest = role.longest
     tokens = responses * longest
     pipeline = role.parallel.pipeline
     data = config.world_size // (role.parallel.tensor * pipeline)

@@ -45,7 +45,7 @@ def count_communicators(config: Config, *, takes_checkpoints: bool = False) -> d
             rollout_tensor=role.rollout.tensor,
             has_trainer=role.trainable or takes_checkpoints,
         )
-        for name, role in config.roles.items()
+        for name, role in config.models.items()
     }
     size = config.launch.tasks_per_node
     nodes = [range(first, first + size) for first in range(0, config.world_size, size)]

@@ -29,7 +29,7 @@ from tango_hpc.models.engine.capacity import (
     resident_gpu_bytes,
     role_engine,
 )
-from tango_hpc.plan.batch import RoleBatch, role_batch
+from tango_hpc.plan.batch import RoleBatch, largest, role_batch
 from tango_hpc.plan.sizes import (
     BASE_BYTES,
     CPU_ENGINE_BYTES,
@@ -96,7 +96,7 @@ def plan_memory(
     `sync_bytes` are the buckets of each trained role's weight sync on one rank. `takes_checkpoints`: engines get the
     weights of checkpoints through trainers without optimizers. Raises UserError without a model's sizes.
     """
-    roles = {name: _Role.of(config, name, sync_bytes.get(name, 0), takes_checkpoints) for name in config.roles}
+    roles = {name: _Role.of(config, name, sync_bytes.get(name, 0), takes_checkpoints) for name in config.models}
     on_cpu = config.launch.device == "cpu"
     gpu_bytes = None if on_cpu else int(gpu_gb * GIB)
     node_bytes = None if node_gb is None else int(node_gb * GIB)
@@ -132,7 +132,7 @@ def saves_in_background(config: Config, node_gb: float) -> bool:
     """
     if config.checkpoint.background is not None:
         return config.checkpoint.background
-    buckets = dict.fromkeys(config.roles, int(2 * config.reshard.bucket_mb * MIB))
+    buckets = dict.fromkeys(config.models, int(2 * config.reshard.bucket_mb * MIB))
     try:
         plan = plan_memory(config, gpu_gb=0, node_gb=None, sync_bytes=buckets)
     except UserError:
@@ -147,15 +147,18 @@ def copied_in_fine_tuning(config: Config) -> int:
     Raises UserError where a model's sizes are not known.
     """
     no_reference = config.algorithm.model_copy(update={"kl_coef": 0.0})
-    trained = {name: role.model_copy(update={"trainable": True}) for name, role in config.roles.items()}
-    config = config.model_copy(update={"algorithm": no_reference, **trained})
-    roles = [_Role.of(config, name, 0, False) for name in trained if getattr(config.sft, name) is not None]
+    learns = {"trainable": True}
+    generator, verifier = config.generator.model_copy(update=learns), config.verifier
+    if verifier is not None:
+        verifier = verifier.model_copy(update=learns)
+    config = config.model_copy(update={"algorithm": no_reference, "generator": generator, "verifier": verifier})
+    roles = [_Role.of(config, name, 0, False) for name in config.sft.models]
     return max((_saved_bytes([role], ranks) for role in roles for ranks in _ranks_by_node(config)), default=0)
 
 
 @dataclass(frozen=True)
 class _Role:
-    """A role's trainer (by pipeline stage; none where it is not trained), engine and batch.
+    """A model's trainer (by pipeline stage; none where it is not trained), engine and batch, by its first role.
 
     `visiting`: the weights of one that only brings those of checkpoints to the engine, on the fullest stage.
     """
@@ -170,7 +173,7 @@ class _Role:
 
     @classmethod
     def of(cls, config: Config, name: str, sync_bytes: int, takes_checkpoints: bool) -> _Role:
-        settings, shape = config.roles[name], role_shape(config, name)
+        settings, shape = config.models[name], role_shape(config, name)
         on_cpu, element_bytes = config.launch.device == "cpu", ELEMENT_BYTES[config.launch.dtype]
         tensor, pipeline = settings.parallel.tensor, settings.parallel.pipeline
         trainers = [
@@ -193,7 +196,7 @@ class _Role:
         if visiting:
             sync_bytes = int(2 * config.reshard.bucket_mb * MIB)
         trainers = trainers if settings.trainable else []
-        engine, batch = role_engine(config, name), role_batch(config, name)
+        engine, batch = role_engine(config, name), largest([role_batch(config, role) for role in config.roles_of(name)])
         return cls(name, settings, trainers, engine, batch, sync_bytes, visiting)
 
     def in_flight(self, stage: int) -> int:
@@ -310,7 +313,7 @@ def _saved_bytes(roles: Iterable[_Role], ranks: Sequence[int]) -> int:
 
 def _mapped_bytes(config: Config) -> int:
     """Return bytes of the models that adapters are added to: one copy a node, which all its processes read."""
-    adapted = {role.model.path: name for name, role in config.roles.items() if role.trainable and role.adapter}
+    adapted = {role.model.path: name for name, role in config.models.items() if role.trainable and role.adapter}
     return sum(role_shape(config, name).num_parameters * BASE_BYTES for name in adapted.values())
 
 

@@ -53,12 +53,13 @@ def export_run(run: Path, role: str, out: Path, step: int | None = None, *, adap
     chosen = max(checkpoints) if step is None else step
     if chosen not in checkpoints:
         raise UserError(f"{run} has no checkpoint of step {step}; it has {', '.join(map(str, sorted(checkpoints)))}")
-    weights = checkpoints[chosen] / role
+    model = config.model_of(role)
+    weights = checkpoints[chosen] / model
     if not weights.is_dir():
         raise UserError(
             f"the {role} of {run} was not trained; its weights are those of {config.roles[role].model.path}"
         )
-    damage = find_damage(checkpoints[chosen], lambda name: name.startswith(f"{role}/") and is_for_readers(name))
+    damage = find_damage(checkpoints[chosen], lambda name: name.startswith(f"{model}/") and is_for_readers(name))
     if damage is not None:
         others = ", ".join(str(other) for other in sorted(checkpoints) if other != chosen) or "none"
         raise UserError(

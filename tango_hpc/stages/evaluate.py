@@ -47,7 +47,7 @@ from tango_hpc.stages.eval_inputs import (
 from tango_hpc.stages.eval_progress import EvalProgress
 from tango_hpc.stages.journal import Journal
 from tango_hpc.stages.responses import NOT_ASKED, FailureWatch, ReadSolution, ReadVerification, Response, settled
-from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
+from tango_hpc.stages.role import Generator, Role, Verifier, load_models, request_seeds
 from tango_hpc.stages.sharing import in_shares
 from tango_hpc.stages.stage import EVAL
 
@@ -70,16 +70,19 @@ class Evaluation:
         self.directory = directory
         self.folder = directory.path / "eval"
         tree = read_tree(directory.config)
-        self.models = {name: tree[name]["model"] for name in evaluated_roles(config)}
+        self.models = {name: tree[config.model_of(name)]["model"] for name in evaluated_roles(config)}
         # The run that they are of may be going on, and NFS may be late.
         self.labels = exchange.all_gather(evaluated_models(config))[0]
         self.todo = exchange.all_gather(unanswered(config, self.labels))[0]
         self.pool = GradingPool()
         frozen = _for_evaluation(config)
-        self.roles: dict[str, Role] = {}
-        for name in evaluated_roles(config):
-            process.heart.enter(f"loading the {name}")
-            self.roles[name] = (Generator if name == "generator" else Verifier)(name, frozen, exchange, process)
+        self.loaded = load_models(EVAL.roles(config), frozen, exchange, process)
+        self.roles: dict[str, Role] = {
+            name: (Generator if name == "generator" else Verifier)(
+                name, frozen, exchange, self.loaded[config.model_of(name)]
+            )
+            for name in evaluated_roles(config)
+        }
         self.num_units = len(self.labels) * len(self.settings.benchmarks)
         self.num_left = len(self.todo)
         self.journal = Journal(
@@ -103,9 +106,9 @@ class Evaluation:
                 damage = find_damage(checkpoint, self.exchange, is_for_readers)
                 if damage is not None:
                     raise CheckFailed(f"the checkpoint {checkpoint} is damaged: {damage}")
-                for role in self.roles.values():
-                    if (checkpoint / role.name).is_dir():  # a role that was not trained keeps the weights that it has
-                        role.take_weights(checkpoint / role.name)
+                for model in self.loaded.values():
+                    if (checkpoint / model.name).is_dir():  # one that was not trained keeps the weights that it has
+                        model.take_weights(checkpoint / model.name)
                 loaded = label
             file = evaluated_file(self.config, name)
             asked = read_questions(file) if name == "task" else read_rows(file, evaluated_columns(name))

@@ -1,9 +1,10 @@
-"""The roles as every process of a run sees them: generator and verifier, which write responses and are trained."""
+"""The models and the roles that they take, generator and verifier, as every process of a run sees them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tango_hpc.questions.tasks import Task
 from tango_hpc.runner.process import RankProcess
 from tango_hpc.stages.method_files import load_advantages
 from tango_hpc.stages.model_folder import check_known
+from tango_hpc.stages.model_worker import ModelWorker
 from tango_hpc.stages.responses import (
     NOT_ASKED,
     Grading,
@@ -31,82 +33,51 @@ from tango_hpc.stages.responses import (
     read_solutions,
     read_verifications,
 )
-from tango_hpc.stages.role_worker import RoleWorker
 from tango_hpc.stages.sharing import OnceForAll, in_shares
 from tango_hpc.stages.throughput import Spent
 from tango_hpc.stages.update import loss_settings
 
 
-class Role:
-    """A model that is asked, and trained where its settings say so; the same object in every process.
+class Model:
+    """A model that is asked, and trained where one of its roles is; the same object in every process.
 
-    What it does is done in the processes of the role (`RoleWorker`) and handed to the others: every method but `fits`
-    is collective over all processes. `stale`: its engine lacks the trainer's present weights, and gets them before it
-    generates; so it is at first, after an update, and on a GPU whenever it has slept. `sync_counts`: the next weight
-    sync is one that an uninterrupted run makes too. Only a role that is trained has a `loss` and `advantages`.
+    What it does is done in its own processes (`ModelWorker`) and handed to the others: every method is collective over
+    all processes. `stale`: its engine lacks the trainer's present weights, and gets them before it generates; so it is
+    at first, after an update, and on a GPU whenever it has slept. `sync_counts`: the next weight sync is one that an
+    uninterrupted run makes too.
     """
 
     def __init__(
         self, name: str, config: Config, exchange: Exchange, process: RankProcess, total_steps: int = 0
     ) -> None:
-        self.name, self.config, self.exchange, self._process = name, config, exchange, process
-        self.settings = config.roles[name]
-        check_known(self.settings.model.path, name, config)
-        self.tokenizer = load_tokenizer(self.settings.model.path, self.settings.chat_template)
-        prompt = role_prompt(config, name, self.tokenizer)
-        self.template: Template = TEMPLATES[name](self.tokenizer, prompt)
-        if self.settings.trainable:
-            self.loss: LossSettings = loss_settings(config, self.settings)
-            self.advantages = OnceForAll.of(load_advantages(config, name), exchange)
-        self.method_state: Any = None  # of the file of advantages
-        self._worker: RoleWorker | None = None
-        self.stale = self.sync_counts = self.settings.trainable
-        self._forgets = self.settings.trainable and config.launch.device in engine.FORGETFUL_DEVICES
+        self.name, self.exchange, self._process = name, exchange, process
+        trainable = config.models[name].trainable
+        self._worker: ModelWorker | None = None
+        self.stale = self.sync_counts = trainable
+        others_wake = len(config.models) > 1
+        self._forgets = trainable and config.launch.device in engine.FORGETFUL_DEVICES and others_wake
 
         def load() -> None:
-            self._worker = RoleWorker(name, config, total_steps)
+            self._worker = ModelWorker(name, config, total_steps)
 
-        if config.launch.device == "cuda":  # which the roles share: one after the other
+        if config.launch.device == "cuda":  # which the models share: one after the other
             exchange.run(name, load)
         elif exchange.role == name:
             load()
 
     @property
-    def _here(self) -> RoleWorker:
+    def _here(self) -> ModelWorker:
         assert self._worker is not None, f"this is no process of the {self.name}"
         return self._worker
 
-    def fits(self, prompt: Sequence[int]) -> bool:
-        """Return whether the role's context has room for a prompt."""
-        return len(prompt) <= self.settings.max_prompt_tokens
-
-    def write(
-        self, prompts_N: Sequence[list[int]], seeds_N: Sequence[int], *, greedy: bool = False
-    ) -> list[Generation]:
-        """Return a response to each prompt that fits the role's context, at the role's sampling settings or greedily.
-
-        Brings the trainer's weights into the engine first if they are not there.
-        """
-        sampling = SamplingSettings(
-            temperature=0.0 if greedy else self.settings.temperature,
-            top_p=1.0 if greedy else self.settings.top_p,
-            max_tokens=self.settings.max_response_tokens,
-            stop_token_ids=stop_token_ids(self.tokenizer, self.settings.model.path),
-            stop_strings=self.settings.stop,
-        )
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSettings) -> list[Generation]:
+        """Complete every request. Brings the trainer's weights into the engine first if they are not there."""
         if self.stale:
             self.sync_weights()
-        fitting = [(prompt, seed) for prompt, seed in zip(prompts_N, seeds_N, strict=True) if self.fits(prompt)]
-        requests = [GenerationRequest(*prompt) for prompt in fitting]
         generations = self.exchange.run(self.name, lambda: self._here.generate(requests, sampling, self._count))
         self.stale = self._forgets
         self.sync_counts |= self._forgets
         return generations
-
-    def written(self, prompts_N: Sequence[list[int]], generations: Iterable[Generation]) -> list[Written]:
-        """Return each prompt with its response; a prompt that does not fit the role's context was not asked."""
-        of_fitting = iter(generations)
-        return [(prompt, next(of_fitting)) if self.fits(prompt) else ([], NOT_ASKED) for prompt in prompts_N]
 
     def _count(self, done: int, total: int) -> None:
         """Show how far this process has come."""
@@ -123,21 +94,21 @@ class Role:
         return stats if counts else SyncStats()
 
     def take_weights(self, saved: Path) -> None:
-        """Bring the weights of a training checkpoint's folder of this role, of any layout, into the engine."""
+        """Bring the weights of a training checkpoint's folder of this model, of any layout, into the engine."""
         self.exchange.run(self.name, lambda: self._here.take_weights(saved))
 
-    def prepare(self, sequences: Sequence[TrainSequence]) -> None:
+    def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> None:
         """Compute what updates need to know besides; `update` must follow."""
-        self.exchange.run(self.name, lambda: self._here.prepare(sequences, self.loss))
+        self.exchange.run(self.name, lambda: self._here.prepare(sequences, loss))
 
-    def update(self, sequences: Sequence[TrainSequence], num_updates: int) -> list[UpdateStats]:
+    def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> list[UpdateStats]:
         """Make `num_updates` optimizer steps on one batch. Raises `CheckFailed` where trainer and engine disagree."""
-        updates = self.exchange.run(self.name, lambda: self._here.update(sequences, self.loss, num_updates))
+        updates = self.exchange.run(self.name, lambda: self._here.update(sequences, loss, num_updates))
         self.stale = self.sync_counts = True
         return updates
 
     def take_spent(self) -> Spent:
-        """Return what the role's processes used since the last call."""
+        """Return what the model's processes used since the last call."""
         return self.exchange.run(self.name, lambda: self._here.take_spent())
 
     def begin_save(self, folder: Path, *, background: bool) -> None:
@@ -145,17 +116,81 @@ class Role:
         self.exchange.run(self.name, lambda: self._here.begin_save(folder, background=background))
 
     def is_written(self) -> bool:
-        """Return whether `end_save` need not wait for this rank of the role."""
+        """Return whether `end_save` need not wait for this rank of the model."""
         return self.exchange.run(self.name, lambda: self._here.is_written())
 
     def end_save(self) -> dict[str, FileSum]:
-        """Complete it; sums of the large files that this rank of the role wrote."""
+        """Complete it; sums of the large files that this rank of the model wrote."""
         return self.exchange.run(self.name, lambda: self._here.end_save())
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote."""
         self.exchange.run(self.name, lambda: self._here.load(folder))
         self.stale = True
+
+
+def load_models(
+    names: Iterable[str],
+    config: Config,
+    exchange: Exchange,
+    process: RankProcess,
+    total_steps: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, Model]:
+    """Load the models of these names, one after the other; `total_steps` are the updates of those that are trained.
+
+    Collective.
+    """
+    models = {}
+    for name in names:
+        for role in config.roles_of(name):
+            check_known(config.models[name].model.path, role, config)
+        process.heart.enter(f"loading the {name}")
+        models[name] = Model(name, config, exchange, process, total_steps.get(name, 0))
+    return models
+
+
+class Role:
+    """A part that a model takes: how it is asked, how its responses are read, and what it learns from.
+
+    The same object in every process. Only a role that is trained has a `loss` and `advantages`.
+    """
+
+    def __init__(self, name: str, config: Config, exchange: Exchange, model: Model) -> None:
+        self.name, self.config, self.exchange, self.model = name, config, exchange, model
+        self.settings = config.roles[name]
+        self.tokenizer = load_tokenizer(self.settings.model.path, self.settings.chat_template)
+        prompt = role_prompt(config, name, self.tokenizer)
+        self.template: Template = TEMPLATES[name](self.tokenizer, prompt)
+        if self.settings.trainable:
+            self.loss: LossSettings = loss_settings(config, name)
+            self.advantages = OnceForAll.of(load_advantages(config, name), exchange)
+        self.method_state: Any = None  # of the file of advantages
+
+    def fits(self, prompt: Sequence[int]) -> bool:
+        """Return whether the role's context has room for a prompt."""
+        return len(prompt) <= self.settings.max_prompt_tokens
+
+    def write(
+        self, prompts_N: Sequence[list[int]], seeds_N: Sequence[int], *, greedy: bool = False
+    ) -> list[Generation]:
+        """Return a response to each prompt that fits the role's context, at the role's sampling settings or greedily.
+
+        Collective; brings the trainer's weights into the engine first if they are not there.
+        """
+        sampling = SamplingSettings(
+            temperature=0.0 if greedy else self.settings.temperature,
+            top_p=1.0 if greedy else self.settings.top_p,
+            max_tokens=self.settings.max_response_tokens,
+            stop_token_ids=stop_token_ids(self.tokenizer, self.settings.model.path),
+            stop_strings=self.settings.stop,
+        )
+        fitting = [(prompt, seed) for prompt, seed in zip(prompts_N, seeds_N, strict=True) if self.fits(prompt)]
+        return self.model.generate([GenerationRequest(*prompt) for prompt in fitting], sampling)
+
+    def written(self, prompts_N: Sequence[list[int]], generations: Iterable[Generation]) -> list[Written]:
+        """Return each prompt with its response; a prompt that does not fit the role's context was not asked."""
+        of_fitting = iter(generations)
+        return [(prompt, next(of_fitting)) if self.fits(prompt) else ([], NOT_ASKED) for prompt in prompts_N]
 
 
 class Generator(Role):

@@ -1,10 +1,12 @@
-"""Supervised fine-tuning of one role after the other, loss on responses only."""
+"""Supervised fine-tuning of one model after the other, loss on responses only."""
 
 from __future__ import annotations
 
 import gc
 import json
+from collections import Counter
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +42,8 @@ STAGE = "sft"
 
 
 def fine_tune(config: Config, directory: RunDirectory, process: RankProcess, exchange: Exchange) -> None:
-    """Fine-tune every role that `config.sft` names and write it as a Hugging Face folder."""
-    both = {"generator": config.sft.generator, "verifier": config.sft.verifier}
-    named = {role: settings for role, settings in both.items() if settings is not None}
+    """Fine-tune every model that `config.sft` names and write it as a Hugging Face folder."""
+    named = config.sft.models
     total_steps = sum(settings.steps for settings in named.values())
     kept = config.checkpoint.model_copy(update={"keep_weights": 0})  # evaluation and export read those of training
     checkpoints = Checkpoints(directory, STAGE, kept, exchange)
@@ -89,7 +90,10 @@ def _check_counts(named: Mapping[str, SftRoleConfig], reached: str, state: Mappi
 
 
 class FineTuning:
-    """One role's fine-tuning; its steps are numbered from `first_step` + 1 on."""
+    """The fine-tuning of one model, named after its first role; its steps are numbered from `first_step` + 1 on.
+
+    A model that takes both roles learns from the rows of both.
+    """
 
     def __init__(
         self,
@@ -110,38 +114,17 @@ class FineTuning:
             if dist.get_rank() == 0:
                 build_tiny_model(settings.init.path, build, seed=config.seed)
             dist.barrier()
-        role_settings = config.roles[role]
-        tokenizer = load_tokenizer(settings.init.path, role_settings.chat_template)
-        prompt = role_prompt(config, role, tokenizer)
-        rows = read_sft_rows(settings.data, role)
-        limit = role_settings.max_prompt_tokens + role_settings.max_response_tokens
-        template = TEMPLATES[role](tokenizer, prompt)
-        sequences = in_shares(
-            exchange,
-            lambda some: [
-                sft_sequence(role, row, tokenizer, template, settings.init.path, config.protocol) for row in some
-            ],
-            rows,
-        )
-        fitting = [sequence for sequence in sequences if sequence.num_tokens <= limit]
-        self.counts = {"data/rows": len(rows), "data/too_long": len(rows) - len(fitting)}
-        if len(fitting) < len(rows):
-            journal.note(
-                f"{settings.data}: {len(rows) - len(fitting):,} of {len(rows):,} rows are left out, longer than {limit}"
-                f" tokens (max_prompt_tokens + max_response_tokens of the {role})"
-            )
-        if len(fitting) <= settings.eval_rows:
-            raise CheckFailed(
-                f"{settings.data}: {len(fitting)} of {len(rows)} rows fit {limit} tokens (max_prompt_tokens + "
-                f"max_response_tokens of the {role}), and {settings.eval_rows} are kept for evaluation "
-                f"(sft.{role}.eval_rows): nothing is left to train on"
-            )
-        held_out = set(evenly_spaced(range(len(fitting)), settings.eval_rows))  # the rows may be a curriculum
-        self.held_out = [sequence for i, sequence in enumerate(fitting) if i in held_out]
-        self.train = [sequence for i, sequence in enumerate(fitting) if i not in held_out]
+        self.held_out: dict[str, list[TrainSequence]] = {}
+        train: list[tuple[float, TrainSequence]] = []
+        self.counts = Counter({"data/rows": 0, "data/too_long": 0})
+        for name, data in config.sft.data_of(role).items():
+            rows = self._read(name, data, exchange)
+            train += [(i / len(rows), sequence) for i, sequence in enumerate(rows)]
+        # Those of two roles are spread evenly among each other, each in the order of its file.
+        self.train = [sequence for _, sequence in sorted(train, key=itemgetter(0))]
         self.sampler = QuestionSampler(len(self.train), config.seed, shuffle=settings.shuffle)
         self.policy = Policy(
-            role_settings,
+            config.models[role],
             config.launch.dtype,
             model_dir=settings.init.path,
             optimizer=settings.optimizer,
@@ -150,6 +133,33 @@ class FineTuning:
             seed=f"{config.seed} {role}",
         )
         self.peak = total_peak(self.policy.dtype, self.policy.device, config.launch.peak_tflops)
+
+    def _read(self, role: str, data: Path, exchange: Exchange) -> list[TrainSequence]:
+        """Return the rows of a role to train on; keep some to evaluate on, leave out what does not fit. Collective."""
+        folder, settings, eval_rows = self.settings.init.path, self.config.roles[role], self.settings.eval_rows
+        tokenizer = load_tokenizer(folder, settings.chat_template)
+        template = TEMPLATES[role](tokenizer, role_prompt(self.config, role, tokenizer))
+        rows = read_sft_rows(data, role)
+        sequences = in_shares(
+            exchange,
+            lambda some: [sft_sequence(role, row, tokenizer, template, folder, self.config.protocol) for row in some],
+            rows,
+        )
+        fitting = [sequence for sequence in sequences if sequence.num_tokens <= settings.longest]
+        limit = f"{settings.longest} tokens (max_prompt_tokens + max_response_tokens of the {role})"
+        self.counts.update({"data/rows": len(rows), "data/too_long": len(rows) - len(fitting)})
+        if len(fitting) < len(rows):
+            self.journal.note(
+                f"{data}: {len(rows) - len(fitting):,} of {len(rows):,} rows are left out, longer than {limit}"
+            )
+        if len(fitting) <= eval_rows:
+            raise CheckFailed(
+                f"{data}: {len(fitting)} of {len(rows)} rows fit {limit}, and {eval_rows} are kept for evaluation "
+                f"(sft.{self.role}.eval_rows): nothing is left to train on"
+            )
+        held_out = set(evenly_spaced(range(len(fitting)), eval_rows))  # the rows may be a curriculum
+        self.held_out[role] = [sequence for i, sequence in enumerate(fitting) if i in held_out]
+        return [sequence for i, sequence in enumerate(fitting) if i not in held_out]
 
     def finish(self, checkpoint: Path | None) -> None:
         """Fine-tune from `checkpoint`, or from the start, and export the folder."""
@@ -205,7 +215,8 @@ class FineTuning:
 
     def _evaluate(self, step: int) -> None:
         self.journal.phase("evaluation", role=self.role)
-        self.journal.evaluated(step, {f"{self.role}/eval_loss": self.policy.evaluate_sft(self.held_out)})
+        losses = {f"{role}/eval_loss": self.policy.evaluate_sft(rows) for role, rows in self.held_out.items()}
+        self.journal.evaluated(step, losses)
 
     def _save(self, step: int, *, background: bool = False) -> None:
         self.journal.phase("saving", role=self.role)

@@ -19,7 +19,7 @@ from rich.console import Console
 from tango_hpc.base.config import Config
 from tango_hpc.base.config.load import read_tree
 from tango_hpc.base.config.paths import NO_TEMPLATE_FILE
-from tango_hpc.base.config.schema import SftRoleConfig, TeacherConfig
+from tango_hpc.base.config.schema import TeacherConfig
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.trackers import missing_trackers
@@ -67,7 +67,11 @@ class Stage:
         return True
 
     def roles(self, config: Config) -> list[str]:
-        """Return the roles that have a process on each rank."""
+        """Return the roles that have a process on each rank: of a model that takes both, the first."""
+        return list(dict.fromkeys(config.model_of(name) for name in self.asked(config)))
+
+    def asked(self, config: Config) -> list[str]:
+        """Return the roles that write responses."""
         raise NotImplementedError
 
     def inputs(self, config: Config) -> Iterator[tuple[str, Path]]:
@@ -123,9 +127,11 @@ class Stage:
 
     def taking_part(self, config: Config) -> Config:
         """Return `config` with the roles of this stage alone, none of which it trains."""
-        frozen = {name: role.model_copy(update={"trainable": False}) for name, role in config.roles.items()}
-        verifier = frozen["verifier"] if "verifier" in self.roles(config) else None
-        return config.model_copy(update={"generator": frozen["generator"], "verifier": verifier})
+        frozen = {"trainable": False}
+        generator, verifier = config.generator.model_copy(update=frozen), None
+        if config.verifier is not None and "verifier" in self.asked(config):
+            verifier = config.verifier.model_copy(update=frozen)
+        return config.model_copy(update={"generator": generator, "verifier": verifier})
 
     def node_bytes(self, config: Config) -> int:
         """Return the host memory that the stage needs on a node with GPUs at its fullest moment, in bytes.
@@ -211,35 +217,41 @@ class Sft(SavesSteps):
     has_engine = False
 
     def is_configured(self, config: Config) -> bool:
-        return bool(fine_tuned(config))
+        return bool(config.sft.models)
 
     def roles(self, config: Config) -> list[str]:
         return [TRAINER]
 
+    def asked(self, config: Config) -> list[str]:
+        return []
+
     def _inputs(self, config: Config) -> Iterator[tuple[str, Path]]:
         made: set[Path] = set()
-        for name, settings in fine_tuned(config).items():
-            yield f"sft.{name}.data", settings.data
+        for name, settings in config.sft.models.items():
+            for role, data in config.sft.data_of(name).items():
+                yield f"sft.{role}.data", data
+                yield from _prompt_files(config, role)
             if settings.init.build is None and settings.init.path not in made:
                 yield f"sft.{name}.init.path", settings.init.path
             made.add(settings.output)
-            yield from _prompt_files(config, name)
 
     def outputs(self, config: Config) -> set[Path]:
-        return {settings.output for settings in fine_tuned(config).values()}
+        return {settings.output for settings in config.sft.models.values()}
 
     def _check_inputs(self, config: Config, found: InputProblems) -> None:
         found.may_be_made(config)
-        if not fine_tuned(config):
+        if not config.sft.models:
             found.problems.append("the config names nothing to fine-tune; add sft.generator or sft.verifier")
         made: set[Path] = set()
-        for role, settings in fine_tuned(config).items():
-            if settings.data not in found.made or settings.data.exists():
-                found.note(check_sft_table, settings.data, role)
+        for name, settings in config.sft.models.items():
+            for role, data in config.sft.data_of(name).items():
+                if data not in found.made or data.exists():
+                    found.note(check_sft_table, data, role)
             is_made = settings.init.build is not None or settings.init.path in made
             if not is_made or settings.init.path.exists():
-                found.note(check_model, settings.init.path, "", role, config)
-                found.note(check_adapter, settings.init.path, role, config)
+                for role in config.roles_of(name):
+                    found.note(check_model, settings.init.path, "", role, config)
+                found.note(check_adapter, settings.init.path, name, config)
             made.add(settings.output)
 
     def node_bytes(self, config: Config) -> int:
@@ -249,7 +261,7 @@ class Sft(SavesSteps):
 
     def saved_bytes(self, config: Config) -> tuple[int, int]:
         by_role = self.memory(config).checkpoint_bytes  # one role at a time
-        return max((size for name, size in by_role.items() if name in fine_tuned(config)), default=0), 0
+        return max((size for name, size in by_role.items() if name in config.sft.models), default=0), 0
 
 
 class Train(SavesSteps):
@@ -259,17 +271,18 @@ class Train(SavesSteps):
     function = "tango_hpc.stages.tango:train"
     trains = True
 
-    def roles(self, config: Config) -> list[str]:
+    def asked(self, config: Config) -> list[str]:
         return list(config.roles)
 
     def _inputs(self, config: Config) -> Iterator[tuple[str, Path]]:
         yield from (("data.train", config.data.train), ("data.eval", config.data.eval))
-        for name, role in config.roles.items():
-            yield f"{name}.model.path", role.model.path
-            if role.model.reference_path is not None:
-                yield f"{name}.model.reference_path", role.model.reference_path
-            if role.adapter is not None and role.adapter.path is not None:
-                yield f"{name}.adapter.path", role.adapter.path
+        for name, model in config.models.items():
+            yield f"{name}.model.path", model.model.path
+            if model.model.reference_path is not None:
+                yield f"{name}.model.reference_path", model.model.reference_path
+            if model.adapter is not None and model.adapter.path is not None:
+                yield f"{name}.adapter.path", model.adapter.path
+        for name in config.roles:
             yield from _prompt_files(config, name)
 
     def outputs(self, config: Config) -> set[Path]:
@@ -284,7 +297,7 @@ class Train(SavesSteps):
             found.note(check_held_out, data.train, data.eval)
         found.note(lambda _: check_method(config), config.run.dir)
         for name, role in config.roles.items():
-            hint = "; `tango sft CONFIG` writes it" if name in fine_tuned(config) else ""
+            hint = "; `tango sft CONFIG` writes it" if config.model_of(name) in config.sft.models else ""
             found.note(check_model, role.model.path, hint, name, config)
             found.note(check_adapter, role.model.path, name, config)
             if role.model.reference_path is not None:
@@ -311,7 +324,7 @@ class Eval(Stage):
     function = "tango_hpc.stages.evaluate:evaluate"
     takes_checkpoints = True
 
-    def roles(self, config: Config) -> list[str]:
+    def asked(self, config: Config) -> list[str]:
         return evaluated_roles(config)
 
     def _inputs(self, config: Config) -> Iterator[tuple[str, Path]]:
@@ -320,8 +333,9 @@ class Eval(Stage):
         with suppress(UserError):  # there are none, which the check of inputs says
             for checkpoint in evaluated_checkpoints(config):
                 yield f"eval.checkpoints.{checkpoint.name}", checkpoint  # its manifest knows all of its files
-        for name in evaluated_roles(config):
+        for name in self.roles(config):
             yield f"{name}.model.path", config.roles[name].model.path
+        for name in self.asked(config):
             yield from _prompt_files(config, name)
 
     def _check_inputs(self, config: Config, found: InputProblems) -> None:
@@ -353,7 +367,7 @@ class Teacher(Stage):
     def is_configured(self, config: Config) -> bool:
         return config.teacher is not None
 
-    def roles(self, config: Config) -> list[str]:
+    def asked(self, config: Config) -> list[str]:
         return ["generator"]
 
     def _inputs(self, config: Config) -> Iterator[tuple[str, Path]]:
@@ -395,12 +409,6 @@ def stage_named(name: str) -> Stage:
 def stages_named(names: str) -> list[Stage]:
     """Return the stages of "sft,train". Raises UserError for a name that no stage has."""
     return [stage_named(name) for name in names.split(",")]
-
-
-def fine_tuned(config: Config) -> dict[str, SftRoleConfig]:
-    """Return the settings of each role that the config fine-tunes."""
-    both = {"generator": config.sft.generator, "verifier": config.sft.verifier}
-    return {role: settings for role, settings in both.items() if settings is not None}
 
 
 def _refuse_adapter(_run: Path, role: str, config: Config) -> None:

@@ -33,7 +33,7 @@ from tango_hpc.stages.memo import StepMemo
 from tango_hpc.stages.method_files import changed_files
 from tango_hpc.stages.questions import TrainingQuestions, not_asked
 from tango_hpc.stages.responses import FailureWatch, Grading, ReadSolution, ReadVerification
-from tango_hpc.stages.role import Generator, Role, Verifier, request_seeds
+from tango_hpc.stages.role import Generator, Model, Role, Verifier, load_models, request_seeds
 from tango_hpc.stages.role_schedule import role_schedule
 from tango_hpc.stages.scoring import Moment
 from tango_hpc.stages.sharing import in_each
@@ -67,19 +67,19 @@ class Done:
 
 
 class Tango:
-    """The state of a run: both roles, and the counters that a checkpoint holds."""
+    """The state of a run: models, roles, and the counters that a checkpoint holds."""
 
     def __init__(self, config: Config, directory: RunDirectory, process: RankProcess, exchange: Exchange) -> None:
         self.config, self.directory, self.process, self.exchange = config, directory, process, exchange
         self.schedule = role_schedule(config)
         self.task = get_task(config.task)
-        num_updates = {name: steps * config.train.updates_per_batch for name, steps in Counter(self.schedule).items()}
-        process.heart.enter("loading the generator")
-        self.generator = Generator("generator", config, exchange, process, num_updates.get("generator", 0))
+        steps = Counter(config.model_of(role) for role in self.schedule)
+        num_updates = {name: count * config.train.updates_per_batch for name, count in steps.items()}
+        models = load_models(config.models, config, exchange, process, num_updates)
+        self.generator = Generator("generator", config, exchange, models["generator"])
         self.verifier: Verifier | None = None
         if config.verifier is not None:
-            process.heart.enter("loading the verifier")
-            self.verifier = Verifier("verifier", config, exchange, process, num_updates.get("verifier", 0))
+            self.verifier = Verifier("verifier", config, exchange, models[config.model_of("verifier")])
         eval_questions = evenly_spaced(read_questions(config.data.eval), config.data.eval_questions)
         self.held_out = HeldOut(self.task, eval_questions, self.generator, self.verifier, self._ready_to_evaluate)
         self.questions = TrainingQuestions(config, self.task, self.generator, exchange)
@@ -96,9 +96,19 @@ class Tango:
         return {role.name: role for role in (self.generator, self.verifier) if role is not None}
 
     @property
+    def models(self) -> dict[str, Model]:
+        """The models by name."""
+        return {role.model.name: role.model for role in self.roles.values()}
+
+    @property
     def trained(self) -> dict[str, Role]:
         """The roles that learn, by name."""
         return {name: role for name, role in self.roles.items() if role.settings.trainable}
+
+    @property
+    def trained_models(self) -> dict[str, Model]:
+        """The models that learn, by name."""
+        return {role.model.name: role.model for role in self.trained.values()}
 
     # -- Algorithm 1 -----------------------------------------------------------------------------------------
 
@@ -203,8 +213,8 @@ class Tango:
             if values.get(key) is not None
         }
         self.journal.results(results)
-        for role in self.roles.values():
-            role.take_spent()  # of the evaluation, which is in no step
+        for model in self.models.values():
+            model.take_spent()  # of the evaluation, which is in no step
 
     # -- the parts of a step -----------------------------------------------------------------------------------
 
@@ -251,10 +261,10 @@ class Tango:
 
     def _sync(self, role: Role) -> None:
         """Bring the trainer's weights into the engine if they are not there."""
-        if role.stale:
-            self.journal.phase("reshard", role=role.name)
+        if role.model.stale:
+            self.journal.phase("reshard", role=role.model.name)
             with self.memo.clock("reshard"):
-                self.memo.synced += role.sync_weights()
+                self.memo.synced += role.model.sync_weights()
 
     def _ready_to_evaluate(self, role: Role) -> None:
         self._sync(role)
@@ -290,9 +300,9 @@ class Tango:
         """Train `role` on the step's sequences and return the metrics of its updates."""
         self.journal.phase("train", role=role.name)
         with self.memo.clock("logprobs"):
-            role.prepare(sequences_N)
+            role.model.prepare(sequences_N, role.loss)
         with self.memo.clock("train"):
-            updates = role.update(sequences_N, self.config.train.updates_per_batch)
+            updates = role.model.update(sequences_N, role.loss, self.config.train.updates_per_batch)
         return update_metrics(updates, self.memo.synced, role.loss)
 
     # -- what follows a step -----------------------------------------------------------------------------------
@@ -324,7 +334,7 @@ class Tango:
     def _count_step(self, role: str, metrics: dict[str, Any]) -> MetricsRow:
         """Count the step as done, begin the memo of the next, and return the step's row of metrics."""
         self.done.steps += 1
-        spent = {name: asked.take_spent() for name, asked in self.roles.items()}
+        spent = {name: model.take_spent() for name, model in self.models.items()}
         seconds = own_turns(self.memo.clock.so_far(), spent)
         row = {"step": self.done.steps, "role": role, **metrics}
         row |= {"data/rows": self.questions.num_rows, "data/too_long": self.questions.num_too_long}
@@ -406,11 +416,11 @@ class Tango:
             "evaluation": self.held_out.state_dict(),
             "pending": self.memo.results,
             "synced": asdict(self.memo.synced),
-            "owing": sorted(name for name, role in self.trained.items() if role.sync_counts),
+            "owing": sorted(name for name, model in self.trained_models.items() if model.sync_counts),
             "generated_tokens": self.done.generated_tokens,
             "step_seconds": self.done.seconds,
         }
-        self.checkpoints.save(self.done.steps, phase, self.trained, state, background=background)
+        self.checkpoints.save(self.done.steps, phase, self.trained_models, state, background=background)
 
     def _restore(self) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
@@ -419,7 +429,7 @@ class Tango:
         if path is None:
             return
         self.process.heart.enter("loading the checkpoint")
-        state = self.checkpoints.load(path, self.trained)
+        state = self.checkpoints.load(path, self.trained_models)
         self.questions.load_state_dict(state["sampler"])
         self.class_weights.load_state_dict(state["class_weights"])
         self.watch.load_state_dict(state["watch"])
@@ -428,8 +438,9 @@ class Tango:
             # What was sampled for a step that this was saved in is what led to going back; its first questions stay.
             pending = {name: drawn for name, drawn in pending.items() if name == "questions"}
         self.held_out.load_state_dict(state["evaluation"])
+        for name, model in self.trained_models.items():
+            model.sync_counts = name in state["owing"]
         for name, role in self.trained.items():
-            role.sync_counts = name in state["owing"]
             role.method_state = state["method"][name]
         rollbacks = max(self.done.rollbacks, state["rollbacks"])
         self.done = Done(state["step"], rollbacks, state["generated_tokens"], state["step_seconds"])

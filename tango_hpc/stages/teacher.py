@@ -37,7 +37,7 @@ from tango_hpc.questions.tasks import get_task
 from tango_hpc.runner.process import RankProcess
 from tango_hpc.stages.journal import Journal
 from tango_hpc.stages.responses import FailureWatch, ReadSolution, settled
-from tango_hpc.stages.role import Generator, request_seeds
+from tango_hpc.stages.role import Generator, load_models, request_seeds
 from tango_hpc.stages.stage import TEACHER
 
 STAGE = "teacher"
@@ -96,7 +96,9 @@ class Teacher:
         config = TEACHER.taking_part(config)
         sampling = {"top_p": self.settings.top_p} | ({} if greedy else {"temperature": self.settings.temperature})
         role = config.generator.model_copy(update=sampling)
-        self.generator = Generator("generator", config.model_copy(update={"generator": role}), exchange, process)
+        config = config.model_copy(update={"generator": role})
+        models = load_models(config.models, config, exchange, process)
+        self.generator = Generator("generator", config, exchange, models["generator"])
         self._greedy = greedy
 
     def solve(self, questions: Sequence[dict[str, Any]], chunk: int) -> list[dict[str, Any]]:

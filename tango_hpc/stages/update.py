@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tango_hpc.base.config import Config
-from tango_hpc.base.config.roles import RoleConfig
 from tango_hpc.method.hooks import kept_file, load_hook
 from tango_hpc.models.trainer.loss import LossSettings, UpdateStats
 from tango_hpc.models.weight_sync.sync import SyncStats
 
 
-def loss_settings(config: Config, role: RoleConfig) -> LossSettings:
+def loss_settings(config: Config, name: str) -> LossSettings:
     """Return the loss that a role's updates in `train` minimise. Raises UserError for a mistake in a file."""
-    algorithm = config.algorithm
+    role, algorithm = config.roles[name], config.algorithm
     correction = algorithm.correction
     return LossSettings(
         loss=load_hook(algorithm.loss, kept_file(config.run.dir, algorithm.loss)),
@@ -26,6 +25,8 @@ def loss_settings(config: Config, role: RoleConfig) -> LossSettings:
         entropy_coef=algorithm.entropy_coef,
         max_logprob_gap=config.train.max_logprob_gap,
         temperature=role.temperature,
+        max_response_tokens=role.max_response_tokens,
+        rate=config.train.verifier_learning_rate_scale if name == "verifier" else 1.0,
     )
 
 

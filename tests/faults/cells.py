@@ -27,7 +27,7 @@ class Point:
 
 POINTS = {
     "loading": Point(
-        Worker(1, "verifier"), "loading the verifier", "tango_hpc.stages.role_worker:make_engine", 1, False,
+        Worker(1, "verifier"), "loading the verifier", "tango_hpc.stages.model_worker:make_engine", 1, False,
         "generator/__0_weights.distcp",
     ),
     "rollout": Point(

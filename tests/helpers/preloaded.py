@@ -6,7 +6,3 @@ The imports take seven seconds of CPU time, and the tests start several hundred 
 from tango_hpc.models.engine.engine import import_vllm
 
 import_vllm("cpu")
-
-import tango_hpc.models.trainer.policy  # noqa: E402
-import tango_hpc.stages.rank  # noqa: E402
-import tango_hpc.stages.role_worker  # noqa: E402, F401

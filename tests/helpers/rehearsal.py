@@ -40,7 +40,7 @@ from tango_hpc.models.trainer.offload import DeviceMemory
 from tango_hpc.models.trainer.policy import Policy
 from tango_hpc.models.weight_sync.sync import SyncStats
 from tango_hpc.runner.process import RankProcess
-from tango_hpc.stages import role_worker, sft
+from tango_hpc.stages import model_worker, sft
 
 RANKS = 2
 PATIENCE_SECONDS = 30.0  # a test that breaks one role waits this long for the other
@@ -410,13 +410,13 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
         (exchange_module, "any_rank", lambda flag: any(rehearsal.here.gather(flag))),
         (engine_module, "dist", world),
         (RolloutEngine, "_complete", complete),
-        (role_worker, "Policy", StandInPolicy),
-        (role_worker, "WeightSync", StandInSync),
-        (role_worker, "make_engine", make_engine),
-        (role_worker, "take_stream", lambda: rehearsal.here.work("take the stream")),
+        (model_worker, "Policy", StandInPolicy),
+        (model_worker, "WeightSync", StandInSync),
+        (model_worker, "make_engine", make_engine),
+        (model_worker, "take_stream", lambda: rehearsal.here.work("take the stream")),
         *(
             (module, name, stand_in)
-            for module in (role_worker, sft)
+            for module in (model_worker, sft)
             for name, stand_in in (
                 ("total_peak", lambda *_: 1e12),
                 ("peak_memory_bytes", lambda _: 1),

@@ -48,6 +48,12 @@ SMALL = (
     "verifier.rollout.max_num_seqs=16",
 )
 
+# For the quick start, after SMALL: one model takes both roles.
+ONE_MODEL = (
+    'sft.verifier={same_as: generator, data: "${run.dir}/data/sft_verifier.parquet"}',
+    "verifier={same_as: generator, max_prompt_tokens: 120, max_response_tokens: 24}",
+)
+
 
 def small_config(run_dir: Path, *overrides: str) -> Config:
     """The quick start, cut down; `overrides` come last."""
@@ -61,8 +67,8 @@ def prepare_small_run(run_dir: Path, *overrides: str) -> tuple[Config, RunDirect
     make_missing_files(config)
     sizes = config.sft.generator.init.build if config.sft.generator else None
     assert sizes is not None
-    for seed, role in enumerate(config.roles.values()):
-        build_tiny_model(role.model.path, sizes, seed=seed)
+    for seed, model in enumerate(config.models.values()):
+        build_tiny_model(model.model.path, sizes, seed=seed)
     return config, directory
 
 

@@ -24,10 +24,10 @@ def take_a_step(config: Config, folder: Path) -> dict[str, list[tuple[int, ...]]
 
     from tango_hpc.base.types import GenerationRequest, SamplingSettings
     from tango_hpc.models.trainer.loss import LossSettings
-    from tango_hpc.stages.role_worker import RoleWorker
+    from tango_hpc.stages.model_worker import ModelWorker
     from tests.helpers.sequences import random_sequences
 
-    worker = RoleWorker("generator", config, total_steps=2)
+    worker = ModelWorker("generator", config, total_steps=2)
     worker.sync()
     requests = [GenerationRequest([1, 2, 3], seed) for seed in range(8)]
     worker.generate(requests, SamplingSettings(temperature=1.0, top_p=1.0, max_tokens=4), lambda done, total: None)

@@ -102,13 +102,13 @@ def start_beside(config: Config, settings: dict[str, Any]) -> dict[str, Any]:
     """What `make_engine` asks of an engine on a GPU of `SIZES`: of the numbers alone, as there is no GPU."""
     import torch.distributed as dist
 
-    from tango_hpc.stages import role_worker
+    from tango_hpc.stages import model_worker
 
-    role_worker.this_device = lambda: torch.device("cuda")  # type: ignore[assignment]
+    model_worker.this_device = lambda: torch.device("cuda")  # type: ignore[assignment]
     size = SimpleNamespace(total_memory=SIZES[dist.get_rank()])
     torch.cuda.get_device_properties = lambda _device: size  # type: ignore[assignment]
-    role_worker.RolloutEngine = lambda _path, **given: settings | given  # type: ignore[assignment, misc]
-    return role_worker.make_engine(config.generator, config, "generator", load_weights=False)  # type: ignore[return-value]
+    model_worker.RolloutEngine = lambda _path, **given: settings | given  # type: ignore[assignment, misc]
+    return model_worker.make_engine(config.generator, config, "generator", load_weights=False)  # type: ignore[return-value]
 
 
 def test_all_ranks_start_alike_on_gpus_of_different_sizes(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_all_ranks_start_alike_on_gpus_of_different_sizes(tmp_path: Path) -> Non
 
 def start_here(config: Config) -> tuple[int, int, str]:
     """A real engine on this CPU: the sequences that vLLM takes at once, the bytes of its cache, what the log says."""
-    from tango_hpc.stages.role_worker import make_engine
+    from tango_hpc.stages.model_worker import make_engine
 
     with contextlib.redirect_stdout(io.StringIO()) as log:
         engine = make_engine(config.generator, config, "generator", load_weights=True)

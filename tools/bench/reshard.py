@@ -101,7 +101,7 @@ def on_rank(folder: Path) -> dict[str, Any]:
 
     from tango_hpc.models.trainer.policy import Policy
     from tango_hpc.models.weight_sync.sync import WeightSync
-    from tango_hpc.stages.role_worker import make_engine
+    from tango_hpc.stages.model_worker import make_engine
     from tools.bench.gather import FullGather
 
     role = config.generator

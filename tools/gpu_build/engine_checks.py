@@ -98,7 +98,7 @@ class Card:
         return self.models[name]
 
     def engine(self, load_weights: bool, kind: str = "qwen2, tied", tensor: int = 1) -> RolloutEngine:
-        """The engine, made as `RoleWorker` makes it."""
+        """The engine, made as `ModelWorker` makes it."""
         if self.made != (load_weights, kind, tensor):
             if self._engine is not None:
                 self._engine.close()

@@ -187,7 +187,7 @@ def nccl() -> None:
 
 @torch_check(
     "CUDA calls",
-    used="models/trainer/pinned_memory.py, models/parallel/ranks.py, stages/role_worker.py, stages/rank.py",
+    used="models/trainer/pinned_memory.py, models/parallel/ranks.py, stages/model_worker.py, stages/rank.py",
     cuda_build=True,
 )
 def cuda_calls() -> None:

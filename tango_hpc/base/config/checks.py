@@ -16,7 +16,7 @@ from tango_hpc.base.config.models import built_otherwise, model_dimensions
 from tango_hpc.base.config.paths import NO_TEMPLATE_FILE
 from tango_hpc.base.config.role_prompts import role_prompt
 from tango_hpc.base.config.roles import ModelConfig, OptimizerConfig, RoleConfig
-from tango_hpc.base.config.schema import Config, ProtocolConfig
+from tango_hpc.base.config.schema import Config, ProtocolConfig, SharedSftConfig
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.model_shape import ModelShape, check_parallel, check_rollout_tensor
 
@@ -32,22 +32,13 @@ def find_conflicts(config: Config) -> list[str]:
 
 
 def _conflicts(config: Config) -> Iterator[str]:
+    for name, model in config.models.items():
+        yield from _trainer_conflicts(name, model, config)
+        yield from _engine_conflicts(name, model, config)
+        yield from _optimizer_conflicts(f"{name}.optimizer", model.optimizer)
     for name, role in config.roles.items():
         yield from _role_conflicts(name, role, config)
-        yield from _engine_conflicts(name, role, config)
-        yield from _optimizer_conflicts(f"{name}.optimizer", role.optimizer)
-    for role_name in ("generator", "verifier"):
-        sft = getattr(config.sft, role_name)
-        tuned = config.roles.get(role_name)
-        if sft is None:
-            continue
-        if tuned is None:
-            yield f"sft.{role_name}: given, but there is no {role_name}"
-            continue
-        if sft.init.path == sft.output:
-            yield f"sft.{role_name}.output: is sft.{role_name}.init.path; the starting weights would be lost"
-        yield from _model_conflicts(f"sft.{role_name}.init", sft.init, tuned, config)
-        yield from _optimizer_conflicts(f"sft.{role_name}.optimizer", sft.optimizer)
+    yield from _sft_conflicts(config)
     yield from _protocol_conflicts(config)
     yield from _training_conflicts(config)
     yield from _algorithm_conflicts(config)
@@ -65,6 +56,25 @@ def _conflicts(config: Config) -> Iterator[str]:
             f" launch.collective_timeout_seconds ({config.launch.collective_timeout_seconds:g}), or NCCL ends a rank"
             " that waits in a weight sync before the rank has named its peer"
         )
+
+
+def _sft_conflicts(config: Config) -> Iterator[str]:
+    """Yield conflicts of what is fine-tuned with the models that there are."""
+    sft = config.sft
+    if sft.verifier is not None and config.verifier is None:
+        yield "sft.verifier: given, but there is no verifier"
+    elif sft.verifier is not None and isinstance(sft.verifier, SharedSftConfig) != config.is_one_model:
+        needed = "{same_as: generator, data: FILE}" if config.is_one_model else "settings of a model of its own"
+        yield f"sft.verifier: needs {needed}, as verifier has it"
+    elif isinstance(sft.verifier, SharedSftConfig) and sft.generator is None:
+        yield "sft.verifier: its rows are for the model that sft.generator fine-tunes, which is missing"
+    for name, tuning in sft.models.items():
+        if name not in config.models:
+            continue
+        if tuning.init.path == tuning.output:
+            yield f"sft.{name}.output: is sft.{name}.init.path; the starting weights would be lost"
+        yield from _model_conflicts(f"sft.{name}.init", tuning.init, config.models[name], config)
+        yield from _optimizer_conflicts(f"sft.{name}.optimizer", tuning.optimizer)
 
 
 def _protocol_conflicts(config: Config) -> Iterator[str]:
@@ -98,6 +108,11 @@ def _training_conflicts(config: Config) -> Iterator[str]:
     cycles = (train.generator_steps - 1) // train.generator_steps_per_cycle  # after which the verifier takes its steps
     if not config.generator.trainable and not (train.verifier_warmup_steps or cycles * train.verifier_steps_per_cycle):
         yield "generator.trainable: false, and the verifier takes no steps either: nothing would be trained"
+    if train.verifier_learning_rate_scale != 1 and not config.is_one_model:
+        yield (
+            f"train.verifier_learning_rate_scale: {train.verifier_learning_rate_scale:g} is for one model in both roles"
+            " (verifier.same_as); set verifier.optimizer.learning_rate"
+        )
     if train.verifier_draws > 1 and (config.verifier is None or not config.verifier.trainable):
         yield f"train.verifier_draws: {train.verifier_draws} needs a verifier that is trained; set it to 1"
     if config.verifier is None and train.verifications_per_solution > 1:
@@ -147,25 +162,31 @@ def _task_conflicts(config: Config) -> Iterator[str]:
                 yield f"task.last_letter.{key}: [{low}, {high}] is not from low to high"
 
 
-def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str]:
-    split = role.parallel.tensor * role.parallel.pipeline
+def _trainer_conflicts(name: str, model: RoleConfig, config: Config) -> Iterator[str]:
+    """Yield settings that a model's trainer cannot have."""
+    split = model.parallel.tensor * model.parallel.pipeline
     if config.world_size % split:
         yield (
-            f"{name}.parallel: tensor {role.parallel.tensor} * pipeline {role.parallel.pipeline} does not divide "
+            f"{name}.parallel: tensor {model.parallel.tensor} * pipeline {model.parallel.pipeline} does not divide "
             f"the {config.world_size} ranks (launch.nodes * launch.tasks_per_node)"
         )
-    if role.parallel.sequence and role.parallel.tensor == 1:
+    if model.parallel.sequence and model.parallel.tensor == 1:
         yield (
             f"{name}.parallel.sequence: true, but with parallel.tensor 1 no rank has tokens to share out; set it to"
             " false"
         )
-    if role.adapter is not None and not role.trainable:
+    if model.adapter is not None and not model.trainable:
         yield f"{name}.adapter: given, but {name}.trainable is false; set it to null"
-    if role.adapter is not None and role.adapter.path is not None and getattr(config.sft, name) is not None:
+    if model.adapter is not None and model.adapter.path is not None and name in config.sft.models:
         yield (
             f"{name}.adapter.path: training starts from what sft.{name} writes, whose weights have an adapter in them"
             " already; leave one of them out"
         )
+    yield from _model_conflicts(f"{name}.model", model.model, model, config)
+
+
+def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str]:
+    """Yield settings of a role that cannot be, or that its model cannot meet."""
     if role.trainable and role.top_p < 1:
         yield (
             f"{name}.top_p: {role.top_p} with {name}.trainable: the engine's log-probabilities are those of the "
@@ -181,23 +202,21 @@ def _role_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[str
             yield f"{name}.chat_template: no file at {role.chat_template}; give one, or auto or none"
         elif (fault := _fault_of_template(Path(role.chat_template))) is not None:
             yield f"{name}.chat_template: {role.chat_template} is no Jinja template: {fault}"
-    length = role.max_prompt_tokens + role.max_response_tokens
-    if role.micro_batch_tokens < length:
+    model, lengths = config.model_of(name), f"{name}.max_prompt_tokens + max_response_tokens = {role.longest}"
+    if role.micro_batch_tokens < role.longest:
+        yield f"{model}.micro_batch_tokens: {role.micro_batch_tokens} cannot hold one sequence of {lengths}"
+    if config.launch.device == "cpu" and role.rollout.max_batched_tokens < role.longest:
         yield (
-            f"{name}.micro_batch_tokens: {role.micro_batch_tokens} cannot hold one sequence of max_prompt_tokens + "
-            f"max_response_tokens = {length}"
+            f"{model}.rollout.max_batched_tokens: {role.rollout.max_batched_tokens} is below {lengths}; on a CPU a"
+            " prompt is never cut in two"
         )
-    yield from _model_conflicts(f"{name}.model", role.model, role, config)
     try:
         dimensions = model_dimensions(role.model, config)
     except UserError:
-        return  # said above
+        return  # said of the model
     limit = (dimensions or {}).get("max_position_embeddings")
-    if limit is not None and length > limit:
-        yield (
-            f"{name}.max_response_tokens: max_prompt_tokens + max_response_tokens = {length} is over the "
-            f"model's {limit} positions"
-        )
+    if limit is not None and role.longest > limit:
+        yield f"{name}.max_response_tokens: {lengths} is over the model's {limit} positions"
 
 
 def _fault_of_template(file: Path) -> str | None:
@@ -231,12 +250,6 @@ def _engine_conflicts(name: str, role: RoleConfig, config: Config) -> Iterator[s
         yield (
             f"{key}.max_batched_tokens: {rollout.max_batched_tokens} is below {key}.max_num_seqs "
             f"{rollout.max_num_seqs}: an engine takes at least one token of each sequence at a time"
-        )
-    length = role.max_prompt_tokens + role.max_response_tokens
-    if config.launch.device == "cpu" and rollout.max_batched_tokens < length:
-        yield (
-            f"{key}.max_batched_tokens: {rollout.max_batched_tokens} is below {name}.max_prompt_tokens + "
-            f"max_response_tokens = {length}; on a CPU a prompt is never cut in two"
         )
 
 

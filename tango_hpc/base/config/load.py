@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from tango_hpc.base.config.checks import find_conflicts
 from tango_hpc.base.config.paths import absolute, section_type, seen_from_run
+from tango_hpc.base.config.roles import OWN_MODEL, SAME_MODEL
 from tango_hpc.base.config.schema import Config, ProtocolConfig
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.run.directory import is_run
@@ -96,8 +97,9 @@ def read_tree(path: Path) -> dict[str, Any]:
     """Return a config file's settings over those of its `base`, as nested dictionaries; `base` is then that file's
     path.
 
-    Mappings merge key by key; any other value, null too, replaces what the base has under its key. The config.yaml of a
-    run is read as seen from where it lies now.
+    Mappings merge key by key; any other value, null too, replaces what the base has under its key, and so does a
+    mapping with `same_as`, whose other keys a base's does not have. The config.yaml of a run is read as seen from where
+    it lies now.
     """
     tree = read_yaml(path)
     if "base" not in tree:
@@ -135,7 +137,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _merge(below: Any, above: Any) -> Any:
-    if not (isinstance(below, dict) and isinstance(above, dict)):
+    if not (isinstance(below, dict) and isinstance(above, dict)) or ("same_as" in above and "same_as" not in below):
         return above
     return {**below, **{key: _merge(below[key], value) if key in below else value for key, value in above.items()}}
 
@@ -247,7 +249,7 @@ def _resolve(node: Any, root: dict[str, Any], path: tuple[str, ...], mistakes: l
 
 def explain_mistake(item: Any, model: type[BaseModel] = Config) -> str:
     """Return one of pydantic's errors about a `model` as a line that starts with the key's path."""
-    path = ".".join(str(part) for part in item["loc"])
+    path = ".".join(str(part) for part in item["loc"] if part not in (OWN_MODEL, SAME_MODEL))
     if item["type"] == "extra_forbidden":
         *parents, unknown = item["loc"]
         names = _field_names(parents, model)
@@ -263,6 +265,8 @@ def explain_mistake(item: Any, model: type[BaseModel] = Config) -> str:
     if item["type"] == "missing":
         return f"{path}: required, but not given"
     message = item["msg"].removeprefix("Value error, ")
+    if isinstance(item["input"], dict) and item["type"] == "value_error":
+        return f"{path}: {message}"
     return f"{path}: {message[0].lower()}{message[1:]} (got {item['input']!r})"
 
 
@@ -276,8 +280,13 @@ def _elsewhere(unknown: str, parents: list[str | int], model: Any) -> list[str]:
 
 
 def _field_names(parents: list[str | int], model: Any) -> list[str]:
+    field: Any = None
     for name in parents:
-        model = section_type(model.model_fields[str(name)].annotation) if str(name) in model.model_fields else None
+        if name in (OWN_MODEL, SAME_MODEL):
+            model = section_type(field.annotation, str(name))
+            continue
+        field = model.model_fields.get(str(name))
+        model = section_type(field.annotation) if field is not None else None
         if model is None:
             return []
     return list(model.model_fields)

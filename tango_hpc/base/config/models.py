@@ -27,8 +27,8 @@ def model_dimensions(model: ModelConfig, config: Config) -> dict[str, Any] | Non
             return json.loads(file.read_text())
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"cannot read {file}: {error}") from None
-    for tuning in (config.sft.generator, config.sft.verifier):
-        if tuning is not None and tuning.output == model.path != tuning.init.path:
+    for tuning in config.sft.models.values():
+        if tuning.output == model.path != tuning.init.path:
             return model_dimensions(tuning.init, config)
     if model.build is None:
         return published_dimensions(model.path.name)

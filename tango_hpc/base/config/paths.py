@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Tag
 
 NO_TEMPLATE_FILE = ("auto", "none")  # what `chat_template` may be beside a path
 
@@ -86,15 +86,18 @@ def _is_template_file(name: str, value: str) -> bool:
     return name == "chat_template" and value not in NO_TEMPLATE_FILE
 
 
-def section_type(annotation: Any) -> type[BaseModel] | None:
-    """Return the section that a field holds, if it holds one, also where it may be null."""
+def section_type(annotation: Any, kind: str | None = None) -> type[BaseModel] | None:
+    """Return the section that a field holds, if it holds one, also where it may be null; of several the one that is
+    tagged as `kind`, or the first.
+    """
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
+    options = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:
+        tags = [option.tag for option in options[1:] if isinstance(option, Tag)]
+        return None if kind is not None and tags and kind not in tags else section_type(options[0], kind)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        for option in typing.get_args(annotation):
-            found = section_type(option)
-            if found is not None:
-                return found
+        return next((found for option in options if (found := section_type(option, kind)) is not None), None)
     return None
 
 

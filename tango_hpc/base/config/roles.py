@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from tango_hpc.base.config.paths import NO_TEMPLATE_FILE, absolute
 from tango_hpc.base.config.values import FilePath, NonNegative, Positive, PositiveFloat, Section, Share, Temperature
@@ -127,8 +127,8 @@ class AdapterConfig(Section):
         return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
 
-class RoleConfig(Section):
-    """One of the two models: the generator or the verifier."""
+class ModelSettings(Section):
+    """A model, and how it is trained and run."""
 
     model: ModelConfig
     adapter: AdapterConfig | None = Field(
@@ -137,11 +137,6 @@ class RoleConfig(Section):
     parallel: ParallelConfig = ParallelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     rollout: RolloutConfig = RolloutConfig()
-    trainable: bool = Field(True, description="False keeps this role's weights as they are (paper, Section 4.3).")
-    max_prompt_tokens: Positive = 1024
-    max_response_tokens: Positive = 2048
-    temperature: Temperature = Field(1.0, description="Of the rollouts; 0.01 or more.")
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     micro_batch_tokens: Positive = Field(16384, description="Most tokens of one packed micro-batch, prompts included.")
     recompute: Literal["none", "selective", "full"] = Field(
         "none",
@@ -150,6 +145,16 @@ class RoleConfig(Section):
             "function, which cost little; or each whole layer, a third more work."
         ),
     )
+
+
+class RoleSettings(Section):
+    """A role: how a model is asked, and whether it learns from what it answers."""
+
+    trainable: bool = Field(True, description="False: nothing is learned from this role's responses (Section 4.3).")
+    max_prompt_tokens: Positive = 1024
+    max_response_tokens: Positive = 2048
+    temperature: Temperature = Field(1.0, description="Of the rollouts; 0.01 or more.")
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),
         description=(
@@ -167,3 +172,63 @@ class RoleConfig(Section):
         {},
         description="Passed to the chat template, such as {enable_thinking: false} for Qwen3 (no and off are words).",
     )
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, prompt and response together."""
+        return self.max_prompt_tokens + self.max_response_tokens
+
+
+class RoleConfig(RoleSettings, ModelSettings):
+    """A role with a model of its own."""
+
+
+class SharedRoleConfig(RoleSettings):
+    """A role that the generator's model takes as well. What is not given is as the generator has it, but for `prompt`
+    and `trainable`.
+    """
+
+    same_as: Literal["generator"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_model(cls, given: Any) -> Any:
+        refuse_keys_of(RoleConfig, cls, given)
+        return given
+
+    def with_model(self, generator: RoleConfig) -> RoleConfig:
+        """Return the settings of the role and of the generator's model."""
+        return generator.model_copy(update={name: getattr(self, name) for name in RoleSettings.model_fields})
+
+
+def fill_from_generator(verifier: dict[str, Any], generator: dict[str, Any]) -> dict[str, Any]:
+    """Return the section of a verifier that is the generator's model, with what is not given as the generator has
+    it.
+    """
+    inherited = RoleSettings.model_fields.keys() - {"prompt", "trainable"}
+    return {name: value for name, value in generator.items() if name in inherited} | verifier
+
+
+def refuse_keys_of(own: type[Section], shared: type[Section], given: Any) -> None:
+    """Raise ValueError where a section with `same_as` has settings that only one with a model of its own can have."""
+    others = own.model_fields.keys() - shared.model_fields.keys()
+    if isinstance(given, dict) and (refused := [name for name in given if name in others]):
+        raise ValueError(
+            f"{', '.join(refused)} cannot stand beside same_as, since the generator's hold for the model; leave out one"
+            " or the other"
+        )
+
+
+OWN_MODEL, SAME_MODEL = "own model", "same model"  # tags of the two kinds of a verifier's sections
+
+
+def kind_of_section(given: Any) -> str:
+    """Return which of the two kinds of sections is given."""
+    is_shared = "same_as" in given if isinstance(given, dict) else hasattr(given, "same_as")
+    return SAME_MODEL if is_shared else OWN_MODEL
+
+
+VerifierConfig = Annotated[
+    Annotated[RoleConfig, Tag(OWN_MODEL)] | Annotated[SharedRoleConfig, Tag(SAME_MODEL)],
+    Discriminator(kind_of_section),
+]

@@ -7,12 +7,23 @@ Section 4 and Appendix D) where it states one.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from tango_hpc.base.config.hooks import AdvantagesConfig, CorrectionConfig, LossConfig
-from tango_hpc.base.config.roles import ModelConfig, OptimizerConfig, RoleConfig
+from tango_hpc.base.config.roles import (
+    OWN_MODEL,
+    SAME_MODEL,
+    ModelConfig,
+    OptimizerConfig,
+    RoleConfig,
+    SharedRoleConfig,
+    VerifierConfig,
+    fill_from_generator,
+    kind_of_section,
+    refuse_keys_of,
+)
 from tango_hpc.base.config.tasks import TaskConfig
 from tango_hpc.base.config.trouble import TroubleConfig
 from tango_hpc.base.config.values import (
@@ -142,6 +153,9 @@ class TrainConfig(Section):
     )
     on_trouble: TroubleConfig = TroubleConfig()
     max_rollbacks: Count = Field(3, description="How often on_trouble may go back in a run before it stops.")
+    verifier_learning_rate_scale: PositiveFloat = Field(
+        1.0, description="Where one model takes both roles: learning rate of verifier steps over generator steps."
+    )
     updates_per_batch: Positive = Field(
         1, description="Optimizer updates on each batch; the clip of Eq. 1 acts from the second on."
     )
@@ -189,11 +203,30 @@ class SftRoleConfig(Section):
     eval_rows: Positive = Field(256, description="Rows kept out of training for the evaluation loss.")
 
 
+class SharedSftConfig(Section):
+    """Rows of the verifier among which the generator's are shuffled, where one model takes both roles."""
+
+    same_as: Literal["generator"]
+    data: FilePath
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_model(cls, given: Any) -> Any:
+        refuse_keys_of(SftRoleConfig, cls, given)
+        return given
+
+
 class SftConfig(Section):
     """The roles that are fine-tuned first; the paper fine-tunes the generator only."""
 
     generator: SftRoleConfig | None = None
-    verifier: SftRoleConfig | None = None
+    verifier: (
+        Annotated[
+            Annotated[SftRoleConfig, Tag(OWN_MODEL)] | Annotated[SharedSftConfig, Tag(SAME_MODEL)],
+            Discriminator(kind_of_section),
+        ]
+        | None
+    ) = Field(None, description="Of a model of its own, or more rows for the generator's (same_as).")
     products: ProductDtype = Field(
         "float32",
         description=(
@@ -201,6 +234,19 @@ class SftConfig(Section):
             "AVX512-BF16 on an AMD CPU), float32 elsewhere."
         ),
     )
+
+    @property
+    def models(self) -> dict[str, SftRoleConfig]:
+        """The models that are fine-tuned, each by its first role."""
+        both = {"generator": self.generator, "verifier": self.verifier}
+        return {name: role for name, role in both.items() if isinstance(role, SftRoleConfig)}
+
+    def data_of(self, model: str) -> dict[str, Path]:
+        """Return the files of a model's rows, by the role that they are of."""
+        files = {model: self.models[model].data}
+        if isinstance(self.verifier, SharedSftConfig):
+            files["verifier"] = self.verifier.data
+        return files
 
 
 BenchmarkName = Literal[
@@ -384,8 +430,12 @@ class Config(Section):
     task: TaskConfig
     data: DataConfig
     generator: RoleConfig
-    verifier: RoleConfig | None = Field(
-        None, description="Null: outcome rewards only (vanilla GRPO, RLOO, REINFORCE++)."
+    verifier: VerifierConfig | None = Field(
+        None,
+        description=(
+            "A model of its own, or the generator's (same_as). Null: outcome rewards only (vanilla GRPO, RLOO, "
+            "REINFORCE++)."
+        ),
     )
     protocol: ProtocolConfig = TAGGED
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -397,6 +447,16 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     launch: LaunchConfig = LaunchConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, given: Any) -> Any:
+        verifier, generator = (
+            given.get(name) if isinstance(given, dict) else None for name in ("verifier", "generator")
+        )
+        if isinstance(verifier, dict) and isinstance(generator, dict) and "same_as" in verifier:
+            return given | {"verifier": fill_from_generator(verifier, generator)}
+        return given
+
     @property
     def world_size(self) -> int:
         """Ranks of the whole run."""
@@ -405,5 +465,34 @@ class Config(Section):
     @property
     def roles(self) -> dict[str, RoleConfig]:
         """The roles that take part, by name."""
-        both = {"generator": self.generator, "verifier": self.verifier}
-        return {name: role for name, role in both.items() if role is not None}
+        verifier = self.verifier
+        if isinstance(verifier, SharedRoleConfig):
+            verifier = verifier.with_model(self.generator)
+        return {"generator": self.generator} | ({} if verifier is None else {"verifier": verifier})
+
+    @property
+    def is_one_model(self) -> bool:
+        """Return whether one model takes both roles."""
+        return isinstance(self.verifier, SharedRoleConfig)
+
+    @property
+    def models(self) -> dict[str, RoleConfig]:
+        """The models, each by the first role that it takes: as its trainer and its engine have to be.
+
+        Of a model in both roles the one with the longer sequences decides on lengths, and one that learns is enough.
+        """
+        if not self.is_one_model:
+            return self.roles
+        both = self.roles.values()
+        longest = max(both, key=lambda role: role.longest)
+        decided = {name: getattr(longest, name) for name in ("max_prompt_tokens", "max_response_tokens")}
+        trainable = any(role.trainable for role in both)
+        return {"generator": self.generator.model_copy(update=decided | {"trainable": trainable})}
+
+    def model_of(self, role: str) -> str:
+        """Return the name of the model that takes `role`."""
+        return "generator" if self.is_one_model else role
+
+    def roles_of(self, model: str) -> list[str]:
+        """Return the roles that a model takes."""
+        return [role for role in self.roles if self.model_of(role) == model]

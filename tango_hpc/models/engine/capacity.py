@@ -113,8 +113,8 @@ def role_engine(config: Config, role_name: str) -> Engine:
 
 def resident_gpu_bytes(config: Config) -> int:
     """Return the bytes that the processes of all roles keep on a GPU at all times."""
-    graphs = sum(0 if role.rollout.enforce_eager else GPU_GRAPH_BYTES for role in config.roles.values())
-    return len(config.roles) * GPU_CONTEXT_BYTES + graphs
+    graphs = sum(0 if role.rollout.enforce_eager else GPU_GRAPH_BYTES for role in config.models.values())
+    return len(config.models) * GPU_CONTEXT_BYTES + graphs
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def engine_memory(config: Config, role_name: str, gpu_bytes: int) -> EngineMemor
     `most_sequences` says, as far as its cache holds them, each counted as half as long as allowed: few are longer, and
     vLLM computes again what finds no room.
     """
-    role, engine = config.roles[role_name], role_engine(config, role_name)
+    role, engine = config.models[config.model_of(role_name)], role_engine(config, role_name)
     rollout = role.rollout
     room = int(_share(rollout) * gpu_bytes) - resident_gpu_bytes(config) - engine.weights
 
@@ -152,7 +152,7 @@ def engine_memory(config: Config, role_name: str, gpu_bytes: int) -> EngineMemor
 
     if rollout.max_num_seqs is not None:
         return with_sequences(rollout.max_num_seqs)
-    sequence = (role.max_prompt_tokens + role.max_response_tokens) / 2 * engine.cache_bytes_per_token
+    sequence = role.longest / 2 * engine.cache_bytes_per_token
     choices = map(with_sequences, range(most_sequences(config, role_name), 0, -1))
     return next((memory for memory in choices if memory.cache >= memory.num_seqs * sequence), with_sequences(1))
 
@@ -174,7 +174,8 @@ def most_sequences(config: Config, role_name: str) -> int:
     most = min(LARGEST_GRAPH, rollout.max_batched_tokens)
     if not any(role.trainable for role in config.roles.values()):
         return most
-    return min(most, max(responses_per_engine(config, role_name)))
+    roles = config.roles_of(config.model_of(role_name))
+    return min(most, max(count for role in roles for count in responses_per_engine(config, role)))
 
 
 def responses_per_engine(config: Config, role_name: str) -> tuple[int, int]:
@@ -190,7 +191,7 @@ def responses_per_engine(config: Config, role_name: str) -> tuple[int, int]:
 
 def cache_problem(config: Config, role_name: str, gpu_bytes: int) -> str | None:
     """Return why an engine cannot work with such a cache, and what to change; None if it can."""
-    role, engine = config.roles[role_name], role_engine(config, role_name)
+    role, engine = config.models[config.model_of(role_name)], role_engine(config, role_name)
     key, memory = f"{role_name}.rollout", engine_memory(config, role_name, gpu_bytes)
     if memory.cache <= 0:
         return (
@@ -206,7 +207,7 @@ def cache_problem(config: Config, role_name: str, gpu_bytes: int) -> str | None:
             f" activations, a KV cache of {memory.cache / GIB:.1f} GiB and what processes keep there: lower"
             f" {key}.kv_cache_gb"
         )
-    length = role.max_prompt_tokens + role.max_response_tokens
+    length = role.longest
     needed = length * engine.cache_bytes_per_token  # vLLM refuses less than one sequence of the allowed length
     if memory.cache < needed:
         return (

@@ -38,7 +38,8 @@ class LossSettings:
 
     `correction` acts at the `level` of a token or of its response; None: no correction. `kl_coef` is beta of Eq. 1,
     `kl_estimator` one of `equations.kl_penalties`, `entropy_coef` the weight of the entropy bonus. `max_logprob_gap` is
-    the mean absolute gap above which the update is refused (None: never). `temperature` is that of sampling.
+    the mean absolute gap above which the update is refused (None: never). `temperature` and `max_response_tokens` are
+    those of sampling. `rate` is a factor of the optimizer's learning rate.
     """
 
     loss: TokenHook = field(default_factory=_grpo)
@@ -49,6 +50,8 @@ class LossSettings:
     entropy_coef: float = 0.0
     max_logprob_gap: float | None = None
     temperature: float = 1.0
+    max_response_tokens: int = 0
+    rate: float = 1.0
 
     @property
     def reductions(self) -> dict[str, str]:

@@ -75,18 +75,18 @@ class PolicyOptimizer:
 
     @property
     def next_learning_rate(self) -> float:
-        """Learning rate of the next step."""
+        """The schedule's learning rate for the next step."""
         return learning_rate(self.config, self.step_count, self.total_steps)
 
-    def step(self, loss_is_finite: bool) -> tuple[bool, float]:
-        """Clip and apply the accumulated gradients: (whether weights changed, gradient norm before clipping).
+    def step(self, rate: float, loss_is_finite: bool) -> tuple[bool, float]:
+        """Clip and apply the accumulated gradients at the learning rate `rate`: (whether weights changed, gradient norm
+        before clipping).
 
         The norm is over all ranks, so a non-finite gradient anywhere makes it non-finite everywhere, and all
         ranks leave weights and optimizer state alone together. The schedule moves on in either case.
         """
         self.optimizer.prepare_grads()
         grad_norm = float(self.optimizer.get_grad_norm())
-        rate = self.next_learning_rate
         self.step_count += 1
         if not (loss_is_finite and math.isfinite(grad_norm)):
             return False, grad_norm

@@ -98,11 +98,9 @@ class Policy:
             max_tokens=settings.micro_batch_tokens,
             min_micro_batches=self.groups.pipeline_size,
         )
-        self.max_response_tokens = settings.max_response_tokens
         self.dtype, self.device = DTYPES[dtype], this_device()
         model = model_config(self.hf_config)
-        longest = settings.max_prompt_tokens + settings.max_response_tokens
-        self.rotaries, positions = model_positions(model, self.shape, longest)
+        self.rotaries, positions = model_positions(model, self.shape, settings.longest)
         with megatron_on_cpu():
             config = transformer_config(
                 self.shape,
@@ -213,7 +211,7 @@ class Policy:
         """
         lengths_S = [len(sequence.response_ids) for sequence in sequences]
         num_responses = sum(length > 0 for length in lengths_S)
-        weights_N = self._to_device(token_weights(lengths_S, loss.average, self.max_response_tokens))
+        weights_N = self._to_device(token_weights(lengths_S, loss.average, loss.max_response_tokens))
         advantages_N = self._to_device(flat(sequences, "advantages"))
         rollout_N = self._given(sequences, "rollout_logprobs")
         if loss.correction is not None and rollout_N is None:
@@ -247,7 +245,7 @@ class Policy:
             return (terms_R * weights_N[flat_R]).sum(), {**measured, "gap": gaps_R, "largest_gap": gaps_R}
 
         check = partial(_check_gap, loss.max_logprob_gap)
-        stats = self._step(sequences, token_loss, loss.reductions, loss.temperature, num_responses, check)
+        stats = self._step(sequences, token_loss, loss.reductions, loss.temperature, num_responses, check, loss.rate)
         if first_N is not None:
             give(sequences, "old_logprobs", self._of_all_ranks(first_N, response_offsets(sequences)))
         return stats
@@ -332,6 +330,7 @@ class Policy:
         temperature: float,
         num_responses: int,
         check: Callable[[dict[str, float]], None] | None = None,
+        rate_factor: float = 1.0,
     ) -> UpdateStats:
         """Return forward and backward over the batch, then one optimizer step unless `check` raises."""
         assert self.optimizer is not None, "this policy has no optimizer"
@@ -344,8 +343,8 @@ class Policy:
             totals = self._totals(results, reductions, num_tokens)
             if check is not None:
                 check(totals)
-            rate = self.optimizer.next_learning_rate
-            stepped, grad_norm = self.optimizer.step(math.isfinite(totals["loss"]))
+            rate = rate_factor * self.optimizer.next_learning_rate
+            stepped, grad_norm = self.optimizer.step(rate, math.isfinite(totals["loss"]))
         if self.adapters is not None:
             self.adapters.changed()
         return UpdateStats(

@@ -12,16 +12,16 @@ from tango_hpc.models.weight_sync.plan import Layouts, build_plan
 
 
 def plan_report(config: Config) -> dict[str, Any]:
-    """Return for each trained role `{"ranks": [...], "total": {...}, "ratio_to_minimum": ...}`.
+    """Return for each trained model `{"ranks": [...], "total": {...}, "ratio_to_minimum": ...}`.
 
     An entry of `ranks` has the fields of `RankTotals`; `total` has their sums, except that `peak_extra_bytes` and
     `buckets` are the largest of any rank. Loads no weights; needs the model's config.json, or `model.build`.
     """
-    return {name: _role_report(config, name) for name, role in config.roles.items() if role.trainable}
+    return {name: _role_report(config, name) for name, role in config.models.items() if role.trainable}
 
 
 def _role_report(config: Config, name: str) -> dict[str, Any]:
-    role = config.roles[name]
+    role = config.models[name]
     layouts = Layouts(
         shape=role_shape(config, name),
         world_size=config.world_size,

@@ -139,6 +139,7 @@ def test_a_teacher_starts_its_engine_as_the_plan_says(tmp_path: Path, monkeypatc
     config = load("paper/1x8/qwen_grpo_tango.yaml", asked)
     started: list[Config] = []
     monkeypatch.setattr(teacher_module, "Generator", lambda _name, config, *_: started.append(config))
+    monkeypatch.setattr(teacher_module, "load_models", lambda *_: {"generator": None})
     unused: Any = None
     Teacher(config, unused, unused, unused)
     planned = make_plan(config, gpu_gb=80, node_gb=None, stage=TEACHER)["batch"]["generator"]

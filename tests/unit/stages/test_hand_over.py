@@ -28,11 +28,11 @@ from tango_hpc.questions.tasks.tiny import build_tokenizer
 from tango_hpc.runner.enter import enter_run
 from tango_hpc.stages import evaluate as benchmark
 from tango_hpc.stages import sft, tango
-from tango_hpc.stages.role import Role, request_seeds
-from tango_hpc.stages.role_worker import RoleWorker
+from tango_hpc.stages.model_worker import ModelWorker
+from tango_hpc.stages.role import Model, request_seeds
 from tango_hpc.stages.stage import STAGES
 from tests.helpers.rehearsal import ENGINE, FOR_A_SYNC, RANKS, TRAINER, Event, Rehearsal, make_stand_ins, replay
-from tests.helpers.runs import small_config
+from tests.helpers.runs import ONE_MODEL, small_config
 
 Events = Sequence[Event]
 Attempts = Sequence[tuple[str, tuple[str, int] | None]]
@@ -103,8 +103,10 @@ def engines_go_to_sleep_whole_and_wake_what_sleeps(events: Events) -> list[str]:
 
 
 def all_is_given_back_in_the_end(events: Events) -> list[str]:
+    """But for the engine of an only model, which nobody waits for."""
     held = [held for _, held in replay([*events, Event("work", "")])][-1]
-    return [f"rank {rank}: {sorted(parts)} of the {role}" for (rank, role), parts in held.items() if parts]
+    kept = ENGINE if len({event.role for event in events}) == 1 else set()
+    return [f"rank {rank}: {sorted(parts)} of the {role}" for (rank, role), parts in held.items() if parts - kept]
 
 
 Rule = Callable[[Events], list[str]]
@@ -138,6 +140,18 @@ SCENARIOS: dict[str, tuple[Sequence[str], Attempts]] = {
     "the verifier is frozen": ((*LONGER, *NO_STEPS, "verifier.trainable=false"), THROUGH),
     "the generator is frozen": ((*LONGER, "generator.trainable=false"), THROUGH),
     "there is no verifier": ((*LONGER, *NO_STEPS, "verifier=null", "sft.verifier=null"), THROUGH),
+    "one model takes both roles": (
+        (*LONGER, *ONE_MODEL, "train.updates_per_batch=2", "algorithm.kl_coef=0.01"),
+        (("train", ("rollout", 1)), ("train", ("verify", 2)), ("train", ("verify", 1)), *THROUGH),
+    ),
+    "one model is fine-tuned for both roles": (
+        (*ON_A_GPU, *ONE_MODEL),
+        (("sft", ("between steps", 3)), ("sft", None)),
+    ),
+    "one model takes both roles and learns from one": (
+        (*LONGER, *ONE_MODEL, "generator.trainable=false"),
+        (("train", ("verify", 1)), *THROUGH),
+    ),
     "stopped and resumed among draws and several verifications": (
         (*LONGER, "algorithm.advantages.generator.settings.max_draws=3", "train.verifications_per_solution=2"),
         (
@@ -176,8 +190,8 @@ class Run:
         self.config = small_config(folder / "run", *overrides)
         self.directory, _ = enter_run(folder / "run", config_to_yaml(self.config), resume=False, stage="train")
         make_missing_files(self.config)
-        for role in self.config.roles.values():
-            build_tokenizer(role.model.path)
+        for model in self.config.models.values():
+            build_tokenizer(model.model.path)
         if self.config.sft.generator is not None:
             build_tokenizer(self.config.sft.generator.init.path)
         self._monkeypatch = monkeypatch
@@ -230,6 +244,23 @@ def test_a_step_of_either_role_is_what_the_rules_are_asked_of(tmp_path: Path, mo
     evaluated = ["take the stream", "load the engine", "load the trainer", "connect", "load", *asked]
     assert work_of(events, "generator") == work_of(events, "verifier") == evaluated
     assert {event.versions for event in events if event.kind == "generate"} == {(1, 1)}
+
+
+def test_one_model_solves_and_judges_with_the_weights_of_one_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one evaluation too; an update comes between any two syncs."""
+    run = Run(tmp_path, monkeypatch, *SHORT, *ONE_MODEL)
+    events, errors = run.rehearse("train")
+    assert errors == [] and {event.role for event in events if event.rank >= 0} == {"generator"}
+    made = ["take the stream", "load the trainer", "load the engine", "connect"]
+    both, trained = ["generate", "generate"], ["prepare", "update"]
+    # Evaluation and a verifier step; a generator step; the last evaluation.
+    steps = ["sync", *both, *both, *trained, "sync", *both, *trained, "sync", *both]
+    assert work_of(events, "generator") == [*made, *steps, "save"]
+    assert [row["role"] for row in read_metrics(run.directory)] == ["verifier", "generator"]
+    (saved,) = steps_in(run.directory.path / "checkpoints/train")
+    assert sorted(path.name for path in saved[1].iterdir() if path.is_dir()) == ["generator"]
 
 
 def test_weights_are_compared_by_the_rules_when_trainer_and_engine_disagree(
@@ -311,7 +342,7 @@ def test_a_run_that_is_to_stop_evaluates_where_it_was_due_and_saves(
 # -- code that breaks them ---------------------------------------------------------------------------------------------
 
 
-def sync_before_waking(worker: RoleWorker) -> Any:
+def sync_before_waking(worker: ModelWorker) -> Any:
     worker.policy.onload(weights_only=True)
     assert worker._sync is not None
     stats = worker._sync.sync()
@@ -320,7 +351,7 @@ def sync_before_waking(worker: RoleWorker) -> Any:
     return stats
 
 
-def wake_before_offload(worker: RoleWorker) -> Any:
+def wake_before_offload(worker: ModelWorker) -> Any:
     worker.policy.onload()
     return SYNC(worker)
 
@@ -339,8 +370,8 @@ def forget_what_changed(policy: Policy, *, keep_weights: bool = False, weights_c
     OFFLOAD(policy, keep_weights=keep_weights, weights_changed=False)
 
 
-def sync_nothing(role: Role) -> SyncStats:
-    role.stale = False
+def sync_nothing(model: Model) -> SyncStats:
+    model.stale = False
     return SyncStats()
 
 
@@ -349,18 +380,18 @@ def keep_the_last_save(policy: Policy, folder: Path, *, background: bool) -> Non
     policy._saving = saved_state.Save(policy._state(), folder, background=background)
 
 
-SYNC, WAKE, OFFLOAD = RoleWorker.sync, RolloutEngine.wake, Policy.offload
+SYNC, WAKE, OFFLOAD = ModelWorker.sync, RolloutEngine.wake, Policy.offload
 # What is replaced, by what, in which stage, and the rule that must notice.
 SABOTAGE: list[tuple[Any, str, Any, str, Rule]] = [
-    (RoleWorker, "_give_back", lambda _: None, "train", RULES[0]),
+    (ModelWorker, "_give_back", lambda _: None, "train", RULES[0]),
     (RolloutEngine, "sleep", lambda _: None, "train", RULES[0]),
     (DeviceMemory, "offload", lambda *_, **__: None, "train", RULES[0]),
-    (RoleWorker, "sync", wake_before_offload, "train", RULES[1]),
+    (ModelWorker, "sync", wake_before_offload, "train", RULES[1]),
     (gc, "collect", lambda: 0, "sft", RULES[2]),
     (DeviceMemory, "onload", lambda *_, **__: None, "train", RULES[3]),
-    (RoleWorker, "sync", sync_before_waking, "train", RULES[3]),
-    (RoleWorker, "sync", sync_before_waking, "train", RULES[4]),
-    (Role, "sync_weights", sync_nothing, "train", RULES[5]),
+    (ModelWorker, "sync", sync_before_waking, "train", RULES[3]),
+    (ModelWorker, "sync", sync_before_waking, "train", RULES[4]),
+    (Model, "sync_weights", sync_nothing, "train", RULES[5]),
     (Policy, "offload", forget_what_changed, "train", RULES[5]),
     (RolloutEngine, "sleep", sleep_half_awake, "eval", RULES[6]),
     (RolloutEngine, "wake", wake_twice, "train", RULES[6]),

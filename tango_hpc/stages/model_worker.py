@@ -1,8 +1,8 @@
-"""A role in its own processes: its trainer, its engine, and the path of weights between them.
+"""A model in its own processes: its trainer, its engine, and the path of weights between them.
 
-On a GPU the roles take turns, and so do a role's trainer and engine. What a method of `RoleWorker` has used is given
+On a GPU the models take turns, and so do a model's trainer and engine. What a method of `ModelWorker` has used is given
 back when it returns, but for what the next call is known to need: after `sync` the weights of the engine, after
-`prepare` the trainer.
+`prepare` the trainer. The engine of a run's only model stays awake until its trainer needs the memory.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from tango_hpc.models.weight_sync.sync import SyncStats, WeightSync
 from tango_hpc.stages.throughput import Spent
 
 
-class RoleWorker:
-    """The shards of this process. Every method is collective over the processes of the role.
+class ModelWorker:
+    """The shards of this process. Every method is collective over the processes of the model.
 
-    A role that is not trained has no policy: its engine holds the weights of `model.path`, or those that it has taken
+    A model that is not trained has no policy: its engine holds the weights of `model.path`, or those that it has taken
     from a checkpoint.
     """
 
     def __init__(self, name: str, config: Config, total_steps: int) -> None:
-        self._name, self._config, self._settings = name, config, config.roles[name]
+        self._name, self._config, self._settings = name, config, config.models[name]
+        self._is_alone = len(config.models) == 1
         self._policy: Policy | None = None
         if config.launch.device == "cuda":
             take_stream()
@@ -70,7 +71,7 @@ class RoleWorker:
         self._turns[method, turn] = self._turns.get((method, turn), 0.0) + time.perf_counter() - start
 
     def take_spent(self) -> Spent:
-        """Return what this role used since the last call. Collective."""
+        """Return what this model used since the last call. Collective."""
         keys = sorted(self._turns)
         *seconds, peak = max_over_ranks([*(self._turns[key] for key in keys), peak_memory_bytes(self.engine.device)])
         self._turns = {}
@@ -89,14 +90,21 @@ class RoleWorker:
         with self._turn("generate", "wake"):
             self.engine.wake()
         generations = self.engine.generate(requests, sampling, tell)
-        with self._turn("generate", "sleep"):
-            self.engine.sleep()
-            self._give_back()
+        if not self._is_alone:
+            with self._turn("generate", "sleep"):
+                self._rest()
         return generations
+
+    def _rest(self) -> None:
+        """Put the engine to sleep, if it is awake."""
+        self.engine.sleep()
+        self._give_back()
 
     def sync(self) -> SyncStats:
         """Bring the trainer's weights into the engine, which stays awake without a cache."""
         assert self._sync is not None
+        with self._turn("sync", "sleep"):
+            self._rest()
         with self._turn("sync", "onload"):
             self.policy.onload(weights_only=True)
         with self._turn("sync", "wake"):
@@ -107,18 +115,20 @@ class RoleWorker:
         return stats
 
     def take_weights(self, saved: Path) -> None:
-        """Bring the weights of a training checkpoint's folder of this role, of any layout, into the engine."""
+        """Bring the weights of a training checkpoint's folder of this model, of any layout, into the engine."""
         if self._policy is None:
             self._policy = Policy(self._settings, self._config.launch.dtype)
             self._sync = WeightSync(self._policy, self.engine, self._config.reshard)
+        self._rest()
         self.policy.load(saved)
         self._give_back()  # before the engine wakes beside it
         self.sync()
-        self.engine.sleep()
-        self._give_back()
+        self._rest()
 
     def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> None:
         """Give the sequences what the updates need to know besides; `update` must follow."""
+        with self._turn("prepare", "sleep"):
+            self._rest()
         with self._turn("prepare", "onload"):
             self.policy.onload()
         self.policy.prepare(sequences, loss)
@@ -159,6 +169,7 @@ class RoleWorker:
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote."""
+        self._rest()
         self.policy.load(folder)
         self._give_back()
 
@@ -175,7 +186,7 @@ class RoleWorker:
         return "all weights of the engine are the trainer's: they compute differently (precision, kernels)"
 
     def _give_back(self) -> None:
-        """Leave the memory of the GPU, or of the machine, to the other role."""
+        """Leave the memory of the GPU, or of the machine, to who is next."""
         give_back_freed_memory(self.engine.device)
 
 
@@ -201,7 +212,7 @@ def make_engine(settings: RoleConfig, config: Config, name: str, *, load_weights
         settings.model.path,
         tensor=rollout.tensor,
         dtype=config.launch.dtype,
-        max_model_len=settings.max_prompt_tokens + settings.max_response_tokens,
+        max_model_len=settings.longest,
         max_num_seqs=memory.num_seqs,
         max_batched_tokens=rollout.max_batched_tokens,
         device=config.launch.device,
