@@ -40,6 +40,9 @@ def role_batch(config: Config, name: str) -> RoleBatch:
     sampled = train.questions_per_step * train.rollouts_per_question
     hook = getattr(config.algorithm.advantages, name)
     kept = known_settings(config.run.dir, hook).get("trained_rollouts")
+    if name == "verifier" and train.joint:
+        num_verifications = max(train.rollouts_per_question, train.verifications_per_solution)
+        sampled = train.num_joint_solutions * num_verifications
     responses = train.questions_per_step * kept if kept is not None else sampled
     longest = role.longest
     tokens = responses * longest

@@ -19,13 +19,13 @@ from tango_hpc.base.config import Config
 from tango_hpc.base.config.roles import RoleConfig
 from tango_hpc.base.errors import CheckFailed
 from tango_hpc.base.run.manifest import FileSum
-from tango_hpc.base.types import Generation, GenerationRequest, SamplingSettings, TrainSequence
+from tango_hpc.base.types import Generation, GenerationRequest, SamplingSettings
 from tango_hpc.models.engine.capacity import GIB, cache_problem, engine_memory
 from tango_hpc.models.engine.engine import RolloutEngine, take_stream
 from tango_hpc.models.parallel.collectives import max_over_ranks
 from tango_hpc.models.parallel.ranks import this_device
 from tango_hpc.models.trainer.flops import peak_memory_bytes, total_peak
-from tango_hpc.models.trainer.loss import LogprobGapError, LossSettings, UpdateStats
+from tango_hpc.models.trainer.loss import Batch, LogprobGapError, UpdateStats
 from tango_hpc.models.trainer.offload import give_back_freed_memory
 from tango_hpc.models.trainer.policy import Policy
 from tango_hpc.models.weight_sync.sync import SyncStats, WeightSync
@@ -125,16 +125,17 @@ class ModelWorker:
         self.sync()
         self._rest()
 
-    def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> None:
+    def prepare(self, batches: Sequence[Batch]) -> None:
         """Give the sequences what the updates need to know besides; `update` must follow."""
         with self._turn("prepare", "sleep"):
             self._rest()
         with self._turn("prepare", "onload"):
             self.policy.onload()
-        self.policy.prepare(sequences, loss)
+        for batch in batches:
+            self.policy.prepare(batch.sequences, batch.loss)
 
-    def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> list[UpdateStats]:
-        """Make `num_updates` optimizer steps on one batch.
+    def update(self, batches: Sequence[Batch], num_updates: int) -> list[UpdateStats]:
+        """Make `num_updates` optimizer steps, each on all batches.
 
         Raises `CheckFailed` where trainer and engine disagree by too much, with the weights that differ.
         """
@@ -143,8 +144,9 @@ class ModelWorker:
             for number in range(1, num_updates + 1):
                 if number > 1:
                     with self._turn("update", "logprobs"):
-                        self.policy.prepare_next(sequences, loss)
-                updates.append(self.policy.update(sequences, loss, last=number == num_updates))
+                        for batch in batches:
+                            self.policy.prepare_next(batch.sequences, batch.loss)
+                updates.append(self.policy.update_jointly(batches, last=number == num_updates))
         except LogprobGapError as error:
             raise CheckFailed(f"{self._name}: {error}; {self._weight_differences()}") from error
         with self._turn("update", "offload"):

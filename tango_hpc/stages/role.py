@@ -13,10 +13,10 @@ from tango_hpc.base.config import Config
 from tango_hpc.base.config.role_prompts import role_prompt
 from tango_hpc.base.prompts import TEMPLATES, Template, stop_token_ids, verifier_values
 from tango_hpc.base.run.manifest import FileSum
-from tango_hpc.base.types import Generation, GenerationRequest, SamplingSettings, TrainSequence
+from tango_hpc.base.types import Generation, GenerationRequest, SamplingSettings
 from tango_hpc.models.engine import engine
 from tango_hpc.models.parallel.exchange import Exchange
-from tango_hpc.models.trainer.loss import LossSettings, UpdateStats
+from tango_hpc.models.trainer.loss import Batch, LossSettings, UpdateStats
 from tango_hpc.models.weight_sync.sync import SyncStats
 from tango_hpc.questions.protocol.tokenizer import load_tokenizer
 from tango_hpc.questions.tasks import Task
@@ -97,13 +97,15 @@ class Model:
         """Bring the weights of a training checkpoint's folder of this model, of any layout, into the engine."""
         self.exchange.run(self.name, lambda: self._here.take_weights(saved))
 
-    def prepare(self, sequences: Sequence[TrainSequence], loss: LossSettings) -> None:
+    def prepare(self, batches: Sequence[Batch]) -> None:
         """Compute what updates need to know besides; `update` must follow."""
-        self.exchange.run(self.name, lambda: self._here.prepare(sequences, loss))
+        self.exchange.run(self.name, lambda: self._here.prepare(batches))
 
-    def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, num_updates: int) -> list[UpdateStats]:
-        """Make `num_updates` optimizer steps on one batch. Raises `CheckFailed` where trainer and engine disagree."""
-        updates = self.exchange.run(self.name, lambda: self._here.update(sequences, loss, num_updates))
+    def update(self, batches: Sequence[Batch], num_updates: int) -> list[UpdateStats]:
+        """Make `num_updates` optimizer steps, each on all batches. Raises `CheckFailed` where trainer and engine
+        disagree.
+        """
+        updates = self.exchange.run(self.name, lambda: self._here.update(batches, num_updates))
         self.stale = self.sync_counts = True
         return updates
 

@@ -152,8 +152,12 @@ class GeneratorBatch:
             voted = judging_metrics(task, [_voted(judged_V) for judged_V in asked_N_V]) if asked_N_V else {}
             for name in ("outcome_f1", "step_f1"):
                 metrics[f"verifier/voted_{name}"] = voted.get(f"verifier/{name}")
-        metrics["tokens/generated"] = _generated(self.solutions_N, verifications)
         return metrics
+
+    def responses(self) -> list[Response]:
+        """Return all that was written for the step."""
+        judged = [one.response for judged_V in self.verifications_N_V for one in judged_V]
+        return [*(read.response for read in self.solutions_N), *judged]
 
     def graded(self) -> list[ReadSolution]:
         """Return the solutions that were graded."""
@@ -287,8 +291,11 @@ class VerifierBatch:
         metrics["verifier/judged_right_share"] = statistics.fmean(judged.values())
         metrics["data/questions_drawn"] = len(self.drawn)
         metrics["verifier/trained_responses"] = len(self.trained)
-        metrics["tokens/generated"] = _generated(self.drawn, self.verifications)
         return metrics
+
+    def responses(self) -> list[Response]:
+        """Return all that was written for the step."""
+        return [*(read.response for read in self.drawn), *(read.response for read in self.verifications)]
 
     def graded(self) -> list[ReadSolution]:
         """Return the solutions that were graded, each once."""
@@ -346,11 +353,6 @@ def _sequences(responses_N: Sequence[Response], advantages_N_T: Sequence[FloatAr
         TrainSequence(response.prompt_ids, response.generation.token_ids, advantages_T, response.generation.logprobs)
         for response, advantages_T in zip(responses_N, advantages_N_T, strict=True)
     ]
-
-
-def _generated(solutions: Sequence[ReadSolution], verifications: Sequence[ReadVerification]) -> int:
-    responses = [*(read.response for read in solutions), *(read.response for read in verifications)]
-    return sum(response.num_tokens for response in responses)
 
 
 def _of_question(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any
 
 from tango_hpc.base.config import Config
@@ -18,11 +19,12 @@ from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.dumps import write_rollouts
 from tango_hpc.base.run.metrics import MetricsRow
 from tango_hpc.base.run.step_names import numbered
-from tango_hpc.base.types import Generation, TrainSequence
+from tango_hpc.base.types import Generation
 from tango_hpc.method.equations import ClassWeightEma, alpha_schedule
 from tango_hpc.method.steady_verifier import balanced, gated_alpha, is_balanced
 from tango_hpc.models.parallel.exchange import Exchange
 from tango_hpc.models.trainer.checkpoints import Checkpoints
+from tango_hpc.models.trainer.loss import Batch
 from tango_hpc.models.weight_sync.sync import SyncStats
 from tango_hpc.questions.data.tables import evenly_spaced, read_questions
 from tango_hpc.questions.tasks import get_task
@@ -44,6 +46,7 @@ from tango_hpc.stages.trouble import Action, Trouble, TroubleWatch, read_rollbac
 from tango_hpc.stages.update import update_metrics
 
 STAGE = "train"
+Batches = dict[str, GeneratorBatch | VerifierBatch]  # of a step, by role
 
 
 def train(config: Config, directory: RunDirectory, process: RankProcess, exchange: Exchange) -> None:
@@ -125,13 +128,23 @@ class Tango:
             role = self.roles[self.schedule[self.done.steps]]
             self.tracer.before(self.done.steps + 1)
             with self.memo.clock("score"):
-                batch = self.verifier_batch(role) if isinstance(role, Verifier) else self.generator_batch()
-                metrics, sequences_N = self._metrics(batch), batch.sequences()
-            metrics |= self._update(role, sequences_N)
+                batches = self.batches(role)
+                metrics = self._metrics(batches)
+            metrics |= self._update(role, batches)
             self.tracer.after(self.done.steps + 1)
-            self._finish_step(role.name, batch, metrics)
+            self._finish_step(role.name, batches, metrics)
         self.save()
         self.journal.ended("done", self.done.tokens_per_second)
+
+    def batches(self, role: Role) -> Batches:
+        """Return what a step of `role` trains on, by role: with joint updates that of the generator on both kinds."""
+        if isinstance(role, Verifier):
+            return {"verifier": self.verifier_batch(role)}
+        solved = self.generator_batch()
+        if not self.config.train.joint:
+            return {"generator": solved}
+        assert self.verifier is not None, "joint updates are of both roles"
+        return {"generator": solved, "verifier": self._judged_again(self.verifier, solved)}
 
     def generator_batch(self) -> GeneratorBatch:
         """Draw M solutions of each question, verify each once or several times, and compute Eq. 7.
@@ -185,6 +198,36 @@ class Tango:
         groups = [q for q in range(len(judged_Q)) for _ in range(train.rollouts_per_question)]
         verifications = self._judge(verifier, [judged_Q[q] for q in groups], after=train.verifier_draws)
         grading.settle()
+        return self._scored(verifier, verifications, groups, drawn)
+
+    def _judged_again(self, verifier: Verifier, solved: GeneratorBatch) -> VerifierBatch:
+        """Return M verifications of each of some of a generator step's solutions, those of the step among them, and
+        their advantages by Eq. 9.
+
+        The solutions are the first of each question, then the second of each, until there are
+        `train.joint_solutions`.
+        """
+        train, hook = self.config.train, self.generator.advantages
+        order = sorted(range(len(solved.solutions_N)), key=lambda i: i % train.rollouts_per_question)
+        chosen = order[: train.num_joint_solutions]
+        num_more = max(train.rollouts_per_question - train.verifications_per_solution, 0)
+        repeated = [solved.solutions_N[i] for i in chosen for _ in range(num_more)]
+        more = iter(self._judge(verifier, repeated, hook.settings["max_draws"] + 1) if repeated else [])
+        verifications, groups = [], []
+        for group, i in enumerate(chosen):
+            of_one = [*solved.verifications_N_V[i], *islice(more, num_more)]
+            verifications += of_one
+            groups += [group] * len(of_one)
+        return self._scored(verifier, verifications, groups, [solved.solutions_N[i] for i in chosen])
+
+    def _scored(
+        self,
+        verifier: Verifier,
+        verifications: list[ReadVerification],
+        groups: Sequence[int],
+        drawn: list[ReadSolution],
+    ) -> VerifierBatch:
+        """Return the verifications with their advantages; `groups` says which judge the same solution."""
         batch = VerifierBatch.score(
             verifications,
             groups,
@@ -270,15 +313,23 @@ class Tango:
         self._sync(role)
         self.journal.phase("evaluation")
 
-    def _metrics(self, batch: GeneratorBatch | VerifierBatch) -> dict[str, Any]:
+    def _metrics(self, batches: Batches) -> dict[str, Any]:
         """Return the metrics of the step's responses: computed once, in the first process."""
-        return in_each(self.exchange, lambda: batch.metrics(self.task) if self.exchange.is_first else {})[0]
+
+        def measured() -> dict[str, Any]:
+            metrics: dict[str, Any] = {}
+            for batch in reversed(batches.values()):  # the generator's has all solutions: it decides
+                metrics |= batch.metrics(self.task)
+            responses = {id(one): one for batch in batches.values() for one in batch.responses()}
+            return metrics | {"tokens/generated": sum(one.num_tokens for one in responses.values())}
+
+        return in_each(self.exchange, lambda: measured() if self.exchange.is_first else {})[0]
 
     def _moment(self, role: Role) -> Moment:
         """Return the moment of the run in which the advantages of `role` are computed."""
         return Moment(
             step=self._num_done(role.name),
-            total_steps=self.schedule.count(role.name),
+            total_steps=self._num_steps(role.name),
             max_response_tokens=role.settings.max_response_tokens,
             state=role.method_state,
         )
@@ -296,22 +347,25 @@ class Tango:
         j = self.watch.recent.pooled(verdict_counts(verifications)).j
         return gated_alpha(alpha, j, algorithm.min_verifier_j)
 
-    def _update(self, role: Role, sequences_N: Sequence[TrainSequence]) -> dict[str, Any]:
-        """Train `role` on the step's sequences and return the metrics of its updates."""
+    def _update(self, role: Role, batches: Batches) -> dict[str, Any]:
+        """Train the model of `role` on the step's batches and return the metrics of its updates."""
+        weights = {"generator": 1.0, "verifier": self.config.train.joint_weight if len(batches) > 1 else 1.0}
+        parts = [Batch(batch.sequences(), self.roles[name].loss, weights[name]) for name, batch in batches.items()]
         self.journal.phase("train", role=role.name)
         with self.memo.clock("logprobs"):
-            role.model.prepare(sequences_N, role.loss)
+            role.model.prepare(parts)
         with self.memo.clock("train"):
-            updates = role.model.update(sequences_N, role.loss, self.config.train.updates_per_batch)
+            updates = role.model.update(parts, self.config.train.updates_per_batch)
         return update_metrics(updates, self.memo.synced, role.loss)
 
     # -- what follows a step -----------------------------------------------------------------------------------
 
-    def _finish_step(self, role: str, batch: GeneratorBatch | VerifierBatch, metrics: dict[str, Any]) -> None:
+    def _finish_step(self, role: str, batches: Batches, metrics: dict[str, Any]) -> None:
         """Count the step, write it down, act on trouble, evaluate, save, stop: each as the settings ask."""
+        batch = batches[role]
         row = self._count_step(role, metrics)
         with self.memo.clock("score"):  # of the next row: this one is written in it
-            self._dump(role, batch)
+            self._dump(role, batches)
             found, troubles = self.watch.observe(row, batch.verdict_counts())
             self.journal.step_done(row | found)
             action, text = self._act_on(troubles)
@@ -346,11 +400,12 @@ class Tango:
         self.memo = StepMemo()
         return row
 
-    def _dump(self, role: str, batch: GeneratorBatch | VerifierBatch) -> None:
+    def _dump(self, role: str, batches: Batches) -> None:
         """Write the step's responses to a file, in the first step of a role, its last, and every `train.dump_every`."""
         every, num_done = self.config.train.dump_every, self._num_done(role)
-        if every and (num_done % every == 0 or num_done in (1, self.schedule.count(role))) and self.exchange.is_first:
-            write_rollouts(self.directory.rollout_file(role, self.done.steps), batch.dump_rows())
+        if every and (num_done % every == 0 or num_done in (1, self._num_steps(role))) and self.exchange.is_first:
+            for name, batch in batches.items():
+                write_rollouts(self.directory.rollout_file(name, self.done.steps), batch.dump_rows())
 
     def _is_evaluated_after(self, role: str) -> bool:
         """Return whether an evaluation follows the step that `role` has just done."""
@@ -361,7 +416,15 @@ class Tango:
         return bool(steps == len(self.schedule) or ends_warm_up or is_due)
 
     def _num_done(self, role: str) -> int:
-        return self.schedule[: self.done.steps].count(role)
+        """Return how many steps have trained `role`."""
+        return self._num_steps(role, self.done.steps)
+
+    def _num_steps(self, role: str, end: int | None = None) -> int:
+        """Return how many steps of the schedule, up to `end`, train `role`; with joint updates all train the
+        verifier.
+        """
+        steps = self.schedule[:end]
+        return len(steps) if self.config.train.joint and role == "verifier" else steps.count(role)
 
     def _act_on(self, troubles: list[Trouble]) -> tuple[Action, str]:
         """Say which troubles began; return what `train.on_trouble` asks for, and why."""

@@ -35,7 +35,7 @@ from tango_hpc.models.parallel import exchange as exchange_module
 from tango_hpc.models.parallel.exchange import Exchange
 from tango_hpc.models.trainer import pinned_memory as host_memory
 from tango_hpc.models.trainer import saved_state
-from tango_hpc.models.trainer.loss import LogprobGapError, LossSettings, UpdateStats
+from tango_hpc.models.trainer.loss import Batch, LogprobGapError, LossSettings, UpdateStats
 from tango_hpc.models.trainer.offload import DeviceMemory
 from tango_hpc.models.trainer.policy import Policy
 from tango_hpc.models.weight_sync.sync import SyncStats
@@ -293,7 +293,7 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
             rehearsal.here.work("prepare", "trainer weights")
             rehearsal.here.use_for_a_while("trainer activations")
 
-        def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, *, last: bool = True) -> UpdateStats:
+        def update_jointly(self, batches: Sequence[Batch], *, last: bool = True) -> UpdateStats:
             parts = (f"{part}{self.trainer.suffix}" for part in ("trainer weights", "optimizer", "gradients"))
             rehearsal.here.work("update", *parts)
             rehearsal.here.use_for_a_while("trainer activations")
@@ -308,7 +308,7 @@ def make_stand_ins(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Non
             return UpdateStats(0.5, 1.0, 0.0, 1.0, 0.0, 0.0, 4, 2, 1e-5, False)
 
         def update_sft(self, sequences: Sequence[TrainSequence]) -> UpdateStats:
-            return self.update(sequences, LossSettings())
+            return self.update_jointly([Batch(sequences, LossSettings())])
 
         def evaluate_sft(self, sequences: Sequence[TrainSequence]) -> float:
             rehearsal.here.work("evaluate", f"trainer weights{self.trainer.suffix}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tango_hpc.base.run.directory import RunDirectory
-from tango_hpc.base.run.dumps import dumped_steps
+from tango_hpc.base.run.dumps import dumped_steps, read_rollouts
 from tango_hpc.base.run.metrics import read_evaluations, read_metrics
 from tango_hpc.base.run.step_names import steps_in
 from tango_hpc.stages.convert import export_run
@@ -22,20 +22,41 @@ SETTINGS = (
     "algorithm.kl_coef=0.01",
     "algorithm.entropy_coef=0.5",  # so that every step changes the weights, whatever the tiny model writes
 )
+# The first of each question's solutions, and a second one of one question; V of M verifications are those of the step.
+JOINT = (
+    *ONE_MODEL,
+    "generator.optimizer.learning_rate=0.01",
+    "algorithm.entropy_coef=0.5",
+    "train.rollouts_per_question=3",
+    "train.joint=true",
+    "train.joint_solutions=5",
+    "train.joint_weight=0.5",
+    "train.verifier_steps_per_cycle=0",
+    "train.updates_per_batch=2",
+)
+JOINT_STOPS = (("verify_2", 1), ("verify", 2), ("rollout", 1))
 STOPS = (("verify", 1), ("between steps", 1), ("rollout", 1), ("verify", 2))
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, RunDirectory], list[Ended]]:
-    """The same run uninterrupted, stopped and killed, and with an engine that forgets; and how the attempts ended."""
+    """The same run uninterrupted, stopped and killed, and with an engine that forgets; one with joint updates,
+    uninterrupted and stopped; and how the attempts ended.
+    """
     folder = tmp_path_factory.mktemp("one model")
-    runs = {name: prepare_small_run(folder / name, *SETTINGS)[1] for name in ("straight", "stopped", "forgetful")}
+    settings = dict.fromkeys(("straight", "stopped", "forgetful"), SETTINGS)
+    settings |= dict.fromkeys(("joint straight", "joint stopped"), JOINT)
+    runs = {name: prepare_small_run(folder / name, *given)[1] for name, given in settings.items()}
     path = {name: str(run.path) for name, run in runs.items()}
     attempts = [Attempt(path["straight"]), Attempt(path["forgetful"], forgetful=True)]
     attempts += [Attempt(path["stopped"], stop=stop) for stop in STOPS]
     attempts += [Attempt(path["stopped"], kill=(1, "generator", "train", 1)), Attempt(path["stopped"])]
-    ended = make_attempts(folder, attempts)
-    assert [task.code for task in ended] == [0, 0, *[85] * len(STOPS), 1, 0]
+    joint = [Attempt(path["joint straight"])]
+    joint += [Attempt(path["joint stopped"], stop=stop) for stop in JOINT_STOPS]
+    joint += [Attempt(path["joint stopped"])]
+    ended = make_attempts(folder, attempts + joint)
+    codes = [0, 0, *[85] * len(STOPS), 1, 0], [0, *[85] * len(JOINT_STOPS), 0]
+    assert [task.code for task in ended] == [*codes[0], *codes[1]]
     return runs, ended
 
 
@@ -56,6 +77,27 @@ def test_an_interrupted_run_computes_the_same(runs: tuple[dict[str, RunDirectory
     saved = weights_and_optimizer(straight)
     assert {name.partition("/")[0] for name in saved} == {"generator"}
     assert weights_and_optimizer(other) == saved
+
+
+def test_joint_updates_train_on_both_kinds_and_are_resumed_in_mid_step(
+    runs: tuple[dict[str, RunDirectory], list[Ended]],
+) -> None:
+    straight, stopped = runs[0]["joint straight"], runs[0]["joint stopped"]
+    rows = read_metrics(straight)
+    assert [row["role"][0] for row in rows] == list("vgggg")
+    assert [computed(row) for row in read_metrics(stopped)] == [computed(row) for row in rows]
+    assert weights_and_optimizer(stopped) == weights_and_optimizer(straight)
+    for row in rows[1:]:
+        assert (row["generator/trained_responses"], row["verifier/trained_responses"]) == (12, 15)
+        solved, judged = (read_rollouts(straight.rollout_file(role, row["step"])) for role in ("generator", "verifier"))
+        assert row["tokens/trained"] == 2 * sum(len(one.response_ids) for one in (*solved, *judged))
+        # Three of each chosen solution, of which the first one is the verification that the solution got.
+        chosen = [solved[i] for i in (0, 3, 6, 9, 1)]
+        assert [one.solution_text for one in judged[::3]] == [one.solution_text for one in chosen]
+        assert [one.response_text for one in judged[::3]] == [one.verification_text for one in chosen]
+        written = sum(len(one.response_ids) for one in (*solved, *judged))
+        first = sum(len(one.response_ids) for one in judged[::3])
+        assert row["tokens/generated"] > written - first  # and the verifications of all other solutions
 
 
 def test_a_rank_has_one_process_and_both_roles_are_reported(

@@ -16,7 +16,7 @@ from tango_hpc.base.config.models import built_otherwise, model_dimensions
 from tango_hpc.base.config.paths import NO_TEMPLATE_FILE
 from tango_hpc.base.config.role_prompts import role_prompt
 from tango_hpc.base.config.roles import ModelConfig, OptimizerConfig, RoleConfig
-from tango_hpc.base.config.schema import Config, ProtocolConfig, SharedSftConfig
+from tango_hpc.base.config.schema import Config, ProtocolConfig, SharedSftConfig, TrainConfig
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.model_shape import ModelShape, check_parallel, check_rollout_tensor
 
@@ -113,10 +113,30 @@ def _training_conflicts(config: Config) -> Iterator[str]:
             f"train.verifier_learning_rate_scale: {train.verifier_learning_rate_scale:g} is for one model in both roles"
             " (verifier.same_as); set verifier.optimizer.learning_rate"
         )
+    yield from _joint_conflicts(config)
     if train.verifier_draws > 1 and (config.verifier is None or not config.verifier.trainable):
         yield f"train.verifier_draws: {train.verifier_draws} needs a verifier that is trained; set it to 1"
     if config.verifier is None and train.verifications_per_solution > 1:
         yield f"train.verifications_per_solution: {train.verifications_per_solution} needs a verifier; set it to 1"
+
+
+def _joint_conflicts(config: Config) -> Iterator[str]:
+    """Yield conflicts of joint updates."""
+    train = config.train
+    if not train.joint:
+        for key in ("joint_solutions", "joint_weight"):
+            if getattr(train, key) != TrainConfig.model_fields[key].default:
+                yield f"train.{key}: for joint updates only (train.joint)"
+        return
+    if not config.is_one_model:
+        yield "train.joint: updates one model with both kinds of responses; that takes verifier.same_as: generator"
+    elif not all(role.trainable for role in config.roles.values()):
+        yield "train.joint: trains both roles, and one of them is not trainable"
+    if train.verifier_steps_per_cycle:
+        yield "train.verifier_steps_per_cycle: must be 0 with train.joint, whose steps train the verifier as well"
+    num_solutions = train.questions_per_step * train.rollouts_per_question
+    if train.num_joint_solutions > num_solutions:
+        yield f"train.joint_solutions: {train.joint_solutions} of the {num_solutions} solutions of a step"
 
 
 def _algorithm_conflicts(config: Config) -> Iterator[str]:

@@ -156,6 +156,19 @@ class TrainConfig(Section):
     verifier_learning_rate_scale: PositiveFloat = Field(
         1.0, description="Where one model takes both roles: learning rate of verifier steps over generator steps."
     )
+    joint: bool = Field(
+        False,
+        description=(
+            "Where one model takes both roles: generator steps train on judgements as well, in the same updates, and "
+            "verifier steps are those of the warm-up alone."
+        ),
+    )
+    joint_solutions: Positive | None = Field(
+        None, description="Solutions of a step that are judged M times for a joint update; null: questions_per_step."
+    )
+    joint_weight: PositiveFloat = Field(
+        1.0, description="Of the judgements' loss in a joint update; the solutions' is 1."
+    )
     updates_per_batch: Positive = Field(
         1, description="Optimizer updates on each batch; the clip of Eq. 1 acts from the second on."
     )
@@ -179,6 +192,11 @@ class TrainConfig(Section):
             "comes from half of it on; null never does. Others see 0.01 to 0.02 in bf16 with models of 4B to 8B."
         ),
     )
+
+    @property
+    def num_joint_solutions(self) -> int:
+        """`joint_solutions`, resolved."""
+        return self.joint_solutions or self.questions_per_step
 
 
 class DataConfig(Section):

@@ -184,7 +184,9 @@ def responses_per_engine(config: Config, role_name: str) -> tuple[int, int]:
     """
     train = config.train
     asked = train.questions_per_step * train.rollouts_per_question
-    asked *= train.verifications_per_solution if role_name == "verifier" else 1
+    if role_name == "verifier":
+        more = max(train.rollouts_per_question - train.verifications_per_solution, 0) if train.joint else 0
+        asked = max(asked * train.verifications_per_solution, train.num_joint_solutions * more)
     groups = config.world_size // config.roles[role_name].rollout.tensor
     return math.ceil(asked / groups), math.ceil(config.data.eval_questions / groups)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tango_hpc.base.config.hooks import LossConfig
 from tango_hpc.base.errors import CheckFailed
+from tango_hpc.base.types import TrainSequence
 from tango_hpc.method.equations import KlEstimator, kl_penalties
 from tango_hpc.method.hooks import TokenHook, load_hook
 from tango_hpc.method.tokens import Tokens
@@ -90,6 +91,15 @@ class LossSettings:
 
 
 @dataclass(frozen=True)
+class Batch:
+    """Sequences of one kind with their loss, and its weight in an update of several kinds."""
+
+    sequences: Sequence[TrainSequence]
+    loss: LossSettings
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
 class UpdateStats:
     """The statistics of an update over the global batch; means are per response token.
 
@@ -136,6 +146,17 @@ def reduced(statistics: Mapping[str, Tensor], reductions: Mapping[str, str]) -> 
         name: values_T.detach().double().sum() if reductions[name] != "max" else values_T.detach().double().amax()
         for name, values_T in statistics.items()
         if len(values_T) or reductions[name] != "max"
+    }
+
+
+def of_batches(found: Sequence[tuple[dict[str, float], int]], reductions: Mapping[str, str]) -> dict[str, float]:
+    """Return statistics over batches from those of each, which come with its number of tokens."""
+    num_tokens = max(sum(count for _, count in found), 1)
+    return {
+        name: max(totals[name] for totals, _ in found)
+        if reduction == "max"
+        else sum(totals[name] * (count / num_tokens if reduction == "mean" else 1) for totals, count in found)
+        for name, reduction in reductions.items()
     }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -72,6 +74,16 @@ class PolicyOptimizer:
         """Forget all gradients."""
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
+
+    @contextmanager
+    def gradients_to_come(self) -> Iterator[None]:
+        """Leave the gradients of a backward pass as they are on each rank: another pass adds to them."""
+        config, finalize = self.ddp.config, self.ddp.config.finalize_model_grads_func
+        config.finalize_model_grads_func = None
+        try:
+            yield
+        finally:
+            config.finalize_model_grads_func = finalize
 
     @property
     def next_learning_rate(self) -> float:

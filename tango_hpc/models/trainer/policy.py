@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -38,12 +39,14 @@ from tango_hpc.models.trainer.flops import update_operations
 from tango_hpc.models.trainer.hf_io import ModelFiles
 from tango_hpc.models.trainer.loss import (
     REDUCTIONS,
+    Batch,
     ChunkLoss,
     LogprobGapError,
     LossSettings,
     TokenLoss,
     UpdateStats,
     combine,
+    of_batches,
 )
 from tango_hpc.models.trainer.micro_batch import (
     MicroBatch,
@@ -63,6 +66,16 @@ from tango_hpc.models.trainer.vocab_parallel import OutputLayer, vocab_parallel_
 from tango_hpc.questions.data.packing import pack
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Sequences, the loss of their tokens, and what the loss measures."""
+
+    sequences: Sequence[TrainSequence]
+    token_loss: TokenLoss
+    reductions: Mapping[str, str]
+    temperature: float = 1.0
 
 
 class Policy:
@@ -202,16 +215,32 @@ class Policy:
                 sequence.log_ratio = _mean(logprobs_T - np.asarray(sequence.old_logprobs))
 
     def update(self, sequences: Sequence[TrainSequence], loss: LossSettings, *, last: bool = True) -> UpdateStats:
-        """Take one optimizer step on Eq. 1, with the policy before the step as pi_old unless sequences have
-        `old_logprobs`.
+        """As `update_jointly`, on sequences of one kind."""
+        return self.update_jointly([Batch(sequences, loss)], last=last)
 
-        The loss is averaged over tokens and responses with global denominators, so the result does not depend on
-        the layout. Sequences need advantages, and what `prepare` and `prepare_next` give them. Unless this is the
-        `last` update of the batch, they get the `old_logprobs` that the next ones need.
+    def update_jointly(self, batches: Sequence[Batch], *, last: bool = True) -> UpdateStats:
+        """Take one optimizer step on the weighted sum of each batch's Eq. 1, with the policy before the step as pi_old
+        unless sequences have `old_logprobs`.
+
+        Each loss is averaged over the tokens and responses of its batch with global denominators, so the result does
+        not depend on the layout. Sequences need advantages, and what `prepare` and `prepare_next` give them. Unless
+        this is the `last` update of the batches, they get the `old_logprobs` that the next ones need. All losses have
+        the statistics of the first; the factor of the learning rate is the first one's.
         """
+        asked = [self._asked(batch, last) for batch in batches]
+        first = batches[0].loss
+        stats = self._step([work for work, _ in asked], partial(_check_gap, first.max_logprob_gap), first.rate)
+        for batch, (_, first_N) in zip(batches, asked, strict=True):
+            if first_N is not None:
+                offsets = response_offsets(batch.sequences)
+                give(batch.sequences, "old_logprobs", self._of_all_ranks(first_N, offsets))
+        return stats
+
+    def _asked(self, batch: Batch, last: bool) -> tuple[_Work, Tensor | None]:
+        """Return the work of a batch, and the vector in which that leaves log-probabilities for later updates, [N]."""
+        sequences, loss = batch.sequences, batch.loss
         lengths_S = [len(sequence.response_ids) for sequence in sequences]
-        num_responses = sum(length > 0 for length in lengths_S)
-        weights_N = self._to_device(token_weights(lengths_S, loss.average, loss.max_response_tokens))
+        weights_N = self._to_device(batch.weight * token_weights(lengths_S, loss.average, loss.max_response_tokens))
         advantages_N = self._to_device(flat(sequences, "advantages"))
         rollout_N = self._given(sequences, "rollout_logprobs")
         if loss.correction is not None and rollout_N is None:
@@ -244,11 +273,7 @@ class Policy:
             gaps_R = gap_R.abs()
             return (terms_R * weights_N[flat_R]).sum(), {**measured, "gap": gaps_R, "largest_gap": gaps_R}
 
-        check = partial(_check_gap, loss.max_logprob_gap)
-        stats = self._step(sequences, token_loss, loss.reductions, loss.temperature, num_responses, check, loss.rate)
-        if first_N is not None:
-            give(sequences, "old_logprobs", self._of_all_ranks(first_N, response_offsets(sequences)))
-        return stats
+        return _Work(sequences, token_loss, loss.reductions, loss.temperature), first_N
 
     def update_sft(self, sequences: Sequence[TrainSequence]) -> UpdateStats:
         """Take one optimizer step on the mean cross-entropy of all response tokens."""
@@ -257,8 +282,7 @@ class Policy:
         def token_loss(logprobs_R: Tensor, entropy_R: Tensor, _flat_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             return -logprobs_R.sum() / num_tokens, {"entropy": entropy_R}
 
-        num_responses = sum(bool(sequence.response_ids) for sequence in sequences)
-        return self._step(sequences, token_loss, REDUCTIONS, 1.0, num_responses)
+        return self._step([_Work(sequences, token_loss, REDUCTIONS)])
 
     def evaluate_sft(self, sequences: Sequence[TrainSequence]) -> float:
         """Return mean cross-entropy of all response tokens, in nats."""
@@ -324,29 +348,33 @@ class Policy:
 
     def _step(
         self,
-        sequences: Sequence[TrainSequence],
-        token_loss: TokenLoss,
-        reductions: Mapping[str, str],
-        temperature: float,
-        num_responses: int,
+        works: Sequence[_Work],
         check: Callable[[dict[str, float]], None] | None = None,
         rate_factor: float = 1.0,
     ) -> UpdateStats:
-        """Return forward and backward over the batch, then one optimizer step unless `check` raises."""
+        """Return forward and backward over all batches, then one optimizer step unless `check` raises."""
         assert self.optimizer is not None, "this policy has no optimizer"
-        num_tokens = int(response_offsets(sequences)[-1])
+        reductions = works[0].reductions
         if self.adapters is not None:
             self.adapters.make()
         with megatron_on_cpu():
             self.optimizer.zero_grad()
-            results = self._run(sequences, token_loss, reductions, temperature, forward_only=False)
-            totals = self._totals(results, reductions, num_tokens)
+            found = []
+            for work in works:
+                with contextlib.nullcontext() if work is works[-1] else self.optimizer.gradients_to_come():
+                    results = self._run(
+                        work.sequences, work.token_loss, reductions, work.temperature, forward_only=False
+                    )
+                num_tokens = int(response_offsets(work.sequences)[-1])
+                found.append((self._totals(results, reductions, num_tokens), num_tokens))
+            totals = of_batches(found, reductions)
             if check is not None:
                 check(totals)
             rate = rate_factor * self.optimizer.next_learning_rate
             stepped, grad_norm = self.optimizer.step(rate, math.isfinite(totals["loss"]))
         if self.adapters is not None:
             self.adapters.changed()
+        trained = [sequence for work in works for sequence in work.sequences if sequence.response_ids]
         return UpdateStats(
             loss=totals["loss"],
             grad_norm=grad_norm,
@@ -354,15 +382,13 @@ class Policy:
             entropy=totals["entropy"],
             logprob_gap_mean=totals["gap"],
             logprob_gap_max=totals["largest_gap"],
-            num_tokens=num_tokens,
-            num_responses=num_responses,
+            num_tokens=sum(count for _, count in found),
+            num_responses=len(trained),
             learning_rate=rate,
             skipped=not stepped,
             method={name: value for name, value in totals.items() if name not in REDUCTIONS},
             operations=update_operations(
-                self.shape,
-                [fed_length(s) for s in sequences if s.response_ids],
-                frozen=self.adapters is not None,
+                self.shape, [fed_length(sequence) for sequence in trained], frozen=self.adapters is not None
             ),
         )
 

@@ -144,6 +144,10 @@ SCENARIOS: dict[str, tuple[Sequence[str], Attempts]] = {
         (*LONGER, *ONE_MODEL, "train.updates_per_batch=2", "algorithm.kl_coef=0.01"),
         (("train", ("rollout", 1)), ("train", ("verify", 2)), ("train", ("verify", 1)), *THROUGH),
     ),
+    "one model takes both roles in joint updates": (
+        (*LONGER, *ONE_MODEL, "train.joint=true", "train.verifier_steps_per_cycle=0", "train.joint_solutions=3"),
+        (("train", ("verify_2", 1)), ("train", ("verify", 1)), *THROUGH),
+    ),
     "one model is fine-tuned for both roles": (
         (*ON_A_GPU, *ONE_MODEL),
         (("sft", ("between steps", 3)), ("sft", None)),
