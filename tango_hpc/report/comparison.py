@@ -165,9 +165,13 @@ def _kind(tree: Mapping[str, Any]) -> str:
     algorithm = named(_algorithm(tree))
     if tree["verifier"] is None:
         return f"{algorithm} alone"
-    if not tree["generator"]["trainable"]:
+    learns = tree["generator"]["trainable"], tree["verifier"]["trainable"]
+    if "same_as" in tree["verifier"]:
+        what = {(True, False): ", solutions only", (False, True): ", judgements only"}.get(learns, "")
+        return f"one model{what}, {algorithm}"
+    if not learns[0]:
         return f"generator frozen, {algorithm}"
-    return f"{'Tango' if tree['verifier']['trainable'] else 'verifier frozen'}, {algorithm}"
+    return f"{'Tango' if learns[1] else 'verifier frozen'}, {algorithm}"
 
 
 def _points(run: RunDirectory, arm: str, algorithm: str, seed: int, place: str) -> Iterable[Point]:

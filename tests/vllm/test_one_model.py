@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +17,7 @@ from tango_hpc.base.run.metrics import read_evaluations, read_metrics
 from tango_hpc.base.run.step_names import steps_in
 from tango_hpc.stages.convert import export_run
 from tests.helpers.attempts import Attempt, Ended, make_attempts
-from tests.helpers.runs import ONE_MODEL, computed, prepare_small_run
+from tests.helpers.runs import ONE_MODEL, ROOT, SMALL, computed, prepare_small_run
 
 SETTINGS = (
     *ONE_MODEL,
@@ -126,3 +131,21 @@ def test_the_verifier_is_exported_from_the_one_model(
         export_run(run, role, tmp_path / role)
     contents = [(tmp_path / role / "model.safetensors").read_bytes() for role in ("generator", "verifier")]
     assert contents[0] == contents[1]
+
+
+def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs/one_model.md").read_text(), re.DOTALL | re.MULTILINE)
+    commands = [shlex.split(line)[1:] for line in "".join(blocks).replace("\\\n", " ").splitlines()]
+    assert [words[0] for words in commands] == ["sft", "train", "export", "train"]
+    for words in commands:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "tango_hpc.commands.cli", *words]
+            + ([] if words[0] == "export" else [*SMALL, *ONE_MODEL, *words[2:]]),
+            cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+    losses = read_evaluations(RunDirectory(tmp_path / "runs/one_model"), "sft")
+    assert losses and all({"generator/eval_loss", "verifier/eval_loss"} <= row.keys() for row in losses)
+    assert (tmp_path / "models/both/model.safetensors").is_file()
+    assert [row["role"][0] for row in read_metrics(RunDirectory(tmp_path / "runs/joint"))] == list("vgggg")

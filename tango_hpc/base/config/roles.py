@@ -188,7 +188,7 @@ class SharedRoleConfig(RoleSettings):
     and `trainable`.
     """
 
-    same_as: Literal["generator"]
+    same_as: Literal["generator"] = Field(description="The role that has the model (docs/one_model.md).")
 
     @model_validator(mode="before")
     @classmethod

@@ -222,10 +222,10 @@ class SftRoleConfig(Section):
 
 
 class SharedSftConfig(Section):
-    """Rows of the verifier among which the generator's are shuffled, where one model takes both roles."""
+    """The verifier's rows where one model takes both roles; they are spread among the generator's."""
 
-    same_as: Literal["generator"]
-    data: FilePath
+    same_as: Literal["generator"] = Field(description="The role that has the model.")
+    data: FilePath = Field(description="In a batch each kind has the share that its rows have in the files.")
 
     @model_validator(mode="before")
     @classmethod

@@ -235,6 +235,77 @@ def test_every_section_is_required_or_has_defaults() -> None:
     ]
 
 
+ONE_MODEL = "verifier={same_as: generator, max_prompt_tokens: 240, max_response_tokens: 200}"
+NO_SFT = "sft.verifier=null"
+
+
+def test_what_a_verifier_of_the_generators_model_leaves_out_is_as_the_generator_has_it(tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.md"
+    prompt.write_text("Solve {question}")
+    config = load_config(
+        QUICKSTART, [OWN_RUN, ONE_MODEL, NO_SFT, "generator.temperature=0.7", "generator.stop=[z]",
+                     f"generator.prompt={prompt}"],
+    )  # fmt: skip
+    verifier = config.roles["verifier"]
+    assert (verifier.temperature, verifier.stop, verifier.max_prompt_tokens) == (0.7, ("z",), 240)
+    assert verifier.prompt is None and verifier.model == config.generator.model
+    (model,) = config.models.values()
+    assert (model.longest, config.generator.longest, model.trainable) == (440, 240, True)
+    assert config.roles_of("generator") == ["generator", "verifier"] and config.model_of("verifier") == "generator"
+    written = tmp_path / "config.yaml"
+    written.write_text(config_to_yaml(config))
+    assert load_config(written) == config
+
+
+def test_a_section_with_same_as_replaces_that_of_the_base(tmp_path: Path) -> None:
+    file = tmp_path / "one.yaml"
+    file.write_text(f"base: {QUICKSTART}\nverifier: {{same_as: generator}}\nsft: {{verifier: null}}\n")
+    config = load_config(file, [OWN_RUN])
+    assert config.is_one_model and config.roles["verifier"].max_prompt_tokens == config.generator.max_prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            [ONE_MODEL, NO_SFT, "verifier.optimizer.learning_rate=1", "verifier.parallel.tensor=2"],
+            "verifier: optimizer, parallel cannot stand beside same_as, since the generator's hold for the model",
+        ),
+        ([ONE_MODEL, NO_SFT, "verifier.adapter.rank=8"], "verifier: adapter cannot stand beside same_as"),
+        ([ONE_MODEL, NO_SFT, "verifier.temperatur=1"], "verifier.temperatur: unknown key; did you mean temperature?"),
+        (["verifier={same_as: verifier}", NO_SFT], "verifier.same_as: input should be 'generator'"),
+        ([ONE_MODEL], "sft.verifier: needs {same_as: generator, data: FILE}, as verifier has it"),
+        (
+            ["sft.verifier={same_as: generator, data: x}"],
+            "sft.verifier: needs settings of a model of its own, as verifier has it",
+        ),
+        (
+            [ONE_MODEL, "sft={verifier: {same_as: generator, data: x}}"],
+            "sft.verifier: its rows are for the model that sft.generator fine-tunes, which is missing",
+        ),
+        (
+            [ONE_MODEL, NO_SFT, "generator.micro_batch_tokens=400"],
+            "generator.micro_batch_tokens: 400 cannot hold one sequence of verifier.max_prompt_tokens +",
+        ),
+        ([ONE_MODEL, NO_SFT, "verifier.top_p=0.9"], "verifier.top_p: 0.9 with verifier.trainable"),
+        (["train.verifier_learning_rate_scale=0.5"], "set verifier.optimizer.learning_rate"),
+        (["train.joint=true", "train.verifier_steps_per_cycle=0"], "train.joint: updates one model with both kinds"),
+        (["train.joint_weight=0.5"], "train.joint_weight: for joint updates only (train.joint)"),
+        ([ONE_MODEL, NO_SFT, "train.joint=true"], "train.verifier_steps_per_cycle: must be 0 with train.joint"),
+        (
+            [ONE_MODEL, NO_SFT, "train.joint=true", "train.verifier_steps_per_cycle=0", "train.joint_solutions=161"],
+            "train.joint_solutions: 161 of the 160 solutions of a step",
+        ),
+        (
+            [ONE_MODEL, NO_SFT, "train.joint=true", "train.verifier_steps_per_cycle=0", "generator.trainable=false"],
+            "train.joint: trains both roles, and one of them is not trainable",
+        ),
+    ],
+)  # fmt: skip
+def test_one_model_in_both_roles_is_refused_what_it_cannot_have(overrides: list[str], message: str) -> None:
+    assert message in "\n".join(mistakes(*overrides))
+
+
 def test_the_reference_page_is_up_to_date() -> None:
     committed = (ROOT / "docs/configuration.md").read_text()
     assert committed == render(), "run: python -m tango_hpc.commands.reference"

@@ -27,6 +27,7 @@ from tango_hpc.models.engine.capacity import (
     Engine,
     cache_problem,
     engine_memory,
+    resident_gpu_bytes,
     role_engine,
 )
 from tango_hpc.plan.batch import role_batch
@@ -253,6 +254,37 @@ def test_batch_arithmetic_with_several_verifications_draws_and_prof(tmp_path):
     console = Console(record=True, width=200)
     show_plan(plan, console)
     assert f"at most {steps['questions']:,} questions" in console.export_text()
+
+
+ONE_MODEL = {"same_as": "generator", "max_prompt_tokens": 2048, "max_response_tokens": 2048}
+
+
+def test_one_model_in_both_roles_counts_once_and_has_the_longer_sequences(tmp_path):
+    two = make_plan(make_config(tmp_path), gpu_gb=80, node_gb=None)
+    config = make_config(tmp_path, verifier=ONE_MODEL, generator__rollout__gpu_memory_utilization=0.5)
+    plan = make_plan(config, gpu_gb=80, node_gb=None)
+    assert list(plan["models"]) == list(plan["reshard"]) == ["generator"]
+    assert plan["batch"].keys() == {"generator", "verifier"}
+    assert plan["processes"]["train"] == {"per_rank": ["generator"], "per_node": 8}
+    assert plan["checkpoint"]["bytes"] == two["checkpoint"]["bytes"] / 2  # both models have as many parameters
+    half = two["memory"]["node"]["peak_bytes"] / 2
+    assert plan["memory"]["node"]["peak_bytes"] == pytest.approx(half, rel=0.02)
+    peaks = [max(phase["total_bytes"] for phase in one["memory"]["gpu"]["phases"] if phase["phase"] == "train")
+             for one in (plan, two)]  # fmt: skip
+    # What the other process keeps on the GPU is missing; the micro-batches are those of the longer verifications.
+    assert peaks[0] == peaks[1] - (resident_gpu_bytes(make_config(tmp_path)) - resident_gpu_bytes(config))
+    console = Console(record=True, width=200)
+    show_plan(plan, console)
+    assert "verifier: the generator's model" in console.export_text()
+
+
+def test_joint_updates_judge_some_solutions_as_often_as_questions_are_solved(tmp_path):
+    joint = {"joint": True, "joint_solutions": 128, "verifier_steps_per_cycle": 0}
+    train = {"questions_per_step": 64, "rollouts_per_question": 5} | joint
+    plan = make_plan(make_config(tmp_path, verifier=ONE_MODEL, train=train), gpu_gb=80, node_gb=None)
+    # 128 of 320 solutions judged 5 times, 4 times more than the others, by 4 engines
+    assert (plan["batch"]["verifier"]["responses"], plan["batch"]["verifier"]["rollouts_per_engine"]) == (640, 128)
+    assert plan["batch"]["generator"]["responses"] == 320
 
 
 def test_batch_arithmetic_of_verifier_steps_that_draw_again(tmp_path):

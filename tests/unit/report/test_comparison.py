@@ -78,6 +78,9 @@ def test_an_arm_is_named_by_what_is_trained_and_by_what_is_unusual() -> None:
     still["verifier"]["trainable"] = False
     trees = [tree(0), tree(1), tree(0, alpha_start=0.5), tree(0, verifier=False), frozen, still, of_file("rloo")]
     trees.append(of_file("/home/me/mine.py"))
+    one, solves = tree(0), tree(0)
+    one["verifier"], solves["verifier"] = ({"trainable": learns, "same_as": "generator"} for learns in (True, False))
+    trees += [one, solves]
     assert arms_of(trees) == [
         "Tango, GRPO",
         "Tango, GRPO",
@@ -87,6 +90,8 @@ def test_an_arm_is_named_by_what_is_trained_and_by_what_is_unusual() -> None:
         "verifier frozen, GRPO",
         "Tango, RLOO",
         "Tango, mine",
+        "one model, GRPO",
+        "one model, solutions only, GRPO",
     ]
     grid = [tree(0, alpha_start=value) for value in (0.1, 0.2, 0.3)]
     assert arms_of(grid) == [f"Tango, GRPO, alpha_start={value}" for value in (0.1, 0.2, 0.3)]
