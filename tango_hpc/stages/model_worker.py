@@ -58,6 +58,7 @@ class ModelWorker:
             self._policy.offload()
         self.engine = make_engine(self._settings, config, name, load_weights=self._policy is None)
         self.engine.sleep()
+        self._is_awake = False  # the engine
         self._sync = WeightSync(self._policy, self.engine, config.reshard) if self._policy is not None else None
         self._peak = total_peak(self.engine.dtype, self.engine.device, config.launch.peak_tflops)
         self._turns: dict[tuple[str, str], float] = {}
@@ -89,6 +90,7 @@ class ModelWorker:
         """Complete every request, in their order; `tell` as in `RolloutEngine.generate`."""
         with self._turn("generate", "wake"):
             self.engine.wake()
+            self._is_awake = True
         generations = self.engine.generate(requests, sampling, tell)
         if not self._is_alone:
             with self._turn("generate", "sleep"):
@@ -97,8 +99,10 @@ class ModelWorker:
 
     def _rest(self) -> None:
         """Put the engine to sleep, if it is awake."""
-        self.engine.sleep()
-        self._give_back()
+        if self._is_awake:
+            self._is_awake = False
+            self.engine.sleep()
+            self._give_back()
 
     def sync(self) -> SyncStats:
         """Bring the trainer's weights into the engine, which stays awake without a cache."""
@@ -109,6 +113,7 @@ class ModelWorker:
             self.policy.onload(weights_only=True)
         with self._turn("sync", "wake"):
             self.engine.wake(weights_only=True)
+            self._is_awake = True
         stats = self._sync.sync()
         with self._turn("sync", "offload"):
             self.policy.offload(weights_changed=False)

@@ -235,7 +235,7 @@ class RolloutEngine:
 
     def sleep(self) -> None:
         """Free the GPU: the KV cache is dropped, weights are dropped or go to host memory. On a CPU it does nothing."""
-        if self.device.type == "cuda" and self._awake:
+        if self.device.type == "cuda":
             self.wake()  # up to vLLM 0.30 an engine that is half awake does not go to sleep
             self.llm.sleep(level=2 if self.forgets_when_asleep else 1)
             self._awake = ()
