@@ -27,7 +27,7 @@ from tango_hpc.questions.protocol.solution import Solution
 from tango_hpc.questions.protocol.verification import read_verification
 from tango_hpc.questions.tasks import Task, get_task
 from tango_hpc.stages.method_files import load_advantages
-from tango_hpc.stages.role_schedule import role_schedule
+from tango_hpc.stages.role_schedule import num_trained, role_schedule
 from tango_hpc.stages.scoring import Moment, ScoredSolution, score_solutions, score_verifications
 
 
@@ -183,8 +183,8 @@ def _moment(rows_N: list[RolloutRow], config: Config, alpha: float = 0.0) -> Mom
     schedule = role_schedule(config)
     return Moment(
         alpha=alpha,
-        step=schedule[: first.step - 1].count(role),
-        total_steps=schedule.count(role),
+        step=num_trained(schedule[: first.step - 1], role, config),
+        total_steps=num_trained(schedule, role, config),
         max_response_tokens=config.roles[role].max_response_tokens,
         state=None if first.state is None else json.loads(first.state),
     )

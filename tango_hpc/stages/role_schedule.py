@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tango_hpc.base.config import Config
 
 
@@ -20,3 +22,8 @@ def role_schedule(config: Config) -> list[str]:
             schedule += ["verifier"] * train.verifier_steps_per_cycle
     trainable = {name for name, role in config.roles.items() if role.trainable}
     return [role for role in schedule if role in trainable]
+
+
+def num_trained(schedule: Sequence[str], role: str, config: Config) -> int:
+    """Return how many of these steps train `role`; with joint updates all train the verifier."""
+    return len(schedule) if config.train.joint and role == "verifier" else schedule.count(role)

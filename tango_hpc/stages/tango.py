@@ -36,7 +36,7 @@ from tango_hpc.stages.method_files import changed_files
 from tango_hpc.stages.questions import TrainingQuestions, not_asked
 from tango_hpc.stages.responses import FailureWatch, Grading, ReadSolution, ReadVerification
 from tango_hpc.stages.role import Generator, Model, Role, Verifier, load_models, request_seeds
-from tango_hpc.stages.role_schedule import role_schedule
+from tango_hpc.stages.role_schedule import num_trained, role_schedule
 from tango_hpc.stages.scoring import Moment
 from tango_hpc.stages.sharing import in_each
 from tango_hpc.stages.step_metrics import verdict_counts
@@ -329,7 +329,7 @@ class Tango:
         """Return the moment of the run in which the advantages of `role` are computed."""
         return Moment(
             step=self._num_done(role.name),
-            total_steps=self._num_steps(role.name),
+            total_steps=num_trained(self.schedule, role.name, self.config),
             max_response_tokens=role.settings.max_response_tokens,
             state=role.method_state,
         )
@@ -403,7 +403,7 @@ class Tango:
     def _dump(self, role: str, batches: Batches) -> None:
         """Write the step's responses to a file, in the first step of a role, its last, and every `train.dump_every`."""
         every, num_done = self.config.train.dump_every, self._num_done(role)
-        if every and (num_done % every == 0 or num_done in (1, self._num_steps(role))) and self.exchange.is_first:
+        if every and (num_done % every == 0 or num_done in (1, self.schedule.count(role))) and self.exchange.is_first:
             for name, batch in batches.items():
                 write_rollouts(self.directory.rollout_file(name, self.done.steps), batch.dump_rows())
 
@@ -416,15 +416,7 @@ class Tango:
         return bool(steps == len(self.schedule) or ends_warm_up or is_due)
 
     def _num_done(self, role: str) -> int:
-        """Return how many steps have trained `role`."""
-        return self._num_steps(role, self.done.steps)
-
-    def _num_steps(self, role: str, end: int | None = None) -> int:
-        """Return how many steps of the schedule, up to `end`, train `role`; with joint updates all train the
-        verifier.
-        """
-        steps = self.schedule[:end]
-        return len(steps) if self.config.train.joint and role == "verifier" else steps.count(role)
+        return num_trained(self.schedule[: self.done.steps], role, self.config)
 
     def _act_on(self, troubles: list[Trouble]) -> tuple[Action, str]:
         """Say which troubles began; return what `train.on_trouble` asks for, and why."""

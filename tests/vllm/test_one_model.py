@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tango_hpc.base.config import load_config
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.dumps import dumped_steps, read_rollouts
 from tango_hpc.base.run.metrics import read_evaluations, read_metrics
 from tango_hpc.base.run.step_names import steps_in
 from tango_hpc.stages.convert import export_run
+from tango_hpc.stages.rescore import score_rows
 from tests.helpers.attempts import Attempt, Ended, make_attempts
 from tests.helpers.runs import ONE_MODEL, ROOT, SMALL, computed, prepare_small_run
 
@@ -100,6 +102,8 @@ def test_joint_updates_train_on_both_kinds_and_are_resumed_in_mid_step(
         chosen = [solved[i] for i in (0, 3, 6, 9, 1)]
         assert [one.solution_text for one in judged[::3]] == [one.solution_text for one in chosen]
         assert [one.response_text for one in judged[::3]] == [one.verification_text for one in chosen]
+        again = score_rows([*solved, *judged], load_config(straight.config))
+        assert [one.advantages for one in again] == [one.advantages for one in (*solved, *judged)]
         written = sum(len(one.response_ids) for one in (*solved, *judged))
         first = sum(len(one.response_ids) for one in judged[::3])
         assert row["tokens/generated"] > written - first  # and the verifications of all other solutions
