@@ -23,7 +23,7 @@ def take_a_step(config: Config, folder: Path) -> dict[str, list[tuple[int, ...]]
     from vllm.distributed import parallel_state
 
     from tango_hpc.base.types import GenerationRequest, SamplingSettings
-    from tango_hpc.models.trainer.loss import LossSettings
+    from tango_hpc.models.trainer.loss import Batch, LossSettings
     from tango_hpc.stages.model_worker import ModelWorker
     from tests.helpers.sequences import random_sequences
 
@@ -31,9 +31,9 @@ def take_a_step(config: Config, folder: Path) -> dict[str, list[tuple[int, ...]]
     worker.sync()
     requests = [GenerationRequest([1, 2, 3], seed) for seed in range(8)]
     worker.generate(requests, SamplingSettings(temperature=1.0, top_p=1.0, max_tokens=4), lambda done, total: None)
-    loss, sequences = LossSettings(), random_sequences(8, 20)
-    worker.prepare(sequences, loss)
-    worker.update(sequences, loss, 1)
+    batches = [Batch(random_sequences(8, 20), LossSettings())]
+    worker.prepare(batches)
+    worker.update(batches, 1)
     worker.sync()
     worker.begin_save(folder, background=False)
     worker.end_save()
