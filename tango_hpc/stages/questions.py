@@ -21,8 +21,13 @@ class TrainingQuestions:
     """The questions of a run that fit the generator's context, drawn in an order that depends on the seed alone."""
 
     def __init__(self, config: Config, task: Task, generator: Generator, exchange: Exchange) -> None:
-        self._rows, self.num_too_long = questions_that_fit(config.data.train, task, generator, exchange)
-        self.notes = task.notes(self._rows)
+        need_answers = config.train.majority_share is None
+        self._rows, self.num_too_long = questions_that_fit(config.data.train, task, generator, exchange, need_answers)
+        answered = [row for row in self._rows if row["answer"] is not None]
+        self.notes = task.notes(answered)
+        if len(answered) < len(self._rows):
+            without = f"{len(self._rows) - len(answered):,} of {len(self._rows):,}"
+            self.notes.append(f"{without} training questions have no answer: they take that of a majority")
         self._sampler = QuestionSampler(len(self._rows), config.seed)
 
     @property
@@ -48,13 +53,13 @@ class TrainingQuestions:
 
 
 def questions_that_fit(
-    path: Path, task: Task, generator: Generator, exchange: Exchange
+    path: Path, task: Task, generator: Generator, exchange: Exchange, need_answers: bool = True
 ) -> tuple[list[dict[str, Any]], int]:
     """Return the rows of `path` whose prompt fits the generator's context, and how many do not. Collective.
 
     Raises `CheckFailed` where none does.
     """
-    rows = read_questions(path)
+    rows = read_questions(path, need_answers=need_answers)
     fits = in_shares(
         exchange, lambda some: [generator.fits(generator.prompt(task.statement(row))) for row in some], rows
     )

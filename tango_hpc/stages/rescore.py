@@ -21,7 +21,7 @@ from tango_hpc.base.files import warn_once
 from tango_hpc.base.run.dumps import RolloutRow, read_rollouts, write_rollouts
 from tango_hpc.method.equations import ClassWeights
 from tango_hpc.method.vote import majority_vote
-from tango_hpc.questions.grading.pool import Verdict, parts_as_json
+from tango_hpc.questions.grading.pool import NO_MAJORITY, Verdict, parts_as_json
 from tango_hpc.questions.protocol.forms import read_solution
 from tango_hpc.questions.protocol.solution import Solution
 from tango_hpc.questions.protocol.verification import read_verification
@@ -121,7 +121,7 @@ def _score_generator(rows_N: list[RolloutRow], task: Task, config: Config) -> li
         config.algorithm,
         hook := load_advantages(config, "generator", kept=False),
         _moment(rows_N, config, alpha),
-    )
+    ).silencing([verdict == NO_MAJORITY for verdict in graded_N])
     return [
         replace(
             row,
@@ -144,7 +144,8 @@ def _score_verifier(rows_N: list[RolloutRow], task: Task, config: Config) -> lis
         if row.solution_text is None:
             raise ValueError(f"response {row.response_id} has no solution_text: what was judged is not known")
     solutions_N = [read_solution(row.solution_text or "", config.protocol) for row in rows_N]
-    correct_N = [verdict.correct for verdict in _graded(task, rows_N, solutions_N)]
+    graded_N = _graded(task, rows_N, solutions_N)
+    correct_N = [verdict.correct for verdict in graded_N]
     verifications_N = [
         read_verification(row.response_text, solution, config.algorithm.verifier_format)
         for row, solution in zip(rows_N, solutions_N, strict=True)
@@ -160,11 +161,11 @@ def _score_verifier(rows_N: list[RolloutRow], task: Task, config: Config) -> lis
         gamma=config.algorithm.format_weight,
         hook=hook,
         moment=_moment(rows_N, config),
-    )
+    ).silencing([verdict == NO_MAJORITY for verdict in graded_N])
     return [
         replace(
             row,
-            solution_correct=correct,
+            solution_correct=None if row.solution_correct is None else correct,
             step_judgements=verification.judgements,
             final_judgement=verification.final,
             format_reward=verification.format_reward,
@@ -191,10 +192,16 @@ def _moment(rows_N: list[RolloutRow], config: Config, alpha: float = 0.0) -> Mom
 
 
 def _graded(task: Task, rows_N: list[RolloutRow], solutions_N: list[Solution]) -> list[Verdict]:
-    """Return the grade of each solution's answer to its row's question."""
-    verdicts_N = task.grade_all(
-        [(_question(row), task.answer(solution)) for row, solution in zip(rows_N, solutions_N, strict=True)]
-    )
+    """Return the grade of each solution's answer to its row's question; without a gold answer that of the run's
+    majority.
+    """
+    known = [
+        (_question(row), task.answer(solution))
+        for row, solution in zip(rows_N, solutions_N, strict=True)
+        if row.gold_answer is not None
+    ]
+    graded = iter(task.grade_all(known))
+    verdicts_N = [_of_majority(row) if row.gold_answer is None else next(graded) for row in rows_N]
     for error in [verdict.error for verdict in verdicts_N if verdict.error][:1]:
         warn_once(f"grading failed, and the answers count as wrong: {error}")
     return verdicts_N
@@ -213,10 +220,13 @@ def _class_weight(rows_N: list[RolloutRow], correct_N: list[bool], right: bool) 
     return float(weights.pop() or 0.0)
 
 
+def _of_majority(row: RolloutRow) -> Verdict:
+    """Return the grade that the majority of its group gave a solution in the run; that there was none, where so."""
+    return NO_MAJORITY if row.solution_correct is None else Verdict(row.solution_correct)
+
+
 def _question(row: RolloutRow) -> dict[str, Any]:
     """Return the columns of a question that grading reads."""
-    if row.gold_answer is None:
-        raise ValueError(f"response {row.response_id} has no gold_answer to be graded by")
     question = {"id": row.question_id, "question": row.question, "answer": row.gold_answer, "source": row.source}
     return question if row.metadata is None else question | {"metadata": row.metadata}
 

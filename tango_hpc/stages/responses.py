@@ -11,7 +11,7 @@ from typing import Any
 from tango_hpc.base.config.schema import TAGGED, ProtocolConfig
 from tango_hpc.base.types import Generation
 from tango_hpc.models.parallel.exchange import Exchange
-from tango_hpc.questions.grading.pool import Verdict
+from tango_hpc.questions.grading.pool import NO_MAJORITY, Verdict
 from tango_hpc.questions.protocol.alignment import response_text, step_end_tokens
 from tango_hpc.questions.protocol.forms import read_solution
 from tango_hpc.questions.protocol.solution import Solution
@@ -68,8 +68,18 @@ class ReadSolution:
 
     @property
     def correct(self) -> bool:
-        """Return whether the answer is right."""
+        """Return whether the answer is right: the reference, or of a question without one that of the majority."""
         return self.verdict.correct
+
+    @property
+    def has_truth(self) -> bool:
+        """Return whether the question has an answer."""
+        return self.question["answer"] is not None
+
+    @property
+    def teaches(self) -> bool:
+        """Return whether the answer could be graded: by the question's answer, or by a majority."""
+        return self.verdict != NO_MAJORITY
 
 
 class Grading:
@@ -78,11 +88,13 @@ class Grading:
     def __init__(self, task: Task, solutions_N: Sequence[ReadSolution], exchange: Exchange) -> None:
         self._solutions_N, self._exchange, self._settled = solutions_N, exchange, False
         self._mine: Future[list[Verdict]] = Future()
-        answers = [(read.question, read.answer) for read in my_share(exchange, solutions_N)]
+        mine = my_share(exchange, solutions_N)
+        known = [(read.question, read.answer) for read in mine if read.has_truth]
 
         def grade() -> None:
             try:
-                self._mine.set_result(task.grade_all(answers))
+                verdicts = iter(task.grade_all(known))
+                self._mine.set_result([next(verdicts) if read.has_truth else NO_MAJORITY for read in mine])
             except BaseException as error:
                 self._mine.set_exception(error)  # `settle` raises it
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,17 @@ class Scored:
     kept_N: list[bool]
     advantages_N_T: list[FloatArray]
     state: Any
+
+    def silencing(self, silent_N: Sequence[bool]) -> Scored:
+        """Return the same without those responses: they are not trained on."""
+        if not any(silent_N):
+            return self
+        kept_N = [kept and not silent for kept, silent in zip(self.kept_N, silent_N, strict=True)]
+        advantages_N_T = [
+            np.zeros_like(one_T) if silent else one_T
+            for one_T, silent in zip(self.advantages_N_T, silent_N, strict=True)
+        ]
+        return replace(self, kept_N=kept_N, advantages_N_T=advantages_N_T)
 
 
 def scored(batch: Any, step_rewards_N_K: list[FloatArray], hook: AdvantagesHook, state: Any) -> Scored:

@@ -20,14 +20,33 @@ Metrics = dict[str, float | None]
 def solution_metrics(solutions_N: Sequence[ReadSolution]) -> Metrics:
     """Return the metrics of a step's sampled solutions."""
     mean = statistics.fmean
+    known = [read.correct for read in solutions_N if read.has_truth]
+    return (
+        _agreement(solutions_N)
+        | {
+            "generator/accuracy": mean(known) if known else None,
+            "generator/response_tokens": mean(read.response.num_tokens for read in solutions_N),
+            "generator/num_steps": mean(len(read.solution.steps) for read in solutions_N),
+            "generator/truncated_share": mean(
+                read.response.generation.finish_reason == "length" for read in solutions_N
+            ),
+            "generator/format_failures": mean(not read.solution.well_formed for read in solutions_N),
+            "generator/not_graded": mean(read.teaches and read.verdict.outcome != "graded" for read in solutions_N),
+        }
+        | score_metrics(solutions_N)
+    )
+
+
+def _agreement(solutions_N: Sequence[ReadSolution]) -> Metrics:
+    """Return how many solutions of questions without an answer agree with a majority, and how many have none."""
+    unknown = [read for read in solutions_N if not read.has_truth]
+    if not unknown:
+        return {}
+    voted = [read.correct for read in unknown if read.teaches]
     return {
-        "generator/accuracy": mean(read.correct for read in solutions_N),
-        "generator/response_tokens": mean(read.response.num_tokens for read in solutions_N),
-        "generator/num_steps": mean(len(read.solution.steps) for read in solutions_N),
-        "generator/truncated_share": mean(read.response.generation.finish_reason == "length" for read in solutions_N),
-        "generator/format_failures": mean(not read.solution.well_formed for read in solutions_N),
-        "generator/not_graded": mean(read.verdict.outcome != "graded" for read in solutions_N),
-    } | score_metrics(solutions_N)
+        "generator/agreement": statistics.fmean(voted) if voted else None,
+        "generator/without_majority": 1 - len(voted) / len(unknown),
+    }
 
 
 def score_metrics(solutions_N: Sequence[ReadSolution]) -> Metrics:
@@ -77,7 +96,9 @@ def were_asked(read_N: Sequence[ReadVerification]) -> list[ReadVerification]:
 
 
 def _verdict_counts(read_N: Sequence[ReadVerification]) -> JudgementCounts:
-    return outcome_counts([read.judged.correct for read in read_N], [read.verification.final for read in read_N])
+    """Count the verdicts on solutions of questions that have an answer."""
+    known = [read for read in read_N if read.judged.has_truth]
+    return outcome_counts([read.judged.correct for read in known], [read.verification.final for read in known])
 
 
 def verification_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metrics:

@@ -104,6 +104,7 @@ class GeneratorBatch:
         num_missing = max(train.questions_per_step - len(groups), 0)
         # At most as many: what had no signal in the first draw may have one now that the verifier is listened to.
         groups = (groups or drawn)[: train.questions_per_step]
+        scored = scored.silencing([not read.teaches for read in solutions_N])
         of_step = [i for i, group_id in enumerate(group_ids_N) if group_id in groups]
         trained = [i for i in of_step if scored.kept_N[i]] or of_step
         return cls(
@@ -133,7 +134,8 @@ class GeneratorBatch:
         metrics["groups_with_signal"] = signal_share(group_ids_N, self.scored.advantages_N_T)
         metrics["generator/outcome_reward"] = float(self.scored.rewards_N.mean())
         metrics["generator/trained_responses"] = len(self.trained)
-        metrics["generator/trained_accuracy"] = statistics.fmean(self.solutions_N[i].correct for i in self.trained)
+        known = [self.solutions_N[i].correct for i in self.trained if self.solutions_N[i].has_truth]
+        metrics["generator/trained_accuracy"] = statistics.fmean(known) if known else None
         num_drawn, trained = len(self.solutions_N) // self.group_size, {i // self.group_size for i in self.trained}
         metrics["data/questions_drawn"], metrics["data/questions_dropped"] = num_drawn, num_drawn - len(trained)
         verifications = [judged for judged_V in self.verifications_N_V for judged in judged_V]
@@ -186,7 +188,7 @@ class GeneratorBatch:
                     **_of_response(solution.response),
                     step_end_tokens=solution.step_end_tokens,
                     solution_text=solution.response.text,
-                    solution_correct=solution.correct,
+                    solution_correct=solution.correct if solution.teaches else None,
                     score=solution.verdict.reward,
                     reward_parts=parts_as_json(solution.verdict),
                     verification_text=first_text,
@@ -261,7 +263,7 @@ class VerifierBatch:
             gamma=gamma,
             hook=hook,
             moment=moment,
-        )
+        ).silencing([not read.judged.teaches for read in read_N])
         return cls(step, hook.name, moment, weights, drawn, verifications, group_ids, asked, scored)
 
     @property
@@ -321,7 +323,7 @@ class VerifierBatch:
                     **_of_question(read.judged.question),
                     **_of_response(read.response),
                     solution_text=read.judged.response.text,
-                    solution_correct=read.judged.correct,
+                    solution_correct=read.judged.correct if read.judged.teaches else None,
                     step_judgements=read.verification.judgements,
                     final_judgement=read.verification.final,
                     format_reward=read.verification.format_reward,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 from tango_hpc.base.config import Config
@@ -22,6 +22,7 @@ from tango_hpc.base.run.step_names import numbered
 from tango_hpc.base.types import Generation
 from tango_hpc.method.equations import ClassWeightEma, alpha_schedule
 from tango_hpc.method.steady_verifier import balanced, gated_alpha, is_balanced
+from tango_hpc.method.vote import majority_vote
 from tango_hpc.models.parallel.exchange import Exchange
 from tango_hpc.models.trainer.checkpoints import Checkpoints
 from tango_hpc.models.trainer.loss import Batch
@@ -33,6 +34,7 @@ from tango_hpc.stages.held_out import HeldOut
 from tango_hpc.stages.journal import Journal
 from tango_hpc.stages.memo import StepMemo
 from tango_hpc.stages.method_files import changed_files
+from tango_hpc.stages.pseudo_labels import grade_by_majority
 from tango_hpc.stages.questions import TrainingQuestions, not_asked
 from tango_hpc.stages.responses import FailureWatch, Grading, ReadSolution, ReadVerification
 from tango_hpc.stages.role import Generator, Model, Role, Verifier, load_models, request_seeds
@@ -155,6 +157,7 @@ class Tango:
         solutions_N: list[ReadSolution] = []
         verifications: list[ReadVerification] = []
         hook, moment = self.generator.advantages, self._moment(self.generator)
+        judged: list[ReadVerification] = []
         for draw in range(1, hook.settings["max_draws"] + 1):
             drawn = self._draw_questions(num_questions, draw)
             questions = [question for question in drawn for _ in range(train.rollouts_per_question)]
@@ -162,8 +165,10 @@ class Tango:
             solutions_N += solutions
             if self.verifier is not None:
                 repeated = [solution for solution in solutions for _ in range(train.verifications_per_solution)]
-                verifications += self._judge(self.verifier, repeated, draw)
+                judged = self._judge(self.verifier, repeated, draw)
+                verifications += judged
             grading.settle()
+            self._grade_by_majority(solutions, judged)
             batch = GeneratorBatch.score(
                 solutions_N,
                 verifications,
@@ -186,7 +191,7 @@ class Tango:
         train = self.config.train
         drawn: list[ReadSolution] = []
         for draw in range(1, train.verifier_draws + 1):
-            solutions, grading = self._solve(self._draw_questions(train.questions_per_step, draw), draw)
+            solutions, grading = self._solve_once(verifier, draw)
             drawn += solutions
             if train.verifier_draws > 1:  # which of them are judged depends on their grades
                 grading.settle()
@@ -196,7 +201,10 @@ class Tango:
         if train.verifier_draws > 1:
             judged_Q = [drawn[i] for i in balanced([read.correct for read in drawn], train.questions_per_step)]
         groups = [q for q in range(len(judged_Q)) for _ in range(train.rollouts_per_question)]
-        verifications = self._judge(verifier, [judged_Q[q] for q in groups], after=train.verifier_draws)
+        before = train.verifier_draws + int(
+            train.verified_majority
+        )  # draws whose solutions were judged for their votes
+        verifications = self._judge(verifier, [judged_Q[q] for q in groups], after=before)
         grading.settle()
         return self._scored(verifier, verifications, groups, drawn)
 
@@ -270,6 +278,45 @@ class Tango:
         prompts_N = self.generator.prompts(self.task, questions_N)
         texts = self.once("rollout", draw, self.generator, prompts_N)
         return self.generator.read(self.task, questions_N, prompts_N, texts)
+
+    def _solve_once(self, verifier: Verifier, draw: int) -> tuple[list[ReadSolution], Grading]:
+        """Return a solution of each of a draw's questions, and their grading, which has begun.
+
+        Of a question without an answer M solutions are drawn, which grade the first one. If none of the questions has
+        an answer or a majority, all solutions are returned, and none of them teaches.
+        """
+        train, questions = self.config.train, self._draw_questions(self.config.train.questions_per_step, draw)
+        if all(question["answer"] is not None for question in questions):
+            return self._solve(questions, draw)
+        copies = [1 if question["answer"] is not None else train.rollouts_per_question for question in questions]
+        asked = [question for question, count in zip(questions, copies, strict=True) for _ in range(count)]
+        solutions, grading = self._solve(asked, draw)
+        unknown = [read for read in solutions if not read.has_truth]
+        judged = self._judge(verifier, unknown, draw) if train.verified_majority else []
+        grading.settle()
+        self._grade_by_majority(unknown, judged)
+        first = [solutions[end - count] for end, count in zip(accumulate(copies), copies, strict=True)]
+        return [read for read in first if read.teaches] or first, grading
+
+    def _grade_by_majority(
+        self, solutions_N: Sequence[ReadSolution], verifications: Sequence[ReadVerification]
+    ) -> None:
+        """Grade solutions of questions without an answer, M of each question in a row; the verifier filters the votes
+        if `train.verified_majority` says so.
+        """
+        train, num_votes = self.config.train, len(verifications) // max(len(solutions_N), 1)
+        if train.majority_share is None:
+            return
+        counts = [True] * len(solutions_N)
+        if train.verified_majority:
+            votes = [verifications[i : i + num_votes] for i in range(0, len(verifications), num_votes)]
+            counts = [majority_vote([one.verification for one in of_one]).final == 1 for of_one in votes]
+        size = train.rollouts_per_question
+        places = range(0, len(solutions_N), size)
+        groups = [solutions_N[i : i + size] for i in places]
+        grade_by_majority(
+            groups, [counts[i : i + size] for i in places], train.majority_share, self.task, self.exchange
+        )
 
     def _judge(
         self, verifier: Verifier, solutions_N: Sequence[ReadSolution], draw: int = 1, *, after: int = 1

@@ -116,6 +116,8 @@ def _training_conflicts(config: Config) -> Iterator[str]:
     yield from _joint_conflicts(config)
     if train.verifier_draws > 1 and (config.verifier is None or not config.verifier.trainable):
         yield f"train.verifier_draws: {train.verifier_draws} needs a verifier that is trained; set it to 1"
+    if train.verified_majority and (config.verifier is None or train.majority_share is None):
+        yield "train.verified_majority: true needs a verifier and train.majority_share"
     if config.verifier is None and train.verifications_per_solution > 1:
         yield f"train.verifications_per_solution: {train.verifications_per_solution} needs a verifier; set it to 1"
 

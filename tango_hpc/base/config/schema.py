@@ -151,6 +151,16 @@ class TrainConfig(Section):
             "numbers; of what was drawn the most balanced choice is judged. 1: the solutions as they come."
         ),
     )
+    majority_share: Share | None = Field(
+        None,
+        description=(
+            "Questions without an answer take that of a majority of their solutions, if it has this share of the votes "
+            "at least; ties and smaller ones teach nobody. null: every question needs an answer."
+        ),
+    )
+    verified_majority: bool = Field(
+        False, description="Only solutions that the verifier calls correct have a vote (majority_share)."
+    )
     on_trouble: TroubleConfig = TroubleConfig()
     max_rollbacks: Count = Field(3, description="How often on_trouble may go back in a run before it stops.")
     verifier_learning_rate_scale: PositiveFloat = Field(

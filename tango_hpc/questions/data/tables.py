@@ -103,13 +103,15 @@ def read_rows(
         raise UserError(f"{path}: column {column} is not text in UTF-8 in row {row}: {problem}") from None
 
 
-def read_questions(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
+def read_questions(path: Path, limit: int | None = None, *, need_answers: bool = True) -> list[dict[str, Any]]:
     """Return the first `limit` questions (default: all), with their metadata where the file has any (text: JSON, of
-    `tango data`).
+    `tango data`). Without `need_answers` answers may be missing: None.
     """
     schema = _footer(path).schema_arrow
     has_metadata = "metadata" in schema.names and _is_text(schema.field("metadata").type)
-    return read_rows(path, QUESTION_COLUMNS, limit, ("metadata",) if has_metadata else ())
+    optional = [*(["metadata"] if has_metadata else []), *([] if need_answers else ["answer"])]
+    check_table(path, QUESTION_COLUMNS)
+    return read_rows(path, tuple(name for name in QUESTION_COLUMNS if name not in optional), limit, tuple(optional))
 
 
 def check_sft_table(path: Path, role: str) -> None:

@@ -64,6 +64,10 @@ class Verdict:
         return float(self.correct) if self.score is None else self.score
 
 
+# Of a question without an answer, before its solutions have a majority, and where they have none.
+NO_MAJORITY = Verdict(outcome="no majority")
+
+
 def parts_as_json(verdict: Verdict) -> str | None:
     """Return the parts of a score; None where there are none."""
     return json.dumps(verdict.parts) if verdict.parts else None

@@ -196,7 +196,6 @@ def test_without_a_verifier_only_the_outcome_counts(tmp_path):
         ({"step_end_tokens": [0, 3]}, "step ends must rise within 0..2"),
         ({"alpha": None}, "alpha must hold one number"),
         ({"alpha": 0.25}, "alpha must hold one number"),
-        ({"gold_answer": None}, "no gold_answer"),
     ],
 )
 def test_generator_rows_that_do_not_fit(changes, message, tmp_path):
