@@ -63,11 +63,12 @@ def score_metrics(solutions_N: Sequence[ReadSolution]) -> Metrics:
 
 
 def judging_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metrics:
-    """Return how verdicts and step judgements fit the truth."""
-    labels_N_K = task.label_all([(read.judged.question, read.judged.solution.steps) for read in read_N])
+    """Return how verdicts and step judgements fit the truth, where the question has an answer."""
+    known = [read for read in read_N if read.judged.has_truth]
+    labels_N_K = task.label_all([(read.judged.question, read.judged.solution.steps) for read in known])
     labelled = [
         (labels_K, read.verification.judgements)
-        for labels_K, read in zip(labels_N_K, read_N, strict=True)
+        for labels_K, read in zip(labels_N_K, known, strict=True)
         if labels_K is not None
     ]
     outcome = _verdict_counts(read_N)

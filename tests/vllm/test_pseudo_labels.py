@@ -70,9 +70,10 @@ def test_majorities_grade_and_the_others_teach_nobody(runs: Runs) -> None:
     for role, steps in dumped_steps(run.rollouts).items():
         for step in steps:
             rows = read_rollouts(run.rollout_file(role, step))
-            assert [one.advantages for one in score_rows(rows, config)] == [one.advantages for one in rows]
+            for again, one in zip(score_rows(rows, config), rows, strict=True):
+                assert again.advantages == pytest.approx(one.advantages, rel=1e-5)
             seen |= {(one.gold_answer is None, one.solution_correct) for one in rows}
-            if role == "generator":
+            if role == "generator" and any(one.gold_answer is None for one in rows):
                 learns = [one for one in rows if one.solution_correct is not None]
                 assert metrics[step]["generator/trained_responses"] == len(learns)
                 assert metrics[step]["generator/without_majority"] == pytest.approx(

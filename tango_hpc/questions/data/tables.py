@@ -95,7 +95,10 @@ def read_rows(
     for name in columns:
         if table[name].null_count:
             row = table[name].is_null().index(pa.scalar(True)).as_py()
-            raise UserError(f"{path}: column {name} is empty in row {row} and {table[name].null_count - 1} more")
+            raise UserError(
+                f"{path}: column {name} is empty in row {row} and {table[name].null_count - 1} more; fill it, or leave"
+                " these rows out" + (" (or set train.majority_share: docs/data.md)" if name == "answer" else "")
+            )
     try:
         return table.to_pylist()
     except UnicodeDecodeError:

@@ -68,6 +68,16 @@ def test_questions_come_with_their_metadata_where_it_is_text(tmp_path: Path) -> 
     assert read_questions(path) == [ROW]
 
 
+def test_answers_may_be_missing_where_a_majority_stands_in_for_them(tmp_path: Path) -> None:
+    path = tmp_path / "questions.parquet"
+    write_rows(path, [ROW, {**ROW, "id": "2", "answer": None}])
+    with pytest.raises(UserError, match="column answer is empty in row 1 and 0 more.*train.majority_share"):
+        read_questions(path)
+    assert [row["answer"] for row in read_questions(path, need_answers=False)] == [ROW["answer"], None]
+    write_rows(path, [{**ROW, "answer": None}])  # a column of nothing
+    assert read_questions(path, need_answers=False) == [{**ROW, "answer": None}]
+
+
 def test_a_model_folder_without_its_parts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no model folder at .*nowhere; hint"):
         check_files(tmp_path / "nowhere", "; hint")
