@@ -45,7 +45,6 @@ def two_updates(folder: Path, layouts: list[tuple[int, int]]) -> dict[Any, Any]:
                 tensor,
                 pipeline,
                 micro_batch_tokens=70,
-                max_response_tokens=MOST,
                 optimizer=OPTIMIZER,
                 total_steps=10,
             )
@@ -53,6 +52,7 @@ def two_updates(folder: Path, layouts: list[tuple[int, int]]) -> dict[Any, Any]:
                 load_hook(LossConfig(name=loss, settings=settings)),
                 correction and load_hook(CorrectionConfig(name=correction, settings=of_correction)),
                 level,
+                max_response_tokens=MOST,
             )
             asked = random_sequences(9, VOCAB)
             old = policy.logprobs(asked)

@@ -103,6 +103,7 @@ def loss_settings(settings: dict[str, Any]) -> Any:
         load_hook(LossConfig(settings={name: settings[key] for name, key in of_loss.items()})),
         load_hook(CorrectionConfig(settings={"cap": settings["importance_cap"]})),
         **{name: settings[name] for name in ("kl_coef", "kl_estimator", "entropy_coef", "temperature")},
+        max_response_tokens=MAX_RESPONSE,
     )
 
 
@@ -119,7 +120,6 @@ def run_all(folder: Path) -> dict[str, dict[str, Any]]:
             pipeline,
             sequence=sequence,
             micro_batch_tokens=70,
-            max_response_tokens=MAX_RESPONSE,
             reference_dir=folder / f"{family}-reference",
             optimizer=OPTIMIZER,
             with_reference=True,
