@@ -21,6 +21,7 @@ COLORS = {
     "verifier": "#d2690f",
     "third": "#0d8f72",
     "rollout": "#2469d2",
+    "try": "#7a4fc0",
     "verify": "#d26a0f",
     "train": "#0d8f73",
     "logprobs": "#8a55d6",

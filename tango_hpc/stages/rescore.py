@@ -159,6 +159,8 @@ def _score_verifier(rows_N: list[RolloutRow], task: Task, config: Config) -> lis
         [len(row.response_ids) for row in rows_N],
         weights=weights,
         gamma=config.algorithm.format_weight,
+        labels_N_K=[row.step_labels or () for row in rows_N],
+        label_weight=labels.weight if (labels := config.algorithm.step_labels) is not None else 0.0,
         hook=hook,
         moment=_moment(rows_N, config),
     ).silencing([verdict == NO_MAJORITY for verdict in graded_N])

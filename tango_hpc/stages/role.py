@@ -179,15 +179,21 @@ class Role:
 
         Collective; brings the trainer's weights into the engine first if they are not there.
         """
-        sampling = SamplingSettings(
+        fitting = [(prompt, seed) for prompt, seed in zip(prompts_N, seeds_N, strict=True) if self.fits(prompt)]
+        return self.model.generate([GenerationRequest(*prompt) for prompt in fitting], self._sampling(greedy=greedy))
+
+    def _sampling(self, *, greedy: bool = False) -> SamplingSettings:
+        return SamplingSettings(
             temperature=0.0 if greedy else self.settings.temperature,
             top_p=1.0 if greedy else self.settings.top_p,
             max_tokens=self.settings.max_response_tokens,
             stop_token_ids=stop_token_ids(self.tokenizer, self.settings.model.path),
             stop_strings=self.settings.stop,
         )
-        fitting = [(prompt, seed) for prompt, seed in zip(prompts_N, seeds_N, strict=True) if self.fits(prompt)]
-        return self.model.generate([GenerationRequest(*prompt) for prompt in fitting], sampling)
+
+    def go_on(self, texts_N: Sequence[list[int]], seeds_N: Sequence[int]) -> list[Generation]:
+        """Return what follows each text, a prompt with the beginning of a response, at the role's sampling settings."""
+        return self.model.generate([*map(GenerationRequest, texts_N, seeds_N)], self._sampling())
 
     def written(self, prompts_N: Sequence[list[int]], generations: Iterable[Generation]) -> list[Written]:
         """Return each prompt with its response; a prompt that does not fit the role's context was not asked."""

@@ -14,6 +14,7 @@ from tango_hpc.method import equations
 from tango_hpc.method.batches import Solutions, Verifications
 from tango_hpc.method.equations import ClassWeights, FloatArray
 from tango_hpc.method.hooks import AdvantagesHook
+from tango_hpc.method.step_labels import agreement
 from tango_hpc.method.vote import majority_vote
 from tango_hpc.questions.protocol.solution import Solution
 from tango_hpc.questions.protocol.verification import Verification
@@ -141,15 +142,23 @@ def score_verifications(
     gamma: float,
     hook: AdvantagesHook,
     moment: Moment,
+    labels_N_K: Sequence[Sequence[int]] = (),
+    label_weight: float = 0.0,
 ) -> Scored:
     """Eqs. 8 and 9 for the verifications of a step; those with the same group id judge the same solution.
+
+    Departure: where steps have labels by trying (`labels_N_K`, empty for a solution without), the share of judgements
+    that agree with them is added to Eq. 8 with `label_weight`.
 
     `correct_N` tells whether that solution's answer is right. `weights` come from `ClassWeightEma.weights`, with the
     numbers of right and wrong *solutions* of this batch. Raises ValueError where the inputs do not fit each other.
     """
     rewards_N = [
         equations.verifier_reward(read.final, correct, read.format_reward, gamma)
-        for read, correct in zip(verifications_N, correct_N, strict=True)
+        + label_weight * agreement(read.judgements if labels_K else (), labels_K)
+        for read, correct, labels_K in zip(
+            verifications_N, correct_N, labels_N_K or [()] * len(verifications_N), strict=True
+        )
     ]
     correct = np.array(correct_N, dtype=bool)
     batch = Verifications(

@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from tango_hpc.base.config import Config
+from tango_hpc.base.config.schema import AlgorithmConfig
 from tango_hpc.base.errors import CheckFailed
 from tango_hpc.base.run.dumps import RolloutRow
 from tango_hpc.base.types import TrainSequence
 from tango_hpc.method.dynamic_sampling import groups_with_signal
 from tango_hpc.method.equations import ClassWeightEma, ClassWeights, FloatArray
 from tango_hpc.method.hooks import AdvantagesHook
+from tango_hpc.method.step_labels import agreement
 from tango_hpc.method.vote import majority_vote
 from tango_hpc.questions.grading.pool import parts_as_json
 from tango_hpc.questions.tasks import Task
@@ -40,6 +42,7 @@ from tango_hpc.stages.step_metrics import (
     verification_metrics,
     were_asked,
 )
+from tango_hpc.stages.trying import NOTHING_TRIED, Tried
 
 Item = TypeVar("Item")
 
@@ -222,6 +225,8 @@ class VerifierBatch:
     group_ids: list[str]
     asked: list[int]
     scored: Scored
+    labels_N_K: list[list[int]]  # of the asked ones, by trying; empty where there are none
+    num_tried_tokens: int
 
     @classmethod
     def score(
@@ -234,7 +239,8 @@ class VerifierBatch:
         step: int,
         hook: AdvantagesHook,
         moment: Moment,
-        gamma: float,
+        settings: AlgorithmConfig,
+        tried: Tried = NOTHING_TRIED,
     ) -> VerifierBatch:
         """Eqs. 8 and 9 for these verifications, those of one solution in one of `groups`; the averages take in the
         step.
@@ -254,17 +260,32 @@ class VerifierBatch:
         counts = num_right_and_wrong_solutions(group_ids_N, correct_N)
         weights = averages.weights(*counts)
         averages.update(*counts)
+        labels_N_K = [tried.labels.get(groups[i], []) for i in asked]
         scored = score_verifications(
             group_ids_N,
             correct_N,
             [read.verification for read in read_N],
             [read.response.num_tokens for read in read_N],
             weights=weights,
-            gamma=gamma,
+            gamma=settings.format_weight,
             hook=hook,
             moment=moment,
+            labels_N_K=labels_N_K,
+            label_weight=settings.step_labels.weight if settings.step_labels is not None else 0.0,
         ).silencing([not read.judged.teaches for read in read_N])
-        return cls(step, hook.name, moment, weights, drawn, verifications, group_ids, asked, scored)
+        return cls(
+            step,
+            hook.name,
+            moment,
+            weights,
+            drawn,
+            verifications,
+            group_ids,
+            asked,
+            scored,
+            labels_N_K,
+            tried.num_tokens,
+        )
 
     @property
     def trained(self) -> Sequence[int]:
@@ -293,7 +314,27 @@ class VerifierBatch:
         metrics["verifier/judged_right_share"] = statistics.fmean(judged.values())
         metrics["data/questions_drawn"] = len(self.drawn)
         metrics["verifier/trained_responses"] = len(self.trained)
-        return metrics
+        return metrics | self._label_metrics()
+
+    def _label_metrics(self) -> Metrics:
+        """Return how the judgements fit labels by trying; nothing without labels."""
+        labelled = [
+            (self.verifications[i], labels_K)
+            for i, labels_K in zip(self.asked, self.labels_N_K, strict=True)
+            if labels_K
+        ]
+        if not labelled:
+            return {}
+        one_of_each = {id(read.judged): labels_K for read, labels_K in labelled}
+        steps = [label for labels_K in one_of_each.values() for label in labels_K]
+        return {
+            "verifier/step_agreement": statistics.fmean(
+                agreement(read.verification.judgements, labels_K) for read, labels_K in labelled
+            ),
+            "verifier/steps_tried": len(steps),
+            "verifier/steps_tried_right": statistics.fmean(label == 1 for label in steps),
+            "tokens/tried": self.num_tried_tokens,
+        }
 
     def responses(self) -> list[Response]:
         """Return all that was written for the step."""
@@ -325,6 +366,7 @@ class VerifierBatch:
                     solution_text=read.judged.response.text,
                     solution_correct=read.judged.correct if read.judged.teaches else None,
                     step_judgements=read.verification.judgements,
+                    step_labels=self.labels_N_K[place],
                     final_judgement=read.verification.final,
                     format_reward=read.verification.format_reward,
                     reward=float(self.scored.rewards_N[place]),

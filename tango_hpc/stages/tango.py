@@ -7,8 +7,9 @@ measured in every step and can end the run.
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, islice
 from typing import Any
@@ -36,7 +37,7 @@ from tango_hpc.stages.memo import StepMemo
 from tango_hpc.stages.method_files import changed_files
 from tango_hpc.stages.pseudo_labels import grade_by_majority
 from tango_hpc.stages.questions import TrainingQuestions, not_asked
-from tango_hpc.stages.responses import FailureWatch, Grading, ReadSolution, ReadVerification
+from tango_hpc.stages.responses import FailureWatch, Grading, ReadSolution, ReadVerification, settled
 from tango_hpc.stages.role import Generator, Model, Role, Verifier, load_models, request_seeds
 from tango_hpc.stages.role_schedule import num_trained, role_schedule
 from tango_hpc.stages.scoring import Moment
@@ -45,6 +46,7 @@ from tango_hpc.stages.step_metrics import verdict_counts
 from tango_hpc.stages.steps import GeneratorBatch, VerifierBatch
 from tango_hpc.stages.throughput import Tracer, own_turns, usage_metrics
 from tango_hpc.stages.trouble import Action, Trouble, TroubleWatch, read_rollbacks, what_to_do, write_rollbacks
+from tango_hpc.stages.trying import NOTHING_TRIED, Tried, labelled, starts_of
 from tango_hpc.stages.update import update_metrics
 
 STAGE = "train"
@@ -201,12 +203,43 @@ class Tango:
         if train.verifier_draws > 1:
             judged_Q = [drawn[i] for i in balanced([read.correct for read in drawn], train.questions_per_step)]
         groups = [q for q in range(len(judged_Q)) for _ in range(train.rollouts_per_question)]
-        before = train.verifier_draws + int(
-            train.verified_majority
-        )  # draws whose solutions were judged for their votes
-        verifications = self._judge(verifier, [judged_Q[q] for q in groups], after=before)
+        number = train.verifier_draws + int(train.verified_majority)  # after the draws that were judged for their votes
+        tried = self._try(judged_Q, grading, number)
+        verifications = self._judge(verifier, [judged_Q[q] for q in groups], after=number)
         grading.settle()
-        return self._scored(verifier, verifications, groups, drawn)
+        return self._scored(verifier, verifications, groups, drawn, tried)
+
+    def _try(self, judged_Q: Sequence[ReadSolution], grading: Grading | None, number: int) -> Tried:
+        """Return labels of the steps of the first of these solutions: the generator goes on from the end of each step.
+
+        `number` places the name of a checkpoint that is written here among those of the step.
+        """
+        settings, most = self.config.algorithm.step_labels, self.generator.settings.max_response_tokens
+        if settings is None:
+            return NOTHING_TRIED
+        if grading is not None:
+            grading.settle()  # a whole response is its own continuation
+        starts = starts_of(judged_Q, settings)
+        asked = [start for start in starts if not start.is_whole for _ in range(settings.continuations)]
+        texts = [[*start.read.response.prompt_ids, *start.prefix] for start in asked]
+        written = self.once("try", 1, self.generator, texts, after=number, write=self.generator.go_on)
+        responses = [start.continued(one, most) for start, one in zip(asked, written, strict=True)]
+        solutions = settled(
+            self.generator.read(
+                self.task,
+                [start.read.question for start in asked],
+                [start.read.response.prompt_ids for start in asked],
+                responses,
+            )
+        )
+        found = iter(solutions)
+        shares = [
+            float(start.read.correct)
+            if start.is_whole
+            else statistics.fmean(next(found).correct for _ in range(settings.continuations))
+            for start in starts
+        ]
+        return Tried(labelled(starts, shares, settings), sum(len(one.token_ids) for one in written))
 
     def _judged_again(self, verifier: Verifier, solved: GeneratorBatch) -> VerifierBatch:
         """Return M verifications of each of some of a generator step's solutions, those of the step among them, and
@@ -220,13 +253,14 @@ class Tango:
         chosen = order[: train.num_joint_solutions]
         num_more = max(train.rollouts_per_question - train.verifications_per_solution, 0)
         repeated = [solved.solutions_N[i] for i in chosen for _ in range(num_more)]
+        tried = self._try([solved.solutions_N[i] for i in chosen], None, hook.settings["max_draws"] + 1)
         more = iter(self._judge(verifier, repeated, hook.settings["max_draws"] + 1) if repeated else [])
         verifications, groups = [], []
         for group, i in enumerate(chosen):
             of_one = [*solved.verifications_N_V[i], *islice(more, num_more)]
             verifications += of_one
             groups += [group] * len(of_one)
-        return self._scored(verifier, verifications, groups, [solved.solutions_N[i] for i in chosen])
+        return self._scored(verifier, verifications, groups, [solved.solutions_N[i] for i in chosen], tried)
 
     def _scored(
         self,
@@ -234,6 +268,7 @@ class Tango:
         verifications: list[ReadVerification],
         groups: Sequence[int],
         drawn: list[ReadSolution],
+        tried: Tried,
     ) -> VerifierBatch:
         """Return the verifications with their advantages; `groups` says which judge the same solution."""
         batch = VerifierBatch.score(
@@ -244,7 +279,8 @@ class Tango:
             step=self.done.steps + 1,
             hook=verifier.advantages,
             moment=self._moment(verifier),
-            gamma=self.config.algorithm.format_weight,
+            settings=self.config.algorithm,
+            tried=tried,
         )
         verifier.method_state = batch.scored.state
         return batch
@@ -329,10 +365,18 @@ class Tango:
         return verifier.read(solutions_N, prompts_N, texts)
 
     def once(
-        self, phase: str, draw: int, role: Role, prompts_N: Sequence[list[int]], *, after: int = 1
+        self,
+        phase: str,
+        draw: int,
+        role: Role,
+        prompts_N: Sequence[list[int]],
+        *,
+        after: int = 1,
+        write: Callable[[Sequence[list[int]], Sequence[int]], list[Generation]] | None = None,
     ) -> list[Generation]:
         """Return what `role` writes in `phase`, or wrote before an interruption; after the writing comes a safe point.
 
+        `write`: the role's `write` if it is None.
         The sampling seeds depend on run seed, step, phase, draw and the number of rollbacks alone. `after` puts the
         name of a checkpoint that is written here behind those of as many draws of questions.
         """
@@ -344,7 +388,7 @@ class Tango:
             self._sync(role)
             self.journal.phase(phase, role=self.schedule[done.steps])
             with self.memo.clock(phase):
-                responses = role.write(prompts_N, seeds_N)
+                responses = (write or role.write)(prompts_N, seeds_N)
             self.memo.keep(name, responses)
             self._safe_point(name)
         return responses
@@ -368,7 +412,8 @@ class Tango:
             for batch in reversed(batches.values()):  # the generator's has all solutions: it decides
                 metrics |= batch.metrics(self.task)
             responses = {id(one): one for batch in batches.values() for one in batch.responses()}
-            return metrics | {"tokens/generated": sum(one.num_tokens for one in responses.values())}
+            written = sum(one.num_tokens for one in responses.values()) + int(metrics.get("tokens/tried") or 0)
+            return metrics | {"tokens/generated": written}
 
         return in_each(self.exchange, lambda: measured() if self.exchange.is_first else {})[0]
 

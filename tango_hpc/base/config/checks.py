@@ -151,6 +151,8 @@ def _algorithm_conflicts(config: Config) -> Iterator[str]:
             f"algorithm.min_verifier_j: {algorithm.min_verifier_j} holds back the step advantages, which have no weight"
             " with algorithm.alpha_start 0; set it to null"
         )
+    if algorithm.step_labels is not None and (config.verifier is None or not config.verifier.trainable):
+        yield "algorithm.step_labels: are held against a verifier that is trained, and there is none; set it to null"
     if algorithm.alpha_start > 0 and algorithm.alpha_end > algorithm.alpha_start:
         yield f"algorithm.alpha_end: {algorithm.alpha_end} is above alpha_start {algorithm.alpha_start}"
     if config.verifier is None and algorithm.ground_truth_weight < 1:

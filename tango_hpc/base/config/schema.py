@@ -54,6 +54,24 @@ class RunConfig(Section):
     )
 
 
+class StepLabelsConfig(Section):
+    """Labels of steps by trying: the generator goes on from the end of each step of some judged solutions."""
+
+    rule: Literal["success", "change"] = Field(
+        "success",
+        description=(
+            "success: a step is right where some continuation is right; change: wrong where the share of right ones "
+            "falls by more than max_fall, or was 0 and stays 0."
+        ),
+    )
+    continuations: Positive = Field(4, description="From the end of each step.")
+    solutions: Positive = Field(8, description="Solutions of a verifier step whose steps are labelled.")
+    weight: NonNegative = Field(
+        0.0, description="Of the share of judgements that agree with the labels, added to Eq. 8; 0: a metric only."
+    )
+    max_fall: Share = Field(0.0, description="Of change.")
+
+
 class AlgorithmConfig(Section):
     """Rewards, advantages and loss (Eq. 1 to 9)."""
 
@@ -106,6 +124,7 @@ class AlgorithmConfig(Section):
             "rate, over this and the four steps before it) is not above this. Null: alpha as scheduled."
         ),
     )
+    step_labels: StepLabelsConfig | None = Field(None, description="null: no trying.")
     class_ema_decay: Share = Field(0.8, description="Decay of the moving averages behind the class weights of Eq. 9.")
 
 

@@ -41,6 +41,7 @@ ROLLOUT_SCHEMA = pa.schema(
         pa.field("reward_parts", pa.string()),
         pa.field("verification_text", pa.string()),
         pa.field("step_judgements", pa.list_(pa.int8())),
+        pa.field("step_labels", pa.list_(pa.int8())),
         pa.field("final_judgement", pa.int8()),
         pa.field("outcome_reward", pa.float32()),
         pa.field("step_rewards", pa.list_(pa.float32())),
@@ -89,6 +90,7 @@ class RolloutRow:
     verification_text: str | None = None
     other_verifications: Sequence[str] = field(default_factory=list)
     step_judgements: Sequence[int] = field(default_factory=list)  # K, of +1, -1, 0 for missing
+    step_labels: Sequence[int] = field(default_factory=list)  # K, of +1 and -1 by trying; verifier rows
     final_judgement: int | None = None  # 1, 0, -1 for missing
     outcome_reward: float | None = None
     step_rewards: Sequence[float] = field(default_factory=list)  # K

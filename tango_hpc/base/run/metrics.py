@@ -51,7 +51,7 @@ _LASTING = ("checkpoint_set_aside", "lines_lost")
 # results part by part.
 STEPPED_STAGES = ("sft", "train")
 
-PHASES = ("rollout", "verify", "train", "logprobs", "reshard")
+PHASES = ("rollout", "try", "verify", "train", "logprobs", "reshard")
 # Giving a GPU from one role, or from trainer to engine, to the other: phases of their own; on a CPU next to nothing.
 TURNS = ("wake", "sleep", "onload", "offload")
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 # In which phases of a step a checkpoint can be written; a step that draws questions again passes them again, as
 # rollout_2 and verify_2.
-SAVED_PHASES = ("rollout", "verify")
+SAVED_PHASES = ("rollout", "try", "verify")
 
 _NAME = re.compile(
-    r"(?:(?P<role>generator|verifier)_)?step_(?P<step>\d{6,})(?:\+(?P<phase>(?:rollout|verify)(?:_\d+)?))?(?:\.parquet)?"
+    r"(?:(?P<role>generator|verifier)_)?step_(?P<step>\d{6,})(?:\+(?P<phase>(?:rollout|try|verify)(?:_\d+)?))?(?:\.parquet)?"
 )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tango_hpc.base.config import Config
+from tango_hpc.base.config.schema import AlgorithmConfig
 from tango_hpc.base.run.dumps import write_rollouts
 from tango_hpc.base.types import Generation
 from tango_hpc.method.equations import ClassWeightEma
@@ -107,7 +108,14 @@ def test_the_verifier_learns_from_majorities_and_its_scores_are_of_known_answers
         for one, text in zip(judged, texts, strict=True)
     ]
     given = VerifierBatch.score(
-        read, range(5), ClassWeightEma(0.8), drawn=judged, step=1, hook=for_verifier(), moment=Moment(), gamma=0.0
+        read,
+        range(5),
+        ClassWeightEma(0.8),
+        drawn=judged,
+        step=1,
+        hook=for_verifier(),
+        moment=Moment(),
+        settings=AlgorithmConfig(format_weight=0.0),
     )
     assert list(given.trained) == [0, 1, 2] and given.scored.rewards_N.tolist()[:3] == [1.0, 0.0, 1.0]
     counts = given.verdict_counts()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tango_hpc.base.config import Config
+from tango_hpc.base.config.schema import AlgorithmConfig
 from tango_hpc.base.run.dumps import read_rollouts, write_rollouts
 from tango_hpc.base.types import Generation
 from tango_hpc.method.equations import ClassWeightEma
@@ -35,6 +36,7 @@ class Near:
         return score, {"distance": distance} if distance else {}
 """
 ANSWERS, SCORES, RIGHT = [6, 7, 9, 6], [1.0, 0.5, 0.2, 1.0], [True, True, False, True]
+NO_FORMAT = AlgorithmConfig(format_weight=0.0)
 QUESTION = {"id": "1", "question": "3", "answer": "6", "source": "near"}
 
 
@@ -105,12 +107,12 @@ def test_the_verifier_learns_right_and_wrong(config: Config) -> None:
     left_out = replace(for_verifier(), function=lambda batch, *_: ([None, *map(np.zeros, batch.lengths[1:])], None))
     for hook, trained in ((for_verifier(), 4), (left_out, 3)):
         given = VerifierBatch.score(
-            read, range(4), ClassWeightEma(0.8), drawn=judged, step=1, hook=hook, moment=Moment(), gamma=0.0
+            read, range(4), ClassWeightEma(0.8), drawn=judged, step=1, hook=hook, moment=Moment(), settings=NO_FORMAT
         )
         assert given.metrics(get_task(config.task))["verifier/trained_responses"] == len(given.sequences()) == trained
     averages = ClassWeightEma(0.8)
     scored = VerifierBatch.score(
-        read, range(4), averages, drawn=judged, step=1, hook=for_verifier(), moment=Moment(), gamma=0.0
+        read, range(4), averages, drawn=judged, step=1, hook=for_verifier(), moment=Moment(), settings=NO_FORMAT
     ).scored  # fmt: skip
     assert scored.rewards_N.tolist() == [1.0, 1.0, 0.0, 1.0]
     assert (averages.average_right, averages.average_wrong) == (3, 1)
