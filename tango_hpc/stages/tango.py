@@ -222,7 +222,9 @@ class Tango:
         starts = starts_of(judged_Q, settings)
         asked = [start for start in starts if not start.is_whole for _ in range(settings.continuations)]
         texts = [[*start.read.response.prompt_ids, *start.prefix] for start in asked]
-        written = self.once("try", 1, self.generator, texts, after=number, write=self.generator.go_on)
+        written: list[Generation] = []
+        if texts:
+            written = self.once("try", 1, self.generator, texts, after=number, write=self.generator.go_on)
         responses = [start.continued(one, most) for start, one in zip(asked, written, strict=True)]
         solutions = settled(
             self.generator.read(
