@@ -22,7 +22,7 @@ from tango_hpc.base.run.metrics import (
 from tango_hpc.runner.enter import enter_run
 
 CONTRACT_KEYS = {
-    "step", "role", "seconds/total", "seconds/rollout", "seconds/verify", "seconds/train", "seconds/logprobs",
+    "step", "role", "seconds/total", "seconds/rollout", "seconds/try", "seconds/verify", "seconds/train", "seconds/logprobs",
     "seconds/reshard", "tokens/generated", "tokens/trained", "reshard/bytes_sent", "reshard/bytes_local",
     "reshard/bytes_minimum", "logprob_gap/mean_abs", "generator/accuracy", "verifier/outcome_f1",
     "verifier/correct_share", "verifier/parse_failures", "loss", "grad_norm", "kl", "entropy", "alpha",
@@ -217,7 +217,7 @@ def example_row(**changes):
         "step": 12, "role": "generator", "group_id": "q7", "response_id": "q7-0", "question": "1+1?",
         "gold_answer": "2", "prompt_ids": [1, 2], "response_ids": [3, 4, 5], "response_text": "<think>…",
         "response_logprobs": [-0.5, -0.25, 0.0], "step_end_tokens": [1], "verification_text": "fine",
-        "step_judgements": [-1], "final_judgement": 1, "outcome_reward": 1.0, "step_rewards": [-1.0],
+        "step_judgements": [-1], "step_labels": [], "final_judgement": 1, "outcome_reward": 1.0, "step_rewards": [-1.0],
         "format_reward": None, "alpha": 0.125, "algorithm": "grpo", "advantages": [0.5, 0.5, 0.25],
     }  # fmt: skip
     return RolloutRow(**(values | changes))
@@ -246,7 +246,7 @@ def test_dump_schema_is_the_contract_of_the_design():
         "response_text": "string", "response_logprobs": "list<float>", "step_end_tokens": "list<int32>",
         "solution_text": "string", "solution_correct": "bool", "score": "float", "reward_parts": "string",
         "verification_text": "string",
-        "step_judgements": "list<int8>", "final_judgement": "int8", "outcome_reward": "float",
+        "step_judgements": "list<int8>", "step_labels": "list<int8>", "final_judgement": "int8", "outcome_reward": "float",
         "step_rewards": "list<float>", "format_reward": "float", "reward": "float", "class_weight": "float",
         "alpha": "float", "algorithm": "string", "state": "string", "advantages": "list<float>",
     }  # fmt: skip
