@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tango_hpc.base.config import Config, load_config
+from tango_hpc.base.config.schema import AlgorithmConfig
 from tango_hpc.base.config.tasks import TaskConfig
 from tango_hpc.base.errors import UserError
 from tango_hpc.method.equations import ClassWeightEma
@@ -76,7 +77,7 @@ def test_the_advantages_of_a_group_are_over_all_its_verifications() -> None:
         step=3,
         hook=for_verifier(),
         moment=Moment(),
-        gamma=0.0,
+        settings=AlgorithmConfig(format_weight=0.0),
     )
     first = [float(batch.scored.advantages_N_T[i][0]) for i in (0, 1, 4, 5)]
     # Rewards 0, 0, 0, 1: mean 1/4, deviation 1/2 (divided by 3).
