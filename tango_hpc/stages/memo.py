@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tango_hpc.base.run.step_names import SAVED_PHASES
 from tango_hpc.base.types import Generation
 from tango_hpc.models.weight_sync.sync import SyncStats
 from tango_hpc.stages.journal import Clock
@@ -26,6 +27,12 @@ class StepMemo:
         if name not in self.results:
             self.results[name] = compute()
         return self.results[name]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all responses of the step."""
+        phases = [kept for name, kept in self.results.items() if name.partition("_")[0] in SAVED_PHASES]
+        return sum(len(token_ids) for responses in phases for token_ids, _, _ in responses)
 
     def responses(self, name: str) -> list[Generation] | None:
         """Return the responses of that name; None where they are still to be generated."""

@@ -159,11 +159,6 @@ class GeneratorBatch:
                 metrics[f"verifier/voted_{name}"] = voted.get(f"verifier/{name}")
         return metrics
 
-    def responses(self) -> list[Response]:
-        """Return all that was written for the step."""
-        judged = [one.response for judged_V in self.verifications_N_V for one in judged_V]
-        return [*(read.response for read in self.solutions_N), *judged]
-
     def graded(self) -> list[ReadSolution]:
         """Return the solutions that were graded."""
         return self.solutions_N
@@ -335,10 +330,6 @@ class VerifierBatch:
             "verifier/steps_tried_right": statistics.fmean(label == 1 for label in steps),
             "tokens/tried": self.num_tried_tokens,
         }
-
-    def responses(self) -> list[Response]:
-        """Return all that was written for the step."""
-        return [*(read.response for read in self.drawn), *(read.response for read in self.verifications)]
 
     def graded(self) -> list[ReadSolution]:
         """Return the solutions that were graded, each once."""

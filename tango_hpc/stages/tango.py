@@ -413,9 +413,7 @@ class Tango:
             metrics: dict[str, Any] = {}
             for batch in reversed(batches.values()):  # the generator's has all solutions: it decides
                 metrics |= batch.metrics(self.task)
-            responses = {id(one): one for batch in batches.values() for one in batch.responses()}
-            written = sum(one.num_tokens for one in responses.values()) + int(metrics.get("tokens/tried") or 0)
-            return metrics | {"tokens/generated": written}
+            return metrics | {"tokens/generated": self.memo.num_tokens}
 
         return in_each(self.exchange, lambda: measured() if self.exchange.is_first else {})[0]
 
