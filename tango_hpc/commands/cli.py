@@ -21,6 +21,7 @@ from tango_hpc.base.formats import visible
 from tango_hpc.commands import plan as plan_commands
 from tango_hpc.commands import reports as report_commands
 from tango_hpc.commands import runs as manage_commands
+from tango_hpc.commands.arguments import ConfigFile, Overrides, Resume, RunDir
 
 app = typer.Typer(
     name="tango",
@@ -31,13 +32,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; shipped ones are in configs/.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace those of CONFIG.")
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue the run that run.dir holds.")]
-RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]
 
 
 def _run_here(stage: str, config: Path, overrides: list[str] | None, resume: bool) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from tango_hpc.base.errors import UserError
+from tango_hpc.commands.arguments import ConfigFile, Overrides
 
 
 def plan(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; shipped ones are in configs/.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace those of CONFIG.")
-    ] = None,
+    config: ConfigFile,
+    overrides: Overrides = None,
     stage: Annotated[
         Literal["train", "eval", "teacher"], typer.Option(help="Stage to plan; sft needs less than train.")
     ] = "train",

@@ -24,11 +24,11 @@ HEADER = """# Configuration
 Generated from the types in `tango_hpc/base/config/` and `tango_hpc/commands/profiles.py` by
 `python -m tango_hpc.commands.reference`; a test keeps it up to date.
 
-A config is one YAML file, alone or on a `base`: another config, named by its path from this file, that has no base
-itself. Mappings of the two merge key by key; any other value replaces the base's, and `null` (`verifier: null`) takes a
-section away. Settings on the command line then replace those of the files (`tango train CONFIG
-train.generator_steps=50`), `${key.path}` in a string stands for another setting, and unknown keys are refused. Whatever
-is wrong is reported at once, each mistake with its key, and with the base where it is set there, before anything loads.
+A config is a YAML file. It may name a `base`, the path of another config from this file, and a base may have a base. A
+command takes several files and settings: `tango train CONFIG configs/methods/dapo.yaml train.generator_steps=50`. Each
+lies over what is before it: mappings merge key by key, any other value replaces what is below, and `null` (`verifier:
+null`) takes a section away. `${key.path}` in a string stands for another setting. Unknown keys are refused. Everything
+that is wrong is reported at once, before anything loads: each mistake with its key and the file that has it.
 The run directory's `config.yaml` holds the outcome and needs no base.
 """
 PROFILES = """# Profiles

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]
+from tango_hpc.commands.arguments import RunDir
 
 
 def report(

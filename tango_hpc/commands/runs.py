@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from tango_hpc.base.errors import StoppedEarly, UserError
+from tango_hpc.commands.arguments import ConfigFile, Overrides, Resume, RunOrFolder
 
 Cluster = Annotated[
     Literal["slurm", "local", "debug"],
@@ -17,21 +18,18 @@ Cluster = Annotated[
 ProfileName = Annotated[
     str | None, typer.Option("--profile", help="Cluster profile: a name in slurm/profiles or your own, or a YAML file.")
 ]
-RunOrFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or a folder of them.")]
 
 
 def submit(
     stage: Annotated[str, typer.Argument(metavar="STAGE", help="sft, train, eval or teacher; several as sft,train.")],
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; shipped ones are in configs/.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace those of CONFIG.")
-    ] = None,
+    config: ConfigFile,
+    overrides: Overrides = None,
     profile: ProfileName = None,
     cluster: Cluster = "slurm",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the sbatch script and Slurm's answer to it; submit nothing.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run that run.dir holds.")] = False,
+    resume: Resume = False,
 ) -> None:
     """Submit stages as a batch job, which saves when its time runs out, requeues itself and continues.
 
@@ -179,9 +177,9 @@ def stop(run: RunOrFolder) -> None:
 
 def doctor(
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file whose models and data are checked too.")
+        Path | None, typer.Argument(metavar="CONFIG", help="YAML file whose models and data are checked too.")
     ] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...")] = None,
+    overrides: Overrides = None,
     profile: ProfileName = None,
     stage: Annotated[
         str,

@@ -2,24 +2,23 @@
 
 A sweep file:
 
-    config: ../quickstart.yaml        # relative to this file
+    config: ../quickstart.yaml        # relative to this file; a list: later files over earlier ones
     stages: [sft, train]
     dir: runs/sweeps/alpha            # relative to where the command is called
     overrides: [train.generator_steps=60]
     grid:                             # every combination; or `cells:`, a list of settings
       algorithm.alpha_start: [0.05, 0.1, 0.2]
-      algorithm.advantages.generator.name: [grpo, rloo]
+      config: [grpo.yaml, rloo.yaml]  # config files of a cell, over the sweep's, relative to this file
     seeds: [0, 1, 2]
     throttle: 6                       # cells that run at once
     metric: generator.accuracy_after  # of summary.json; `goal: min` where less is better
 
-A cell is known by its settings: the folder of its run bears them, its seed and a short hash of them, whatever place it
-has in the file. So a seed or a value can be added later, and what is there already is taken over.
+A cell is known by its settings: the folder of its run is named after them, its seed and a short hash of them, whatever
+place it has in the file. So a seed or a value can be added later, and what is there already is taken over.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 import json
@@ -38,13 +37,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tango_hpc.base.config import Config, config_to_yaml
-from tango_hpc.base.config.load import apply_override, explain_mistake, read_tree, read_yaml, validate_tree, value_at
-from tango_hpc.base.config.paths import same_value
+from tango_hpc.base.config.load import Layers, explain_mistake, read_yaml
 from tango_hpc.base.config.values import Count, FilePath, Positive, Section
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.formats import label_of
 from tango_hpc.base.run.directory import RunDirectory
-from tango_hpc.base.run.summary import read_summary
 from tango_hpc.commands.status import RunState, states
 from tango_hpc.runner.continuity import ConfigChange
 from tango_hpc.runner.enter import changes_of_run, is_done
@@ -55,7 +52,6 @@ Value = bool | int | float | str | None
 # Of the settings that one run may change when it is resumed, those whose change makes its result another one.
 LENGTHS = re.compile(r"train\.generator_steps|sft\.\w+\.steps")
 _MARKED = re.compile(r"_([0-9a-f]{8}_seed=\d+)$")
-_NUMBERED = re.compile(r"\d{3,}_(.+)")  # earlier releases put a cell's place in the file before its settings
 
 
 def _is_stage(name: str) -> str:
@@ -71,7 +67,7 @@ StageName = Annotated[str, AfterValidator(_is_stage)]
 class SweepSettings(Section):
     """The sweep file."""
 
-    config: Path
+    config: Path | Annotated[list[Path], Field(min_length=1)]
     dir: FilePath
     stages: list[StageName] = Field(["train"], min_length=1, description="What each cell runs, one after the other.")
     overrides: list[str] = Field(default_factory=list, description="For every cell.")
@@ -98,7 +94,7 @@ class Cell:
     """One run of the sweep."""
 
     index: int  # place in the file
-    settings: dict[str, Value]  # what sets it apart, without the seed
+    settings: dict[str, Value]  # what sets it apart, without the seed; a config file by its name, wherever it lies
     seed: int
     config: Config
 
@@ -165,19 +161,23 @@ def load_sweep(file: Path) -> Sweep:
     combinations = settings.cells or [
         dict(zip(settings.grid, values, strict=True)) for values in itertools.product(*settings.grid.values())
     ]
-    base = read_tree(file.parent / settings.config)
+    files = settings.config if isinstance(settings.config, list) else [settings.config]
+    shared = Layers().over(*(file.parent / name for name in files))
+    layers: dict[Value, Layers] = {None: shared}
     there = _folders_by_mark(settings.dir)
     cells: list[Cell] = []
     mistakes: list[str] = []
     for index, (chosen, seed) in enumerate(itertools.product(combinations, settings.seeds)):
-        cell_tree = copy.deepcopy(base)
-        folder = _find_folder(settings.dir, chosen, seed, there)
-        overrides = [*settings.overrides, *(f"{key}={_as_yaml(value)}" for key, value in chosen.items())]
+        own = chosen.get("config")
+        named = {key: Path(str(value)).stem if key == "config" else value for key, value in chosen.items()}
+        values = [f"{key}={_as_yaml(value)}" for key, value in chosen.items() if key != "config"]
+        folder = _find_folder(settings.dir, named, seed, there)
         try:
-            for override in [*overrides, f"seed={seed}", f"run.dir={_as_yaml(str(folder))}"]:
-                apply_override(cell_tree, override)
-            origin = f"cell {index} ({label_of(chosen)}, seed {seed})"
-            cells.append(Cell(index, chosen, seed, validate_tree(cell_tree, origin)))
+            if own not in layers:
+                layers[own] = shared.over(file.parent / str(own))
+            given = [*settings.overrides, *values, f"seed={seed}", f"run.dir={_as_yaml(str(folder))}"]
+            config = layers[own].over(*given).check(f"cell {index} ({label_of(named)}, seed {seed})")
+            cells.append(Cell(index, named, seed, config))
         except UserError as error:
             mistakes.append(str(error))
     counts = Counter(cell_mark(cell.settings, cell.seed) for cell in cells)
@@ -198,35 +198,20 @@ def cell_mark(settings: dict[str, Value], seed: int) -> str:
     return f"{hashlib.sha256(json.dumps(exact, sort_keys=True).encode()).hexdigest()[:8]}_seed={seed}"
 
 
-def _find_folder(sweep_dir: Path, settings: dict[str, Value], seed: int, there: dict[str, list[Path]]) -> Path:
-    """Return where the run of a cell lies or will lie; of several of an earlier release the one that is done."""
+def _find_folder(sweep_dir: Path, settings: dict[str, Value], seed: int, there: dict[str, Path]) -> Path:
+    """Return where the run of a cell lies or will lie."""
     mark = cell_mark(settings, seed)
-    if mark in there:
-        return there[mark][0]
     slug = re.sub(r"[^\w.=+-]+", "_", label_of(settings))[:80]
-    earlier = [folder for folder in there.get(f"{slug}_seed={seed}", []) if _has_settings(folder, settings)]
-    new = sweep_dir / "cells" / f"{slug}_{mark}"
-    return min(earlier, key=lambda folder: read_summary(RunDirectory(folder)).get("status") != "done", default=new)
-
-
-def _has_settings(folder: Path, settings: dict[str, Value]) -> bool:
-    tree = read_tree(folder / "config.yaml")
-    return all(same_value(value_at(tree, key), value) for key, value in settings.items())
+    return there.get(mark, sweep_dir / "cells" / f"{slug}_{mark}")
 
 
 def _folders(sweep_dir: Path) -> list[Path]:
     return sorted(file.parent for file in (sweep_dir / "cells").glob("*/config.yaml"))
 
 
-def _folders_by_mark(sweep_dir: Path) -> dict[str, list[Path]]:
-    """Return the runs that are there by the mark in their name; those of earlier releases by their name without its
-    number.
-    """
-    found: dict[str, list[Path]] = {}
-    for folder in _folders(sweep_dir):
-        if match := _MARKED.search(folder.name) or _NUMBERED.fullmatch(folder.name):
-            found.setdefault(match.group(1), []).append(folder)
-    return found
+def _folders_by_mark(sweep_dir: Path) -> dict[str, Path]:
+    """Return the runs that are there by the mark in their name."""
+    return {match.group(1): folder for folder in _folders(sweep_dir) if (match := _MARKED.search(folder.name))}
 
 
 def list_cells(sweep: Sweep, console: Console) -> None:

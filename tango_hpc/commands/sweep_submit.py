@@ -31,7 +31,7 @@ from tango_hpc.commands.submit import (
     slurm_parameters,
     take_job_files,
 )
-from tango_hpc.commands.sweep import Cell, Sweep, check_unchanged, known_states
+from tango_hpc.commands.sweep import Cell, Sweep, cell_states, check_unchanged, known_states
 from tango_hpc.runner import slurm
 from tango_hpc.runner.attempts import remember_job
 from tango_hpc.runner.enter import RunBackup, check_run, prepare_run
@@ -208,9 +208,14 @@ def _submit_array(
 
 
 def _run_here(sweep: Sweep, cells: Sequence[Cell], console: Console) -> int:
-    """Run the cells one after the other, also after one that failed; a stop ends it. The exit code is the worst."""
+    """Run the cells one after the other, also after one that failed; a stop ends it. The exit code is the worst.
+
+    A cell that another process has taken meanwhile is left to that process.
+    """
     failed = []
     for cell in cells:
+        if cell.exists and cell_states([cell])[0].state not in TO_RESUBMIT:
+            continue
         _enter(sweep, cell)
         say(console, f"cell {cell.name}")
         code = run_programs(cell.directory, sweep.stages, console)

@@ -7,10 +7,13 @@ writes the environment into run directories unless that resolver is removed from
 
 from __future__ import annotations
 
+import copy
 import difflib
 import os
 import re
 import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,8 @@ from tango_hpc.base.errors import UserError
 from tango_hpc.base.run.directory import is_run
 
 _REFERENCE = re.compile(r"\$\{([^}]*)\}")
+_OVERRIDE = re.compile(r"\s*[\w.]+\s*=")
+_NO_BASE = object()
 
 
 # What PyYAML raises: its own; ValueError for a date with a 13th month; TypeError for a list as a key; RecursionError
@@ -67,24 +72,63 @@ YamlLoader.add_implicit_resolver(
 )
 
 
-def load_config(path: Path, overrides: typing.Sequence[str] = ()) -> Config:
-    """Read `path`, apply `overrides` in order, resolve `${key.path}` references, validate and cross-check.
+@dataclass(frozen=True)
+class Layers:
+    """Settings of several sources over each other: config files, their bases, and `key.path=value` overrides.
+
+    Mappings merge key by key; any other value, null too, replaces what is below under its key, and so does a mapping
+    with `same_as`, whose other keys are not those of what is below.
+    """
+
+    tree: dict[str, Any] = field(default_factory=dict)
+    files: dict[Path, dict[str, Any]] = field(default_factory=dict)  # what each file says itself, the lowest first
+
+    def over(self, *settings: str | Path) -> Layers:
+        """Return these layers with others on top, each a config file or a `key.path=value`, later over earlier.
+
+        Below a file lies its base, unless that is a layer already: two files on one base are both over it.
+        """
+        tree, files = copy.deepcopy(self.tree), dict(self.files)
+        for argument in settings:
+            if not is_config_file(argument):
+                apply_override(tree, str(argument))
+                continue
+            for file, layer in _with_bases(Path(argument)):
+                if not any(_is_same_file(file, other) for other in files) or file == Path(argument):
+                    files.pop(file, None)
+                    files[file] = layer
+                    tree = _merge(tree, copy.deepcopy(layer))
+        return Layers(tree, files)
+
+    def check(self, origin: str | None = None) -> Config:
+        """Return the configuration. Raises `UserError` with every mistake found; `origin` names the source."""
+        return validate_tree(self.tree, origin or str(list(self.files)[-1]), self.files)
+
+
+def is_config_file(argument: str | Path) -> bool:
+    """Return whether an argument of a command names a config file, rather than set a key."""
+    return isinstance(argument, Path) or (argument.endswith((".yaml", ".yml")) and not _OVERRIDE.match(argument))
+
+
+def load_config(path: Path, settings: typing.Sequence[str] = ()) -> Config:
+    """Read `path` and put `settings` over it, config files and overrides; resolve `${key.path}`, validate and
+    cross-check.
 
     Raises `UserError` with every mistake found, each with its key's path.
     """
-    tree = read_tree(path)
-    for override in overrides:
-        apply_override(tree, override)
-    return validate_tree(tree, str(path))
+    return read_layers(path, settings).check()
 
 
-def read_run_dir(path: Path, overrides: typing.Sequence[str] = ()) -> Path:
+def read_layers(path: Path, settings: typing.Sequence[str] = ()) -> Layers:
+    """Return the layers of a config file and of what a command names after it."""
+    return Layers().over(Path(path), *settings)
+
+
+def read_run_dir(path: Path, settings: typing.Sequence[str] = ()) -> Path:
     """Return the `run.dir` of a config alone, absolute; its other settings may have become invalid since its
     run began.
     """
-    tree = read_tree(path)
-    for override in overrides:
-        apply_override(tree, override)
+    tree = read_layers(path, settings).tree
     mistakes: list[str] = []
     section = tree.get("run")
     value = _resolve(section.get("dir") if isinstance(section, dict) else None, tree, ("run", "dir"), mistakes)
@@ -94,29 +138,37 @@ def read_run_dir(path: Path, overrides: typing.Sequence[str] = ()) -> Path:
 
 
 def read_tree(path: Path) -> dict[str, Any]:
-    """Return a config file's settings over those of its `base`, as nested dictionaries; `base` is then that file's
-    path.
+    """Return a config file's settings over those of its bases, as nested dictionaries."""
+    return read_layers(path).tree
 
-    Mappings merge key by key; any other value, null too, replaces what the base has under its key, and so does a
-    mapping with `same_as`, whose other keys a base's does not have. The config.yaml of a run is read as seen from where
-    it lies now.
+
+def _with_bases(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Return a file and the files below it, the lowest first, each with what it says itself.
+
+    The config.yaml of a run is read as seen from where it lies now.
     """
-    tree = read_yaml(path)
-    if "base" not in tree:
-        folder = absolute(Path(path)).parent
-        return seen_from_run(tree, folder, Config) if path.name == "config.yaml" and is_run(folder) else tree
-    named = tree["base"]
-    if not isinstance(named, str):
-        raise UserError(f"{path}: base: must be the path of another config, seen from this file (got {named!r})")
-    file = Path(path).parent / named
-    if not os.path.exists(file):  # False too for what cannot be the name of a file
-        raise UserError(f"{path}: base: no config file at {file}; the path is relative to the file that names it")
-    below = read_yaml(file)
-    if "base" in below:
-        raise UserError(
-            f"{path}: base: {file} has a base itself ({below['base']}); there is one level, so name a file without one"
-        )
-    return {**_merge(below, tree), "base": file}
+    found: list[tuple[Path, dict[str, Any]]] = []
+    file = path
+    while True:
+        tree = read_yaml(file)
+        named = tree.pop("base", _NO_BASE)
+        folder = absolute(file).parent
+        is_of_run = named is _NO_BASE and file.name == "config.yaml" and is_run(folder)
+        found.insert(0, (file, seen_from_run(tree, folder, Config) if is_of_run else tree))
+        if named is _NO_BASE:
+            return found
+        if not isinstance(named, str):
+            raise UserError(f"{file}: base: must be the path of another config, seen from this file (got {named!r})")
+        below = file.parent / named
+        if not os.path.exists(below):  # False too for what cannot be the name of a file
+            raise UserError(f"{file}: base: no config file at {below}; the path is relative to the file that names it")
+        if any(_is_same_file(below, other) for other, _ in found):
+            raise UserError(f"{file}: base: {below} is built on this file; let one of the two have no base")
+        file = below
+
+
+def _is_same_file(file: Path, other: Path) -> bool:
+    return os.path.realpath(file) == os.path.realpath(other)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -149,7 +201,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     if not separator or not all(names):
         raise UserError(f"override {override!r} is not of the form key.path=value, e.g. train.generator_steps=50")
     if names[0] == "base":
-        raise UserError(f"override {override!r}: only a config file names its base")
+        raise UserError(f"override {override!r}: only a config file names its base; name several files instead")
     try:
         parsed = yaml.load(value, Loader=YamlLoader)
     except NOT_YAML as error:
@@ -164,10 +216,10 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     node[names[-1]] = parsed
 
 
-def validate_tree(tree: dict[str, Any], origin: str) -> Config:
-    """Return types first, then combinations; one `UserError` lists all that is wrong. `origin` names the source."""
-    base = tree.get("base")  # of `read_tree`: merged already
-    tree = {key: value for key, value in tree.items() if key != "base"}
+def validate_tree(tree: dict[str, Any], origin: str, files: Mapping[Path, dict[str, Any]] | None = None) -> Config:
+    """Return types first, then combinations; one `UserError` lists all that is wrong. `origin` names the source,
+    `files` the layers in which a wrong value is looked for.
+    """
     mistakes: list[str] = []
     resolved = _resolve(tree, tree, (), mistakes)
     config: Config | None = None
@@ -181,19 +233,19 @@ def validate_tree(tree: dict[str, Any], origin: str) -> Config:
             mistakes = find_conflicts(config)
         except PermissionError as error:
             mistakes = [f"{error.filename} cannot be read: permission denied"]
-    if base is not None:
-        mistakes = [line + _in_base(line, tree, base) for line in mistakes]
     if mistakes or config is None:
         count = f"{len(mistakes)} mistake{'s' if len(mistakes) > 1 else ''}"
-        raise UserError(f"{origin} has {count}:\n" + "\n".join(f"  - {line}" for line in mistakes))
+        lines = [f"  - {line}{_set_in(line, tree, files or {}, origin)}" for line in mistakes]
+        raise UserError(f"{origin} has {count}:\n" + "\n".join(lines))
     return config
 
 
-def _in_base(mistake: str, tree: dict[str, Any], base: Path) -> str:
-    """Return a note for a mistake in a value that comes from the base config: the file that holds the value."""
+def _set_in(mistake: str, tree: dict[str, Any], files: Mapping[Path, dict[str, Any]], origin: str) -> str:
+    """Return a note of the file that holds a wrong value; nothing where that is `origin`, an override or no file."""
     key = mistake.partition(":")[0]
-    value = value_at(read_yaml(base), key)
-    return f" (set in {base})" if value is not None and value == value_at(tree, key) else ""
+    value = value_at(tree, key)
+    holding = [file for file, layer in files.items() if value is not None and value_at(layer, key) == value]
+    return f" (set in {holding[-1]})" if holding and str(holding[-1]) != origin else ""
 
 
 def read_protocol(path: Path) -> ProtocolConfig:

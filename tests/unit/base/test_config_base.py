@@ -137,7 +137,7 @@ def test_what_is_given_nowhere_stands_nowhere(base: Path) -> None:
         ("null", r"base: must be the path .* \(got None\)"),
         ("[../shared/base.yaml]", r"base: must be the path .* \(got \['../shared/base.yaml'\]\)"),
         (".", r"cannot read the config .*mine: "),
-        ("config.yaml", r"config.yaml has a base itself \(config.yaml\); there is one level"),
+        ("config.yaml", r"config.yaml is built on this file; let one of the two have no base"),
     ],
 )
 def test_a_base_that_cannot_be_is_refused(base: Path, named: str, expected: str) -> None:
@@ -148,14 +148,41 @@ def test_a_base_that_cannot_be_is_refused(base: Path, named: str, expected: str)
         read_run_dir(file)
 
 
-def test_there_is_one_level(base: Path, tmp_path: Path) -> None:
-    middle = write(base, "seed: 1")
+def test_a_base_has_a_base(base: Path, tmp_path: Path) -> None:
+    middle = write(base, "seed: 1\ntrain: {generator_steps: 7, eval_every: 3}")
     top = tmp_path / "top.yaml"
-    top.write_text("base: mine/config.yaml\n")
-    message = refusal(top)
-    assert message.startswith(f"{top}: base: {middle} has a base itself (../shared/base.yaml)")
-    base.write_text("base: null\n" + base.read_text())
-    assert "has a base itself (None)" in refusal(middle)
+    top.write_text("base: mine/config.yaml\ntrain: {eval_every: 4}\n")
+    assert load_config(top) == like_quickstart("seed=1", "train.generator_steps=7", "train.eval_every=4")
+    middle.write_text(middle.read_text().replace("generator_steps: 7", "generator_steps: x"))
+    assert refusal(top).startswith(f"{top} has 1 mistake:") and refusal(top).endswith(
+        f"(set in {top.parent / 'mine/config.yaml'})"
+    )
+    base.write_text("base: ../top.yaml\n" + base.read_text())
+    assert "top.yaml is built on this file" in refusal(top)
+
+
+def test_files_and_overrides_lie_over_each_other_in_their_order(base: Path, tmp_path: Path) -> None:
+    first, second = write(base, "train: {generator_steps: 7, eval_every: 3}"), tmp_path / "second.yaml"
+    second.write_text("train: {eval_every: 4}\n")
+    both = ["train.generator_steps=7", "train.eval_every=4"]
+    assert load_config(first, [str(second)]) == like_quickstart(*both)
+    assert load_config(first, [str(second), "train.eval_every=5"]) == like_quickstart(*both, "train.eval_every=5")
+    assert load_config(first, ["train.eval_every=5", str(second)]) == like_quickstart(*both)
+    second.write_text("base: shared/base.yaml\ntrain: {eval_every: 4}\n")  # which is below already
+    assert load_config(first, [str(second)]) == like_quickstart(*both)
+    second.write_text("train: {eval_every: x}\n")
+    message = refusal(first, str(second))
+    assert message.startswith(f"{second} has 1 mistake:") and "train.eval_every" in message
+    assert "no YAML file at nothing.yaml" in refusal(first, "nothing.yaml")
+    assert "is not of the form key.path=value" in refusal(first, "train.yaml.eval_every")
+
+
+def test_a_path_with_an_equals_sign_is_a_file(base: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cell_seed=0"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("seed: 5\n")
+    assert load_config(base, [str(folder / "mine.yaml")]).seed == 5
+    assert "words.yaml cannot be read" in refusal(base, "generator.prompt=words.yaml")
 
 
 @pytest.mark.parametrize("text", ["seed: 1\nseed: 2", "train: {dump_every: 1, dump_every: 2}"])

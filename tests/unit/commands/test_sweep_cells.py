@@ -15,6 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tango_hpc.base.errors import UserError
+from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.summary import update_summary
 from tango_hpc.commands.cli import app
 from tango_hpc.commands.sweep import Cell, Sweep, load_sweep
@@ -113,23 +114,42 @@ def test_how_many_of_the_cells_have_the_metric_is_said(tmp_path: Path) -> None:
     assert [one.count for one in found] == ["2 done (1 with a value)"] * 2
 
 
-def test_cells_that_an_earlier_release_numbered(tmp_path: Path) -> None:
-    sweep = sweep_of(tmp_path)
-    for cell in sweep.cells:
-        finish(cell, cell.config.algorithm.alpha_start)
-    names = ["000_alpha_start=0.1_seed=0", "001_alpha_start=0.1_seed=1", "002_alpha_start=0.2_seed=0"]
-    for cell, name in zip(sweep.cells, names, strict=False):
-        cell.directory.path.rename(tmp_path / "out" / "cells" / name)
-    # The same name, but other settings than it says.
-    again = prepare_run([TRAIN], sweep.cells[0].config, resume=False).path
-    tree = yaml.safe_load((again / "config.yaml").read_text())
-    tree["algorithm"]["alpha_start"] = 0.7
-    (again / "config.yaml").write_text(yaml.safe_dump(tree))
-    again.rename(tmp_path / "out" / "cells" / "004_alpha_start=0.1_seed=0")
-    grown = sweep_of(tmp_path, seeds=[0, 1, 2])
-    assert [state for state, _ in results(grown).values()] == ["done", "done", "new", "done", "done", "new"]
-    assert [cell.directory.path.name for cell in grown.cells if cell.directory.path.name in names] == names
-    assert [folder.name for folder in grown.strangers()] == ["004_alpha_start=0.1_seed=0"]
+def test_cells_that_are_config_files(tmp_path: Path) -> None:
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods/hot.yaml").write_text("generator: {temperature: 1.5}\ntrain: {dump_every: 7}\n")
+    (tmp_path / "methods/cold.yaml").write_text("base: ../base.yaml\ngenerator: {temperature: 0.5}\n")
+    grid = {"config": ["methods/hot.yaml", "methods/cold.yaml"], "train.eval_every": [2, 3]}
+    cells = sweep_of(tmp_path, grid=grid, seeds=[0], overrides=["train.dump_every=9"]).cells
+    assert [cell.label for cell in cells] == [
+        f"config={name}, eval_every={every}" for name in ("hot", "cold") for every in (2, 3)
+    ]
+    assert [cell.config.generator.temperature for cell in cells] == [1.5, 1.5, 0.5, 0.5]
+    assert {cell.config.train.dump_every for cell in cells} == {9}
+    (tmp_path / "methods/hot.yaml").rename(tmp_path / "hot.yaml")  # the same cells, wherever the file lies
+    again = sweep_of(tmp_path, grid=grid | {"config": ["hot.yaml", "methods/cold.yaml"]}, seeds=[0]).cells
+    assert [cell.directory.path for cell in again] == [cell.directory.path for cell in cells]
+    with pytest.raises(UserError, match=r"no YAML file at .*warm.yaml"):
+        sweep_of(tmp_path, grid={"config": ["warm.yaml"]})
+
+
+def test_the_config_of_a_sweep_may_be_several_files(tmp_path: Path) -> None:
+    (tmp_path / "more.yaml").write_text("train: {eval_every: 7}\n")
+    assert {cell.config.train.eval_every for cell in sweep_of(tmp_path, config=["base.yaml", "more.yaml"]).cells} == {7}
+
+
+def test_two_processes_share_the_cells_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, ran = sweep_of(tmp_path), []
+
+    def run(directory: RunDirectory, *_: Any) -> int:
+        """The first cell; meanwhile another process finishes the second."""
+        ran.append(directory.path)
+        if len(ran) == 1:
+            finish(sweep.cells[1], 0.5)
+        return 0
+
+    monkeypatch.setattr("tango_hpc.commands.sweep_submit.run_programs", run)
+    submit_sweep(sweep, Console(file=io.StringIO()), profile=None, cluster="local", resubmit=False)
+    assert ran == [sweep.cells[place].directory.path for place in (0, 2, 3)]
 
 
 def test_a_cell_is_known_by_its_settings_whatever_they_look_like(tmp_path: Path) -> None:
