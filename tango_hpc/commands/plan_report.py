@@ -35,13 +35,13 @@ from tango_hpc.base.config import Config
 from tango_hpc.base.config.models import role_shape
 from tango_hpc.base.model_shape import check_parallel
 from tango_hpc.method.hooks import known_settings
+from tango_hpc.method.role_schedule import role_schedule
 from tango_hpc.models.engine.capacity import GIB, engine_memory, resident_gpu_bytes, role_engine
 from tango_hpc.models.weight_sync.planned import plan_report as reshard_report
 from tango_hpc.plan.batch import role_batch
 from tango_hpc.plan.communicators import count_communicators
 from tango_hpc.plan.memory import Phase, plan_memory
 from tango_hpc.stages.model_folder import check_known
-from tango_hpc.stages.role_schedule import role_schedule
 from tango_hpc.stages.stage import STAGES, TRAIN, Stage
 
 

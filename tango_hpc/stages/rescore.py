@@ -20,6 +20,7 @@ from tango_hpc.base.errors import UserError
 from tango_hpc.base.files import warn_once
 from tango_hpc.base.run.dumps import RolloutRow, read_rollouts, write_rollouts
 from tango_hpc.method.equations import ClassWeights
+from tango_hpc.method.role_schedule import num_trained, role_schedule
 from tango_hpc.method.vote import majority_vote
 from tango_hpc.questions.grading.pool import NO_MAJORITY, Verdict, parts_as_json
 from tango_hpc.questions.protocol.forms import read_solution
@@ -27,7 +28,6 @@ from tango_hpc.questions.protocol.solution import Solution
 from tango_hpc.questions.protocol.verification import read_verification
 from tango_hpc.questions.tasks import Task, get_task
 from tango_hpc.stages.method_files import load_advantages
-from tango_hpc.stages.role_schedule import num_trained, role_schedule
 from tango_hpc.stages.scoring import Moment, ScoredSolution, score_solutions, score_verifications
 
 

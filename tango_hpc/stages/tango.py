@@ -22,6 +22,7 @@ from tango_hpc.base.run.metrics import MetricsRow
 from tango_hpc.base.run.step_names import numbered
 from tango_hpc.base.types import Generation
 from tango_hpc.method.equations import ClassWeightEma, alpha_schedule
+from tango_hpc.method.role_schedule import num_trained, role_schedule
 from tango_hpc.method.steady_verifier import balanced, gated_alpha, is_balanced
 from tango_hpc.method.vote import majority_vote
 from tango_hpc.models.parallel.exchange import Exchange
@@ -39,7 +40,6 @@ from tango_hpc.stages.pseudo_labels import grade_by_majority
 from tango_hpc.stages.questions import TrainingQuestions, not_asked
 from tango_hpc.stages.responses import FailureWatch, Grading, ReadSolution, ReadVerification, settled
 from tango_hpc.stages.role import Generator, Model, Role, Verifier, load_models, request_seeds
-from tango_hpc.stages.role_schedule import num_trained, role_schedule
 from tango_hpc.stages.scoring import Moment
 from tango_hpc.stages.sharing import in_each
 from tango_hpc.stages.step_metrics import verdict_counts

@@ -10,7 +10,7 @@ import pytest
 from tango_hpc.base.config import Config, load_config
 from tango_hpc.commands.plan_report import make_plan
 from tango_hpc.method.hooks import load_hook
-from tango_hpc.stages.role_schedule import role_schedule
+from tango_hpc.method.role_schedule import role_schedule
 from tango_hpc.stages.stage import EVAL, TEACHER
 
 ROOT = Path(__file__).parents[3]

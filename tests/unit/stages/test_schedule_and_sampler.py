@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tango_hpc.base.config import load_config
+from tango_hpc.method.role_schedule import role_schedule
 from tango_hpc.questions.data.sampler import QuestionSampler
-from tango_hpc.stages.role_schedule import role_schedule
 
 QUICKSTART = Path(__file__).parents[3] / "configs/quickstart.yaml"
 
