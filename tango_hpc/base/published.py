@@ -26,6 +26,7 @@ _QWEN_32B = _QWEN_7B | {
     "num_attention_heads": 40,
     "num_key_value_heads": 8,
 }
+_QWEN_14B = _QWEN_32B | {"intermediate_size": 13824, "num_hidden_layers": 48}
 _QWEN_SMALL = {"model_type": "qwen2", "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True}
 _QWEN_05B = _QWEN_SMALL | {
     "hidden_size": 896,
@@ -39,6 +40,31 @@ _QWEN_15B = _QWEN_SMALL | {
     "num_hidden_layers": 28,
     "num_attention_heads": 12,
 }
+_QWEN_3B = _QWEN_SMALL | {
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+}
+
+
+def _qwen3(hidden: int, inner: int, layers: int, heads: int, *, tied: bool) -> dict[str, Any]:
+    """Return the config of a Qwen3 model: sizes of its hidden state and feed-forward part, layers, query heads."""
+    return {
+        "model_type": "qwen3",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": tied,
+    }
+
+
+_QWEN3_4B = _qwen3(2560, 9728, 36, 32, tied=True)
 _LLAMA = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8, "tie_word_embeddings": False}
 _LLAMA_8B = _LLAMA | {
     "hidden_size": 4096,
@@ -62,11 +88,6 @@ _OLMO_7B = {
     "tie_word_embeddings": False,
 }
 _OTHERS: dict[str, dict[str, Any]] = {
-    "Qwen3-8B": {
-        "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-        "max_position_embeddings": 40960, "tie_word_embeddings": False,
-    },
     "Mistral-7B-Instruct-v0.3": {
         "model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32768, "max_position_embeddings": 32768,
@@ -104,11 +125,22 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen2.5-7B": _QWEN_7B | {"max_position_embeddings": 131072},
     "Qwen2.5-7B-Instruct": _QWEN_7B | {"max_position_embeddings": 32768},
     "Qwen2.5-32B-Instruct": _QWEN_32B | {"max_position_embeddings": 32768},
+    "Qwen2.5-14B-Instruct": _QWEN_14B | {"max_position_embeddings": 32768},
+    "Qwen2.5-3B-Instruct": _QWEN_3B | {"max_position_embeddings": 32768},
     "Qwen2.5-0.5B": _QWEN_05B | {"max_position_embeddings": 32768},
     "Qwen2.5-0.5B-Instruct": _QWEN_05B | {"max_position_embeddings": 32768},
     "Qwen2.5-1.5B": _QWEN_15B | {"max_position_embeddings": 131072},
     "Qwen2.5-1.5B-Instruct": _QWEN_15B | {"max_position_embeddings": 32768},
     "Qwen2.5-Math-1.5B": _QWEN_15B | {"max_position_embeddings": 4096},
+    "DeepSeek-R1-Distill-Qwen-7B": _QWEN_7B | {"max_position_embeddings": 131072},
+    "Qwen3-0.6B": _qwen3(1024, 3072, 28, 16, tied=True),
+    "Qwen3-1.7B": _qwen3(2048, 6144, 28, 16, tied=True),
+    "Qwen3-4B": _QWEN3_4B,
+    "Qwen3-4B-Instruct-2507": _QWEN3_4B | {"max_position_embeddings": 262144},
+    "Qwen3-4B-Thinking-2507": _QWEN3_4B | {"max_position_embeddings": 262144},
+    "Qwen3-8B": _qwen3(4096, 12288, 36, 32, tied=False),
+    "Qwen3-14B": _qwen3(5120, 17408, 40, 40, tied=False),
+    "Qwen3-32B": _qwen3(5120, 25600, 64, 64, tied=False),
     "Llama-3.1-8B-Instruct": _LLAMA_8B | {"max_position_embeddings": 131072},
     "Llama-3.1-70B-Instruct": _LLAMA_70B | {"max_position_embeddings": 131072},
     **_OTHERS,

@@ -15,6 +15,10 @@ from tango_hpc.commands.reference import MARKS, families_table
 PARAMETERS = {
     "Qwen2.5-7B": 7_615_616_512,
     "Qwen3-8B": 8_190_735_360,
+    "Qwen3-4B": 4_022_468_096,
+    "Qwen3-32B": 32_762_123_264,
+    "Qwen2.5-14B-Instruct": 14_770_033_664,
+    "Qwen2.5-3B-Instruct": 3_085_938_688,
     "Llama-3.1-8B-Instruct": 8_030_261_248,
     "Mistral-7B-Instruct-v0.3": 7_248_023_552,
     "OLMo-2-1124-7B-Instruct": 7_298_617_344,
