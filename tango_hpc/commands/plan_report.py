@@ -16,7 +16,8 @@ The JSON has `fits` (bool), `problems` (list of str), `ranks`, `device`, and
 - `schedule`: optimizer steps of each role, and questions drawn;
 - `models`: by the first role of each, `parameters`, `trainable`, and `upload_bytes`: what comes from the host to a GPU
   in a step that updates the model (null on a CPU, and where it is not trained);
-- `reshard`: by model that is trained, as `tango_hpc.models.weight_sync.planned.plan_report` gives it.
+- `reshard`: by model that is trained, as `tango_hpc.models.weight_sync.planned.plan_report` gives it;
+- `time`, of a training run on a machine whose rates are known: `commands.plan_time`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from rich.table import Table
 from tango_hpc.base.config import Config
 from tango_hpc.base.config.models import role_shape
 from tango_hpc.base.model_shape import check_parallel
+from tango_hpc.commands.plan_time import show_time
 from tango_hpc.method.hooks import known_settings
 from tango_hpc.method.role_schedule import role_schedule
 from tango_hpc.models.engine.capacity import GIB, engine_memory, resident_gpu_bytes, role_engine
@@ -165,6 +167,8 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
         console.print(f"NCCL communicators: at most {found['per_node']:,} on a node, {found['per_gpu']} on a GPU")
     if plan["checkpoint"]["bytes"] is not None:
         _show_training(plan, console)
+    if "time" in plan:
+        show_time(plan["time"], console)
     for place, title in (("gpu", "One GPU"), ("node", "Memory of one node")):
         memory = plan["memory"][place]
         if memory["phases"]:

@@ -187,6 +187,10 @@ def doctor(
             "--stage", help="Stages that CONFIG is checked for: sft, train, eval or teacher; several as sft,train."
         ),
     ] = "sft,train",
+    rates: Annotated[
+        bool,
+        typer.Option("--rates", help="Measure this CPU by small runs, launched as CONFIG: seconds for `tango plan`."),
+    ] = False,
 ) -> None:
     """Check this machine, or the allocation in which the command runs, and say how to mend what is wrong.
 
@@ -195,7 +199,11 @@ def doctor(
     from rich.console import Console
 
     from tango_hpc.commands.doctor import examine
+    from tango_hpc.commands.measure_rates import measure_rates
 
+    if rates:
+        measure_rates(config, overrides or [], Console())
+        return
     raise typer.Exit(examine(config, overrides or [], profile, stage, Console()))
 
 

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tango_hpc.base.config import Config
@@ -89,20 +90,18 @@ def measured_load(config: Config, rows: Sequence[Mapping[str, Any]]) -> Load:
     assumed = assumed_load(config)
     found, draws = dict(assumed.lengths), dict(assumed.draws)
     for name, role in config.roles.items():
-        key = f"{name}/response_tokens"
-        own = [row for row in rows if row["role"] == name and row.get(key) is not None]
+        own = [row for row in rows if row.get(f"{name}/prompt_tokens") is not None]
         if not own:
             continue
-        response = statistics.fmean(row[key] for row in own)
-        draws[name] = statistics.fmean(row["data/questions_drawn"] for row in own) / config.train.questions_per_step
-        trained = [row for row in own if row.get(f"{name}/trained_responses")]
-        prompt = found[name].prompt
-        if trained:
-            each = [row["tokens/trained"] / row[f"{name}/trained_responses"] - row[key] for row in trained]
-            prompt = max(statistics.fmean(each), 1.0)
+        prompt, response = (
+            statistics.fmean(row[f"{name}/{text}_tokens"] for row in own) for text in ("prompt", "response")
+        )
         cut = [row[f"{name}/truncated_share"] for row in own if row.get(f"{name}/truncated_share") is not None]
         longest = role.max_response_tokens
         found[name] = Lengths(prompt, response, longest, _spread(response, longest, statistics.fmean(cut or [0.0])))
+        drawn = [row["data/questions_drawn"] for row in own if row["role"] == name and "data/questions_drawn" in row]
+        if drawn:
+            draws[name] = statistics.fmean(drawn) / config.train.questions_per_step
     return Load(found, draws)
 
 
@@ -112,6 +111,23 @@ def load_of_run(config: Config, directory: RunDirectory) -> Load:
     if not rows:
         raise UserError(f"{directory.path} has no step of training in metrics.jsonl from which to learn lengths")
     return measured_load(config, rows)
+
+
+def choose_load(config: Config, means: str | None, run: Path | None) -> Load:
+    """Return the load by the mean tokens that a user gives, as "900,600", by those of a run, or as assumed.
+
+    Raises UserError for both, and for what is neither.
+    """
+    if means is not None and run is not None:
+        raise UserError("lengths are given, or those of a run: not both")
+    if run is not None:
+        return load_of_run(config, RunDirectory.open(run))
+    if means is None:
+        return assumed_load(config)
+    try:
+        return given_load(config, [float(mean) for mean in means.split(",")])
+    except ValueError:
+        raise UserError(f"mean tokens {means!r} are no numbers: 900, or 900,600 with a verifier") from None
 
 
 def _spread(mean: float, longest: int, truncated: float) -> float:

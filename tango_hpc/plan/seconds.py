@@ -112,7 +112,7 @@ def plan_time(config: Config, machine: Machine, load: Load) -> TimePlan:
     every, saved = config.train.eval_every, config.checkpoint.every_steps
     leading = "generator" if config.generator.trainable else "verifier"
     return TimePlan(
-        steps={role: costs.step(role) for role in num_steps},
+        steps={role: costs.step(role) for role in config.roles if num_steps[role]},
         num_steps=num_steps,
         evaluation=costs.evaluation(),
         num_evaluations=2 + (num_steps[leading] // every if every else 0),
@@ -121,6 +121,11 @@ def plan_time(config: Config, machine: Machine, load: Load) -> TimePlan:
         start=machine.rates.start,
         ranks=config.world_size,
     )
+
+
+def step_phases(config: Config, machine: Machine, load: Load, role: str) -> Phases:
+    """Return the phases of an optimizer step of a role."""
+    return _Costs(config, machine, load).step(role)
 
 
 @dataclass(frozen=True)

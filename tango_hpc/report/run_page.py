@@ -13,7 +13,7 @@ from typing import Any
 
 from tango_hpc.base.config.load import read_protocol
 from tango_hpc.base.errors import UserError
-from tango_hpc.base.files import write_atomically
+from tango_hpc.base.files import json_object, write_atomically
 from tango_hpc.base.formats import clock
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.dumps import dumped_steps, read_rollouts
@@ -71,6 +71,7 @@ def write_report(directory: RunDirectory) -> None:
         events=read_events(directory),
         nonfinite=[row for row in rows if row.get("nonfinite")],
         stages=[(_shown(stage).title, drawings(*measured[stage])) for stage in stages],
+        expected=json_object(directory.expected.read_bytes()) if directory.expected.is_file() else None,
         benchmarks=results.read_text(encoding="utf-8") if results.is_file() else None,
         has_steps=bool(rows) or all(not _shown(name).unit for name in summary.get("stages", {})),
         rollouts=rollouts,

@@ -25,6 +25,7 @@ def solution_metrics(solutions_N: Sequence[ReadSolution]) -> Metrics:
         _agreement(solutions_N)
         | {
             "generator/accuracy": mean(known) if known else None,
+            "generator/prompt_tokens": mean(len(read.response.prompt_ids) for read in solutions_N),
             "generator/response_tokens": mean(read.response.num_tokens for read in solutions_N),
             "generator/num_steps": mean(len(read.solution.steps) for read in solutions_N),
             "generator/truncated_share": mean(
@@ -116,6 +117,7 @@ def verification_metrics(task: Task, read_N: Sequence[ReadVerification]) -> Metr
         | {
             "verifier/missing_judgements": mean([judgement == 0 for judgement in judgements] or [0.0]),
             "verifier/format_reward": mean(read.verification.format_reward for read in asked_N),
+            "verifier/prompt_tokens": mean(len(read.response.prompt_ids) for read in asked_N),
             "verifier/response_tokens": mean(read.response.num_tokens for read in asked_N),
         }
     )

@@ -32,6 +32,7 @@ from tango_hpc.models.weight_sync.sync import SyncStats
 from tango_hpc.questions.data.tables import evenly_spaced, read_questions
 from tango_hpc.questions.tasks import get_task
 from tango_hpc.runner.process import RankProcess
+from tango_hpc.stages.expectation import AFTER_STEPS, compare_with_plan
 from tango_hpc.stages.held_out import HeldOut
 from tango_hpc.stages.journal import Journal
 from tango_hpc.stages.memo import StepMemo
@@ -465,6 +466,9 @@ class Tango:
             self._go_back(text)
             return
         self.failures.observe(batch.graded(), f"at step {self.done.steps}", self.journal.note)
+        if self.done.steps == AFTER_STEPS and self.exchange.is_first:
+            for line in compare_with_plan(self.config, self.directory):
+                self.journal.note(line)
         if self._is_evaluated_after(role):
             self.evaluate("after")
         if action == "stop":

@@ -1,4 +1,4 @@
-"""Runs that others have published, as `tango plan` predicts their seconds: `python -m tools.bench.published [FILE.json]`.
+"""Runs that others have published, and what `tango plan` says of them: `python -m tools.bench.published [FILE.json]`.
 
 Each is GRPO without a verifier on another framework. What its page leaves open is a range, and so is the prediction.
 Old log-probabilities are a pass of their own there, and here none: a correction of whole responses stands for it.

@@ -12,6 +12,7 @@ RUN/
   logs/               output of every process of every rank, and of the supervisor
   progress.json       what the run is doing now                               (base/run/progress.py)
   summary.json        results                                                 (base/run/summary.py)
+  expected.json       seconds of a step, predicted and measured               (stages/expectation.py)
   report.html         plots                                                   (report/run_page.py)
   control/lock        who runs here                                           (runner/lock.py)
   control/attempts.jsonl, jobs.json         who did, and what was submitted   (runner/attempts.py)
@@ -60,6 +61,7 @@ class RunDirectory:
     submitit_logs = Below("logs", "submitit")
     progress = Below("progress.json")
     summary = Below("summary.json")
+    expected = Below("expected.json")
     report = Below("report.html")
     report_curves = Below("report_curves.png")
     control = Below("control")
