@@ -1,4 +1,4 @@
-"""The command that looks ahead: plan."""
+"""The commands that look ahead: init and plan."""
 
 from __future__ import annotations
 
@@ -75,6 +75,47 @@ def plan(
         typer.echo("This fits.")
 
 
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="File to write.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY.PATH=VALUE", help="Settings that the file shall have.")
+    ] = None,
+    generator: Annotated[
+        str, typer.Option(metavar="MODEL", help="A folder, a published name, or an id in the cache of Hugging Face.")
+    ] = "",
+    verifier: Annotated[
+        str, typer.Option(metavar="MODEL|same|none", help="same: one model in both roles; none: outcome rewards alone.")
+    ] = "",
+    gpus: Annotated[
+        str | None,
+        typer.Option(metavar="NxCARD", help=f"GPUs of a node, as 4xA100-80, or cpu. Cards: {', '.join(CARDS)}."),
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
+    data: Annotated[Path | None, typer.Option(metavar="FILE", help="Training questions, a Parquet file.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Cluster profile whose partition has the GPUs.")] = None,
+    adapters: Annotated[bool, typer.Option("--adapters", help="Train low-rank adapters.")] = False,
+    node_gb: Annotated[float | None, typer.Option(min=1, help="Host memory of a node, in GiB.")] = None,
+    task: Annotated[bool, typer.Option("--task", help="Write a task file to fill in instead (FILE.py).")] = False,
+) -> None:
+    """Write a short configuration that fits a machine, with the reason for each line; or a task file.
+
+    Example: `tango init run.yaml --generator Qwen3-4B --verifier Qwen3-4B --gpus 4xA100-80`
+    """
+    from rich.console import Console
+
+    from tango_hpc.commands.init import Asked, write_config, write_task
+    from tango_hpc.commands.profiles import load_profile
+
+    if task:
+        write_task(file)
+        return
+    if not generator or not verifier:
+        raise UserError("give --generator MODEL and --verifier MODEL (or same, or none)")
+    asked = Asked(generator, verifier, gpus, nodes, data, adapters, settings or [], node_gb)
+    write_config(file, asked, load_profile(profile), Console(highlight=False))
+
+
 def add_commands(app: typer.Typer) -> None:
-    """Make it a command of `tango`."""
+    """Make them commands of `tango`."""
+    app.command()(init)
     app.command()(plan)

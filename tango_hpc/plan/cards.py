@@ -62,6 +62,7 @@ class Rates:
     prefill: float  # the same of an engine that reads prompts
     decoding: float  # the same of an engine that writes, where arithmetic bounds it
     reading: float  # share of memory bandwidth that an engine reads weights and cache with
+    activations: float  # share of memory bandwidth that activations are written and read with
     links: float  # share of a link's data sheet
     decode_step: float  # seconds of an engine's step beside arithmetic and memory
     decode_sequence: float  # seconds that each sequence adds to such a step
@@ -85,6 +86,7 @@ GPU_RATES = Rates(
     prefill=0.5,
     decoding=0.5,
     reading=0.6,
+    activations=0.8,
     links=0.8,
     decode_step=4e-3,
     decode_sequence=15e-6,

@@ -1,14 +1,19 @@
-"""The machine that a plan is for: as named, as found here, or as measured."""
+"""The machine that a plan is for: as named, as found here or in a partition, or as measured."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import replace
 
 from tango_hpc.base.config import Config
+from tango_hpc.base.errors import UserError
 from tango_hpc.plan.cards import CARDS, GPU_DEFAULT, Card, Machine, card_named, card_of_driver, machine_of
 from tango_hpc.plan.rates import cpu_machine
+
+_GPUS = re.compile(r"(?:(\d+)\s*[x×*])?\s*([\w-]+)")
+_GRES = re.compile(r"gpu:([\w.-]+):(\d+)")
 
 
 def find_machine(config: Config, gpu: str | None, gpu_gb: float | None) -> Machine | None:
@@ -19,16 +24,45 @@ def find_machine(config: Config, gpu: str | None, gpu_gb: float | None) -> Machi
         return cpu_machine(config)
     if gpu is None and gpu_gb is not None:
         return None
-    card = card_named(gpu) if gpu is not None else (card_here() or CARDS[GPU_DEFAULT])
+    here = None if gpu is not None else cards_here()
+    card = card_named(gpu) if gpu is not None else here[1] if here is not None else CARDS[GPU_DEFAULT]
     machine = machine_of(card)
     return machine if gpu_gb is None else replace(machine, memory_gib=gpu_gb)
 
 
-def card_here() -> Card | None:
-    """Return the first GPU of this machine, if it is in the table."""
+def parse_gpus(text: str) -> tuple[int, Card]:
+    """Return the number and the card of `4xA100-80`, or `H100`. Raises UserError for what is neither."""
+    match = _GPUS.fullmatch(text.strip())
+    if match is None or match.group(1) == "0":
+        raise UserError(f"--gpus {text!r} is not of the form 4xA100-80")
+    return int(match.group(1) or 1), card_named(match.group(2))
+
+
+def cards_here() -> tuple[int, Card] | None:
+    """Return how many GPUs this machine has, and the card; None without one that is in the table."""
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     done = subprocess.run(query, capture_output=True, text=True, check=False)
-    name, _, memory = (done.stdout.splitlines() or [""])[0].partition(",")
-    return card_of_driver(name, float(memory)) if done.returncode == 0 and memory.strip() else None
+    lines = done.stdout.splitlines()
+    name, _, memory = (lines or [""])[0].partition(",")
+    if done.returncode != 0 or not memory.strip():
+        return None
+    card = card_of_driver(name, float(memory))
+    return None if card is None else (len(lines), card)
+
+
+def cards_of_partition(partition: str | None, gpu_type: str | None) -> tuple[int, Card] | None:
+    """Return the GPUs of a node of a partition, by its generic resources in Slurm; None where they say no known card.
+
+    A type such as `a100` tells no memory: the smallest card of that name is taken.
+    """
+    if shutil.which("sinfo") is None:
+        return None
+    where = ["--partition", partition] if partition else []
+    done = subprocess.run(["sinfo", "--noheader", "--format=%G", *where], capture_output=True, text=True, check=False)
+    for kind, count in _GRES.findall(done.stdout):
+        fitting = [card for card in CARDS.values() if card.word.lower() in kind.lower().replace("_", "-").split("-")]
+        if fitting and gpu_type in (None, kind):
+            return int(count), min(fitting, key=lambda card: card.memory_gib)
+    return None

@@ -6,6 +6,7 @@ log-normal and cut at the longest that is allowed.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -33,19 +34,24 @@ class Lengths:
     longest: int  # response that is allowed
     spread: float = SPREAD  # standard deviation of the logarithm of a response's length, before the cut
 
-    def responses(self, count: int) -> list[float]:
+    def responses(self, count: int) -> tuple[float, ...]:
         """Return `count` lengths of responses, ascending: evenly spaced quantiles, with the mean that is asked for."""
-        normal = statistics.NormalDist()
-        shape = [math.exp(self.spread * normal.inv_cdf((i + 0.5) / count)) for i in range(count)]
+        return _quantiles(count, self.response, self.longest, self.spread)
 
-        def cut(scale: float) -> list[float]:
-            return [min(max(scale * value, 1.0), float(self.longest)) for value in shape]
 
-        low, high = 0.0, self.longest / shape[0]
-        for _ in range(50):  # bisection: the mean grows with the scale
-            middle = (low + high) / 2
-            low, high = (middle, high) if statistics.fmean(cut(middle)) < self.response else (low, middle)
-        return cut(high)
+@functools.lru_cache(maxsize=64)
+def _quantiles(count: int, mean: float, longest: int, spread: float) -> tuple[float, ...]:
+    normal = statistics.NormalDist()
+    shape = [math.exp(spread * normal.inv_cdf((i + 0.5) / count)) for i in range(count)]
+
+    def cut(scale: float) -> tuple[float, ...]:
+        return tuple(min(max(scale * value, 1.0), float(longest)) for value in shape)
+
+    low, high = 0.0, longest / shape[0]
+    for _ in range(50):  # bisection: the mean grows with the scale
+        middle = (low + high) / 2
+        low, high = (middle, high) if statistics.fmean(cut(middle)) < mean else (low, middle)
+    return cut(high)
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,12 @@ def plan_memory(
     return plan
 
 
+def gpu_phases(config: Config, role: str, gpu_gb: float) -> list[Phase]:
+    """Return the phases of one role's model on the GPU that holds most in each, but for those of checkpoints."""
+    bucket = int(2 * config.reshard.bucket_mb * MIB)
+    return _gpu_phases(config, _Role.of(config, role, bucket, False), int(gpu_gb * GIB))
+
+
 def saves_in_background(config: Config, node_gb: float) -> bool:
     """`checkpoint.background`; where that is null, whether a node of `node_gb` GiB has room for all and for the copies.
 

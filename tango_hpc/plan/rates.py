@@ -29,12 +29,15 @@ from tango_hpc.plan.seconds import step_phases
 SCHEMA = "tango-rates-1"
 _NOTHING = Rates(**{field.name: 0.0 for field in fields(Rates)})
 # All that overlaps with nothing and costs nothing: shares without end, no overheads.
-_FREE = replace(_NOTHING, **dict.fromkeys(("training", "forward", "prefill", "decoding", "reading", "links"), math.inf))
+_FREE = replace(
+    _NOTHING,
+    **dict.fromkeys(("training", "forward", "prefill", "decoding", "reading", "activations", "links"), math.inf),
+)
 # The rates that each phase tells about. Those of a share are fitted as one over it.
-_SHARES = (("decoding",), ("prefill",), ("training", "forward"))
+_SHARES = (("decoding",), ("prefill",), ("training", "forward"), ("activations",))
 _GROUPS: tuple[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]], ...] = (
     (("rollout", "verify"), (("decoding",), ("prefill",), ("decode_step",), ("decode_sequence",))),
-    (("train",), (("training", "forward"), ("layer",), ("update",))),
+    (("train",), (("training", "forward"), ("activations",), ("layer",), ("update",))),
     (("score",), (("score",), ("score_response",))),
 )
 
@@ -119,6 +122,21 @@ def cpu_machine(config: Config) -> Machine | None:
         return None
     entry = fitting[0]
     return machine_of_cpu(entry["operations"], entry["bandwidth"], Rates(**entry["rates"]))
+
+
+# Of a CPU that was not measured: good enough to choose among cuts, not to say seconds.
+_GUESSED = Rates(
+    training=0.6, forward=0.6, prefill=0.6, decoding=0.3, reading=1.0, activations=0.2, links=1.0, decode_step=5e-3,
+    decode_sequence=5e-5, layer=0.0, collective=0.0, update=0.1, score=0.1, score_response=5e-4, start=0.0,
+)  # fmt: skip
+
+
+def any_cpu() -> Machine:
+    """Return this CPU as it was measured for some launch; where it was not, a guess, whose `rates.start` is 0."""
+    entries = _entries(rates_file())
+    if not entries:
+        return machine_of_cpu(5e10, 1e10, _GUESSED)
+    return machine_of_cpu(entries[0]["operations"], entries[0]["bandwidth"], Rates(**entries[0]["rates"]))
 
 
 def machine_of_cpu(operations: float, bandwidth: float, rates: Rates = _NOTHING) -> Machine:

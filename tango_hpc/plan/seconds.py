@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 
 from tango_hpc.base.config import Config
@@ -106,7 +106,7 @@ class TimePlan:
 
 def plan_time(config: Config, machine: Machine, load: Load) -> TimePlan:
     """Return the seconds of a training run. Raises UserError without a model's sizes."""
-    costs = _Costs(config, machine, load)
+    costs = Costs(config, machine, load)
     schedule = role_schedule(config)
     num_steps = Counter(schedule)
     every, saved = config.train.eval_every, config.checkpoint.every_steps
@@ -125,12 +125,12 @@ def plan_time(config: Config, machine: Machine, load: Load) -> TimePlan:
 
 def step_phases(config: Config, machine: Machine, load: Load, role: str) -> Phases:
     """Return the phases of an optimizer step of a role."""
-    return _Costs(config, machine, load).step(role)
+    return Costs(config, machine, load).step(role)
 
 
 @dataclass(frozen=True)
-class _Costs:
-    """What the parts of a run cost on one rank of a machine."""
+class Costs:
+    """The costs of the parts of a run on one rank of a machine."""
 
     config: Config
     machine: Machine
@@ -178,12 +178,12 @@ class _Costs:
 
     def _decode(self, engine: Engine, lengths: Lengths, count: int, slots: int) -> Cost:
         """Return what an engine takes to write `count` responses, `slots` at once."""
-        waiting = lengths.responses(count)[::-1]  # the shortest last
+        waiting = list(lengths.responses(count)[::-1])  # the shortest last
         waiting = waiting[::2] + waiting[1::2]  # in no order of length: every second, then the others
         running: list[tuple[float, float]] = []  # the step at which each ends, and its length
         now, cached = 0.0, 0.0
         parts: dict[str, float] = {}
-        first = min(slots, count)
+        first, per_step = min(slots, count), self._token_step(engine)
         while waiting or running:
             while waiting and len(running) < slots:
                 length = waiting.pop()
@@ -191,29 +191,33 @@ class _Costs:
                 cached += lengths.prompt
             end, length = heapq.heappop(running)
             active, steps = len(running) + 1, end - now
-            middle = cached + active * steps / 2
-            if steps:
-                per_step = self._token_step(engine, active, middle)
-                is_tail = active < TAIL * first and not waiting
-                for name, value in per_step.items():
-                    part = "longest response" if is_tail else name
-                    parts[part] = parts.get(part, 0.0) + steps * value
+            is_tail = active < TAIL * first and not waiting
+            for name, value in per_step(active, cached + active * steps / 2).items() if steps else ():
+                part = "longest response" if is_tail else name
+                parts[part] = parts.get(part, 0.0) + steps * value
             cached += active * steps - lengths.prompt - length
             now = end
         return Cost(parts)
 
-    def _token_step(self, engine: Engine, active: int, cached: float) -> dict[str, float]:
-        """Return seconds of an engine's step for `active` sequences that have `cached` tokens together."""
+    def _token_step(self, engine: Engine) -> Callable[[int, float], dict[str, float]]:
+        """Return the function that gives seconds of an engine's step for so many sequences, which have so many tokens
+        in the cache together.
+        """
         shape, rates, machine = engine.shape, self.machine.rates, self.machine
         width = shape.num_layers * shape.num_heads * shape.head_dim / engine.tensor
-        operations = self.operations(shape, active, 2) / engine.tensor + 4 * width * cached
-        arithmetic = operations / machine.operations / rates.decoding
-        memory = (engine.weights + cached * engine.cache_bytes_per_token) / machine.bandwidth / rates.reading
-        found = {"memory": memory} if memory > arithmetic else {"arithmetic": arithmetic}
-        found["overheads"] = rates.decode_step + rates.decode_sequence * active
-        if engine.tensor > 1:
-            found["links"] = self.all_reduce(2 * shape.num_layers, active * shape.hidden_size, engine.tensor)
-        return found
+        per_sequence, weights = self.operations(shape, 1, 2) / engine.tensor, engine.weights
+        per_token = engine.cache_bytes_per_token
+
+        def seconds(active: int, cached: float) -> dict[str, float]:
+            arithmetic = (active * per_sequence + 4 * width * cached) / machine.operations / rates.decoding
+            memory = (weights + cached * per_token) / machine.bandwidth / rates.reading
+            found = {"memory": memory} if memory > arithmetic else {"arithmetic": arithmetic}
+            found["overheads"] = rates.decode_step + rates.decode_sequence * active
+            if engine.tensor > 1:
+                found["links"] = self.all_reduce(2 * shape.num_layers, active * shape.hidden_size, engine.tensor)
+            return found
+
+        return seconds
 
     def tries(self) -> Phases:
         """Return what labels of steps by trying take: continuations, on average of half a response."""
@@ -270,7 +274,7 @@ class _Costs:
         traffic = tokens * layers * trainer.saved_per_token() * (MEMORY_PASSES if backward else 1)
         found = {
             "arithmetic": arithmetic,
-            "memory": traffic / machine.bandwidth,
+            "memory": traffic / machine.bandwidth / rates.activations,
             "overheads": micro_batches * layers * rates.layer * (1.0 if backward else 0.4),
         }
         if trainer.tensor > 1:
