@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ class ModelShape:
         """Query heads that share one key/value head."""
         return self.num_heads // self.num_kv_heads
 
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         """Number of distinct parameters, without vocabulary padding."""
         return sum(math.prod(size) for size in hf_tensors(self).values())

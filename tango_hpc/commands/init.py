@@ -6,6 +6,7 @@ shows the bytes and seconds that decided.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -193,12 +194,14 @@ def _draft_model(draft: Draft, role: str, named: str, on_cpu: bool) -> None:
 def _what_would_fit(config: Config, machine: Machine, node_gb: float | None, asked: Asked) -> str:
     """Return a message for a machine on which nothing fits, not even adapters: more GPUs, or a smaller model."""
     options = []
-    for nodes in (2, 4, 8):
-        launch = config.launch.model_copy(update={"nodes": nodes * config.launch.nodes})
-        more = config.model_copy(update={"launch": launch})
-        if machine.memory_gib is not None and best_cuts(more, machine, assumed_load(more), number=1, node_gb=node_gb):
-            total = more.world_size
-            options.append(f"{total} GPUs: --nodes {nodes * config.launch.nodes}")
+    launch = config.launch
+    for tasks, nodes in itertools.product((1, 2, 4, 8), repeat=2) if machine.memory_gib is not None else ():
+        if tasks <= launch.tasks_per_node and nodes <= launch.nodes:
+            continue
+        larger = {"tasks_per_node": max(tasks, launch.tasks_per_node), "nodes": max(nodes, launch.nodes)}
+        more = config.model_copy(update={"launch": launch.model_copy(update=larger)})
+        if best_cuts(more, machine, assumed_load(more), number=1, node_gb=node_gb):
+            options.append(f"more GPUs: --gpus {larger['tasks_per_node']}x{machine.name} --nodes {larger['nodes']}")
             break
     for name in smaller_models(config):
         smaller = _with_model(config, name)

@@ -47,5 +47,10 @@ def smaller_models(config: Config) -> list[str]:
     """Return published models that are smaller than the generator's, its own family first, the largest first."""
     shape = role_shape(config, "generator")
     sizes = {name: ModelShape.from_hf_config(known) for name, known in PUBLISHED.items() if name[0].isupper()}
-    fitting = [name for name, found in sizes.items() if found.num_parameters < 0.9 * shape.num_parameters]
+    longest = max(role.longest for role in config.roles.values())
+    fitting = [
+        name
+        for name, found in sizes.items()
+        if found.num_parameters < 0.9 * shape.num_parameters and PUBLISHED[name]["max_position_embeddings"] >= longest
+    ]
     return sorted(fitting, key=lambda name: (sizes[name].family != shape.family, -sizes[name].num_parameters))

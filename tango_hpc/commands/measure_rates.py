@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -32,7 +33,7 @@ TINY = TinyModelConfig(hidden_size=128, intermediate_size=256, num_heads=4, num_
 LARGER = TinyModelConfig(hidden_size=512, intermediate_size=1536, num_heads=8, num_layers=6)
 # Model, questions of a step for each rank, rollouts of a question.
 RUNS = ((TINY, 2, 4), (TINY, 16, 4), (LARGER, 4, 4))
-STEPS = 4  # of the generator; of each role the first is not counted
+STEPS = 3  # of the generator; of each role the first is not counted
 
 
 def measure_rates(config_file: Path | None, overrides: Sequence[str], console: Console) -> None:
@@ -71,7 +72,7 @@ def _run(config: Config, folder: Path, model: TinyModelConfig, questions: int, r
     for seed, role in enumerate(("generator", "verifier")):
         build_tiny_model(folder / role, model, seed)
     file = folder / "run.yaml"
-    file.write_text(yaml.safe_dump(_settings(config, folder, questions * config.world_size, rollouts)))
+    file.write_text(yaml.safe_dump(small_run(config, folder, questions * config.world_size, rollouts)))
     begun = time.time()
     command = [sys.executable, "-P", "-m", "tango_hpc.commands.cli", "train", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -87,8 +88,10 @@ def _run(config: Config, folder: Path, model: TinyModelConfig, questions: int, r
     return found, start
 
 
-def _settings(config: Config, folder: Path, questions: int, rollouts: int) -> dict:
-    """Return the configuration of a small run that is launched as `config`."""
+def small_run(config: Config, folder: Path, questions: int, rollouts: int, steps: int = STEPS) -> dict[str, Any]:
+    """Return the configuration of a small run that is launched as `config`, with models in FOLDER/generator and
+    FOLDER/verifier.
+    """
     role = {
         "rollout": {"max_num_seqs": 256, "max_batched_tokens": 4096, "kv_cache_gb": 0.25},
         "optimizer": {"learning_rate": 1e-6},
@@ -103,7 +106,7 @@ def _settings(config: Config, folder: Path, questions: int, rollouts: int) -> di
         "generator": {**role, "model": {"path": str(folder / "generator")}, "max_prompt_tokens": 100},
         "verifier": {**role, "model": {"path": str(folder / "verifier")}, "max_prompt_tokens": 240},
         "train": {
-            "verifier_warmup_steps": 0, "generator_steps": STEPS, "generator_steps_per_cycle": 1,
+            "verifier_warmup_steps": 0, "generator_steps": steps, "generator_steps_per_cycle": 1,
             "questions_per_step": questions, "rollouts_per_question": rollouts, "eval_every": 0, "dump_every": 0,
         },
         "algorithm": {"kl_coef": 0.0, "entropy_coef": 1e-3},

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from tango_hpc.base.config import Config
 from tango_hpc.method.hooks import known_settings
 from tango_hpc.models.engine.capacity import responses_per_engine
-from tango_hpc.questions.data.packing import pack
+from tango_hpc.questions.data.packing import pack_equal
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,18 @@ def role_batch(config: Config, name: str) -> RoleBatch:
     tokens = responses * longest
     pipeline = role.parallel.pipeline
     data = config.world_size // (role.parallel.tensor * pipeline)
-    packs = pack([longest] * responses, num_ranks=data, max_tokens=role.micro_batch_tokens, min_micro_batches=pipeline)
-    fullest = max(len(members) for rank in packs for members in rank) * longest
-    if len(packs[0]) > pipeline:  # it is the limit that cuts: shorter sequences fill it better
+    micro_batches, fullest = pack_equal(
+        longest, responses, num_ranks=data, max_tokens=role.micro_batch_tokens, min_micro_batches=pipeline
+    )
+    fullest *= longest
+    if micro_batches > pipeline:  # it is the limit that cuts: shorter sequences fill it better
         fullest = max(fullest, role.micro_batch_tokens)
     rollouts, evaluations = responses_per_engine(config, name)
     return RoleBatch(
         responses=responses,
         tokens=tokens,
         longest=longest,
-        micro_batches=len(packs[0]),
+        micro_batches=micro_batches,
         micro_batch_tokens=fullest,
         rollouts_per_engine=rollouts,
         rollout_tokens_per_engine=rollouts * longest,

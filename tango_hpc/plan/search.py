@@ -74,7 +74,7 @@ def trainer_cuts(config: Config, role: str, machine: Machine, load: Load) -> lis
         for size in _micro_batches(config, role):
             changed = place | {"recompute": recompute, "micro_batch_tokens": size}
             candidate = _with(config, role, changed)
-            peak = _peak(candidate, role, machine, ("logprobs", "train", "reshard"))
+            peak = _peak(candidate, role, machine, ("logprobs", "train"))
             if machine.memory_gib is not None and peak > MARGIN * machine.memory_gib * GIB:
                 break  # larger ones take more
             costs, seconds = Costs(candidate, machine, load), 0.0
@@ -111,7 +111,12 @@ def best_cuts(config: Config, machine: Machine, load: Load, *, number: int, node
     if not all([*trainers.values(), *engines.values()]):
         return []
     choices = [
-        [(trainer, engine) for trainer in _shortlist(trainers[role], machine) for engine in engines[role][:SHORT]]
+        [
+            (trainer, engine)
+            for trainer in _shortlist(trainers[role], machine)
+            for engine in engines[role][:SHORT]
+            if _meets(config, role, machine, trainer, engine)
+        ]
         for role in config.models
     ]
     combinations = sorted(itertools.product(*choices), key=_rank)
@@ -125,6 +130,12 @@ def best_cuts(config: Config, machine: Machine, load: Load, *, number: int, node
         if len(found) == number:
             break
     return found
+
+
+def _meets(config: Config, role: str, machine: Machine, trainer: Cut, engine: Cut) -> bool:
+    """Return whether the weights of trainer and engine fit together, as in a weight sync."""
+    both = _with(config, role, trainer.settings | engine.settings)
+    return machine.memory_gib is None or _peak(both, role, machine, ("reshard",)) <= machine.memory_gib * GIB
 
 
 def _shortlist(cuts: Sequence[Cut], machine: Machine) -> list[Cut]:

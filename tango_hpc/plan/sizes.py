@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from tango_hpc.base.config.roles import AdapterConfig
@@ -86,7 +86,7 @@ class Trainer:
     @cached_property
     def sizes(self) -> TrainerSizes:
         """Weights and what belongs to each of them."""
-        layout = megatron_layout(self.shape, self.tensor, self.pipeline, 0, self.stage)
+        layout = _layout(self.shape, self.tensor, self.pipeline, self.stage)
         weights = _num_elements(layout) * self.element_bytes
         if self.adapter is None:
             state_bytes = 8 if self.element_bytes == 4 else 12
@@ -121,7 +121,7 @@ class Trainer:
         """Return the bytes that come from the host to a GPU in a step of the role: weights for the sync and again for
         the update, the optimizer, and the reference unless it is made from the same upload.
         """
-        elements = _num_elements(megatron_layout(self.shape, self.tensor, self.pipeline, 0, self.stage))
+        elements = _num_elements(_layout(self.shape, self.tensor, self.pipeline, self.stage))
         weights = self.sizes.kept if self.adapter is None else elements * BASE_BYTES + self.sizes.kept
         return 2 * weights + self.sizes.optimizer + self.sizes.reference
 
@@ -241,7 +241,7 @@ class Trainer:
         """
         if self.adapter is None:
             return 0
-        layout = megatron_layout(self.shape, self.tensor, self.pipeline, 0, self.stage)
+        layout = _layout(self.shape, self.tensor, self.pipeline, self.stage)
         largest = max(math.prod(param.shape) for name, param in layout.items() if ".layers." in name)
         return largest * BASE_BYTES + 2 * 8 * min(largest, PIECE)
 
@@ -272,6 +272,11 @@ class Trainer:
             key_heads * shape.head_dim,
             shape.intermediate_size // self.tensor,
         )
+
+
+@lru_cache(maxsize=256)
+def _layout(shape: ModelShape, tensor: int, pipeline: int, stage: int) -> dict[str, LocalParam]:
+    return megatron_layout(shape, tensor, pipeline, 0, stage)
 
 
 def _num_elements(layout: dict[str, LocalParam]) -> int:

@@ -34,6 +34,17 @@ def pack(
     return ranks
 
 
+def pack_equal(
+    length: int, count: int, *, num_ranks: int, max_tokens: int, min_micro_batches: int = 1
+) -> tuple[int, int]:
+    """Return how many micro-batches `pack` gives each rank of `count` sequences of one length, and the sequences in the
+    fullest.
+    """
+    per_rank = math.ceil(count / num_ranks)
+    micro_batches = max(math.ceil(per_rank / max(max_tokens // length, 1)), min(min_micro_batches, per_rank))
+    return micro_batches, math.ceil(per_rank / micro_batches)
+
+
 def _fill(lengths: Sequence[int], order: Sequence[int], num_bins: int) -> list[list[int]]:
     """Put each sequence into the lightest bin."""
     heap = [(0, index) for index in range(num_bins)]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tango_hpc.questions.data.packing import pack
+from tango_hpc.questions.data.packing import pack, pack_equal
 
 
 @settings(deadline=None)
@@ -59,3 +59,17 @@ def test_empty_micro_batches_fill_up() -> None:
 def test_a_pipeline_gets_micro_batches_to_overlap(num_sequences: int, expected: int) -> None:
     packs = pack([10] * num_sequences, num_ranks=2, max_tokens=1000, min_micro_batches=4)
     assert [len(micro_batches) for micro_batches in packs] == [expected] * 2
+
+
+@settings(deadline=None)
+@given(
+    length=st.integers(1, 50),
+    count=st.integers(1, 60),
+    num_ranks=st.integers(1, 8),
+    max_tokens=st.integers(50, 300),
+    min_micro_batches=st.integers(1, 4),
+)
+def test_sequences_of_one_length_are_counted_as_they_are_packed(length: int, count: int, **sizes: int) -> None:
+    packed = pack([length] * count, **sizes)
+    found = len(packed[0]), max(len(members) for rank in packed for members in rank)
+    assert pack_equal(length, count, **sizes) == found
