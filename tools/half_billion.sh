@@ -5,13 +5,13 @@
 #   tango import Qwen/Qwen2.5-0.5B-Instruct --out models/Qwen2.5-0.5B-Instruct
 #   bash tools/half_billion.sh            # hours; stop it with Ctrl-C at any time, run it again and it goes on
 #
-# Arguments are settings of configs/half_billion.yaml for all stages: launch.dtype=float32 where the CPU has no bfloat16
+# Arguments are settings of configs/experiments/half_billion/tango.yaml for all stages: launch.dtype=float32 where the CPU has no bfloat16
 # instructions, which then takes four times as long. GSM8K comes from its hub, or from a folder with train.jsonl and
 # test.jsonl that the variable GSM8K names. Uses the tango on the PATH, else installs it (tools/install.sh).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 command -v tango >/dev/null || source tools/install.sh
-config=configs/half_billion.yaml data=data/half_billion runs=runs/half_billion
+config=configs/experiments/half_billion/tango.yaml data=data/half_billion runs=runs/half_billion
 alone=(
     verifier=null sft.generator=null sft.verifier=null train.verifier_steps_per_cycle=0 train.verifier_draws=1
     algorithm.alpha_start=0 algorithm.alpha_end=0 algorithm.min_verifier_j=null
@@ -36,7 +36,7 @@ for split in test train; do
 done
 
 say "its own solutions, and what of them a warm start takes"
-stage eval $runs/samples configs/half_billion/samples.yaml
+stage eval $runs/samples configs/experiments/half_billion/samples.yaml
 python tools/warm_start.py rows $runs/samples/eval/model/task.parquet --out $runs/warm_start
 [ -e $runs/models/verifier/config.json ] || stage sft $runs/start $config
 

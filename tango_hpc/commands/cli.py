@@ -63,7 +63,7 @@ def train(config: ConfigFile, overrides: Overrides = None, resume: Resume = Fals
 def evaluate(config: ConfigFile, overrides: Overrides = None, resume: Resume = False) -> None:
     """Evaluate a model on benchmarks: a run's checkpoints or a Hugging Face folder.
 
-    Example: `tango eval configs/paper/eval_qwen.yaml eval.checkpoints_of=null generator.model.path=models/mine`
+    Example: `tango eval configs/paper/eval.yaml eval.checkpoints_of=null generator.model.path=models/mine`
     """
     from tango_hpc.base.config.load import read_run_dir
     from tango_hpc.runner.local import run_foreground

@@ -45,7 +45,7 @@ def plan(
 
     Needs no GPU and loads no weights: a model's config.json is enough, or for well-known models not even that.
 
-    Example: `tango plan configs/paper/1x4/qwen_grpo_tango.yaml --gpu H100 --at 24:00:00`
+    Example: `tango plan configs/paper/qwen.yaml configs/machines/1x4.yaml --gpu H100 --at 24:00:00`
     """
     from rich.console import Console
 

@@ -91,7 +91,7 @@ def sweep(
 ) -> None:
     """Submit a grid or a list of settings as a job array; each cell is a run of its own.
 
-    Example: `tango sweep configs/sweeps/alpha.yaml --profile generic`, later `tango sweep … --results`
+    Example: `tango sweep configs/experiments/alpha.yaml --profile generic`, later `tango sweep … --results`
     """
     from rich.console import Console
 

@@ -8,7 +8,7 @@ A sweep file:
     overrides: [train.generator_steps=60]
     grid:                             # every combination; or `cells:`, a list of settings
       algorithm.alpha_start: [0.05, 0.1, 0.2]
-      config: [grpo.yaml, rloo.yaml]  # config files of a cell, over the sweep's, relative to this file
+      config: [grpo.yaml, rloo.yaml]  # a file of the cell, over all of the above, relative to this file
     seeds: [0, 1, 2]
     throttle: 6                       # cells that run at once
     metric: generator.accuracy_after  # of summary.json; `goal: min` where less is better
@@ -162,7 +162,7 @@ def load_sweep(file: Path) -> Sweep:
         dict(zip(settings.grid, values, strict=True)) for values in itertools.product(*settings.grid.values())
     ]
     files = settings.config if isinstance(settings.config, list) else [settings.config]
-    shared = Layers().over(*(file.parent / name for name in files))
+    shared = Layers().over(*(file.parent / name for name in files), *settings.overrides)
     layers: dict[Value, Layers] = {None: shared}
     there = _folders_by_mark(settings.dir)
     cells: list[Cell] = []
@@ -175,7 +175,7 @@ def load_sweep(file: Path) -> Sweep:
         try:
             if own not in layers:
                 layers[own] = shared.over(file.parent / str(own))
-            given = [*settings.overrides, *values, f"seed={seed}", f"run.dir={_as_yaml(str(folder))}"]
+            given = [*values, f"seed={seed}", f"run.dir={_as_yaml(str(folder))}"]
             config = layers[own].over(*given).check(f"cell {index} ({label_of(named)}, seed {seed})")
             cells.append(Cell(index, named, seed, config))
         except UserError as error:

@@ -27,7 +27,7 @@ def lay_out_decoys(folder: Path) -> None:
         _write(run / name, _NO_YAML)
     _write(run / "control" / "lock", json.dumps({"host": "elsewhere", "pid": 1, "job": "1"}))
     _write(run / "checkpoints" / "train" / "step_000009" / "rank_00000", _NO_TABLE)
-    for name in ("configs/quickstart.yaml", "configs/bench_reshard.yaml", "slurm/profiles/generic.yaml", "sweep.yaml"):
+    for name in ("configs/quickstart.yaml", "tools/bench/reshard.yaml", "slurm/profiles/generic.yaml", "sweep.yaml"):
         _write(folder / name, _NO_YAML)
     _write(folder / "tango_hpc" / "__init__.py", _NO_PROGRAM)
     _write(folder / "tests" / "__init__.py", _NO_PROGRAM)

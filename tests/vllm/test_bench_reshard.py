@@ -8,7 +8,7 @@ from tango_hpc.base.config import load_config
 from tango_hpc.models.weight_sync.planned import plan_report
 from tools.bench.reshard import render, run_bench
 
-CONFIG = Path(__file__).parents[2] / "configs/bench_reshard.yaml"
+CONFIG = Path(__file__).parents[2] / "tools/bench/reshard.yaml"
 
 
 def test_all_three_ways_are_right(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tango_hpc.plan.lengths import Lengths, Load
 from tango_hpc.plan.seconds import TimePlan, plan_time
 
 ROOT = Path(__file__).parents[2]
-BASE = ROOT / "configs/paper/4x8/qwen_grpo_tango.yaml"
+BASE = ROOT / "configs/paper/qwen.yaml"
 ALONE = [
     "verifier=null", "algorithm.alpha_start=0", "algorithm.alpha_end=0", "train.verifier_warmup_steps=0",
     "train.verifier_steps_per_cycle=0", "algorithm.correction.level=sequence",

@@ -36,7 +36,7 @@ REPEATS = 5
 
 
 def measure(folder: Path, repeats: int) -> list[Measurement]:
-    """Shard to shard against gather and reload, on the model and the layouts of `configs/bench_reshard.yaml`."""
+    """Shard to shard against gather and reload, on the model and the layouts of `tools/bench/reshard.yaml`."""
     # As many ranks as there are cores to run them, cut by the pipeline; four ranks of two cores would measure the
     # queue.
     work = folder / "reshard"

@@ -20,6 +20,7 @@ from tango_hpc.commands.submit import refused_by_slurm, script
 from tango_hpc.runner.environment import threads_of_rank
 from tango_hpc.runner.starters import rank_environment
 from tango_hpc.stages.stage import SFT, TRAIN
+from tests.helpers.recipes import arguments, recipe
 from tests.slurm.jobs import counting_config
 
 PAPER = Path(__file__).parents[3] / "configs/paper"
@@ -33,7 +34,7 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(name: str, *overrides: str) -> Config:
-    return load_config(PAPER / name, overrides)
+    return recipe(name, overrides)
 
 
 def options(config: Config, profile: Profile, stages: str = "train") -> dict[str, str]:
@@ -44,9 +45,9 @@ def options(config: Config, profile: Profile, stages: str = "train") -> dict[str
 @pytest.mark.parametrize(
     ("name", "memory"),
     [
-        ("4x8/qwen_grpo_tango.yaml", "392G"),  # 350.5 GiB by the plan, a tenth more is 385.6
-        ("1x8/qwen_grpo_tango.yaml", "528G"),  # 478.2, 526.0
-        ("1x8/llama_grpo_tango.yaml", "552G"),  # 499.8, 549.8
+        ("4x8/qwen_grpo_tango", "392G"),  # 350.5 GiB by the plan, a tenth more is 385.6
+        ("1x8/qwen_grpo_tango", "528G"),  # 478.2, 526.0
+        ("1x8/llama_grpo_tango", "552G"),  # 499.8, 549.8
     ],
 )
 def test_a_gpu_job_asks_for_eight_cpus_a_rank_and_for_the_memory_of_the_plan(name: str, memory: str) -> None:
@@ -58,7 +59,7 @@ def test_a_grace_hopper_node_gives_each_rank_its_grace_and_no_message_of_ll128()
     from tango_hpc.commands.profiles import load_profile, variables_here
 
     profile = load_profile("grace_hopper_like")
-    asked = options(load("4x8/qwen_grpo_tango.yaml", "launch.nodes=4", "launch.tasks_per_node=4"), profile)
+    asked = options(load("4x8/qwen_grpo_tango", "launch.nodes=4", "launch.tasks_per_node=4"), profile)
     assert (asked["cpus-per-task"], asked["gpus-per-node"], asked["mem"]) == ("72", "4", "0")
     variables = variables_here(profile.model_copy(update={"cache_dir": "/scratch"}))
     assert (variables["NCCL_PROTO"], variables["NCCL_NET"]) == ("^LL128", "AWS Libfabric")
@@ -66,7 +67,7 @@ def test_a_grace_hopper_node_gives_each_rank_its_grace_and_no_message_of_ll128()
 
 
 def test_the_profile_says_otherwise() -> None:
-    config = load("4x8/qwen_grpo_tango.yaml")
+    config = load("4x8/qwen_grpo_tango")
     assert options(config, Profile(memory="0"))["mem"] == "0"
     assert options(config, Profile(memory="480G"))["mem"] == "480G"
     assert options(config, Profile(exclusive=True))["mem"] == "0"
@@ -78,21 +79,21 @@ def test_the_profile_says_otherwise() -> None:
 
 
 def test_threads_that_the_config_sets_are_cpus_to_ask_for() -> None:
-    config = load("4x8/qwen_grpo_tango.yaml", "launch.threads_per_rank=3")
+    config = load("4x8/qwen_grpo_tango", "launch.threads_per_rank=3")
     assert cpus_per_rank(config, Profile()) == 3 and cpus_per_rank(config, Profile(cpus_per_rank=12)) == 12
 
 
 def test_a_job_of_several_stages_asks_for_the_fullest(tmp_path: Path) -> None:
-    config = load("4x8/qwen_grpo_tango.yaml")
+    config = load("4x8/qwen_grpo_tango")
     assert options(config, Profile(), "sft,train")["mem"] == options(config, Profile())["mem"] == "392G"
     assert options(config, Profile(), "sft")["mem"] == "48G"  # 8 trainers of 5.125 GiB: 41.0, and a tenth more
-    evaluation = load("eval_qwen.yaml", "generator.model.path=models/Qwen2.5-Math-7B")
+    evaluation = load("eval_qwen", "generator.model.path=models/Qwen2.5-Math-7B")
     assert options(evaluation, Profile(), "eval")["mem"] == "320G"  # 286.9, 315.6
-    assert options(load("teacher.yaml"), Profile(), "teacher")["mem"] == "224G"  # 196.5, 216.2
+    assert options(load("teacher"), Profile(), "teacher")["mem"] == "224G"  # 196.5, 216.2
 
 
 def test_an_array_asks_for_the_cell_that_needs_most() -> None:
-    cells = [load("4x8/qwen_grpo_tango.yaml"), load("4x8/llama_grpo_tango.yaml"), load("4x8/qwen_grpo_vanilla.yaml")]
+    cells = [load("4x8/qwen_grpo_tango"), load("4x8/llama_grpo_tango"), load("4x8/qwen_grpo_vanilla")]
     needed = [TRAIN.node_bytes(cell) for cell in cells]
     assert max(needed) == needed[1]
     assert node_memory(cells, [TRAIN], Profile()) == node_memory(cells[1:2], [TRAIN], Profile())
@@ -111,7 +112,7 @@ def test_a_cpu_job_asks_for_one_cpu_a_rank_and_leaves_the_memory_to_the_cluster(
 
 def test_without_a_models_sizes_the_memory_is_left_to_the_profile_and_that_is_said(tmp_path: Path) -> None:
     model = tmp_path / "made by an earlier stage"
-    config = load("4x8/qwen_grpo_tango.yaml")
+    config = load("4x8/qwen_grpo_tango")
     role = config.generator.model_copy(update={"model": config.generator.model.model_copy(update={"path": model})})
     unknown = config.model_copy(update={"generator": role})
     assert "mem" not in options(unknown, Profile())
@@ -123,7 +124,7 @@ def test_without_a_models_sizes_the_memory_is_left_to_the_profile_and_that_is_sa
 
 
 def test_a_dry_run_prints_what_is_asked(tmp_path: Path) -> None:
-    shown = CliRunner().invoke(app, ["submit", "train", str(PAPER / "4x8/qwen_grpo_tango.yaml"), "--dry-run"])
+    shown = CliRunner().invoke(app, ["submit", "train", *arguments("4x8/qwen_grpo_tango"), "--dry-run"])
     assert isinstance(shown.exception, UserError)  # the models are not here, and submission would say so too
     assert "#SBATCH --mem=392G" in shown.stdout and "#SBATCH --cpus-per-task=8" in shown.stdout
     assert shown.stderr == "Each node is asked for 8 ranks of 8 CPUs, 392G memory (351 GiB by the plan and 10% more).\n"
@@ -132,7 +133,7 @@ def test_a_dry_run_prints_what_is_asked(tmp_path: Path) -> None:
 def test_a_refusal_says_what_was_asked_and_what_changes_it() -> None:
     from submitit.core.utils import FailedJobError
 
-    config = load("4x8/qwen_grpo_tango.yaml")
+    config = load("4x8/qwen_grpo_tango")
     memory = node_memory([config], [TRAIN], Profile(memory="0"))
     with pytest.raises(UserError) as caught, refused_by_slurm(asked_of_a_node(config, Profile(), memory)):
         raise FailedJobError("sbatch: error: Requested node configuration is not available")
@@ -149,7 +150,7 @@ def test_a_refusal_says_what_was_asked_and_what_changes_it() -> None:
 
 def test_a_rank_takes_its_share_of_the_cores_and_at_most_eight(monkeypatch: pytest.MonkeyPatch) -> None:
     def threads(device: str, *, env: dict[str, str] | None = None, **launch: Any) -> int:
-        config = load("1x4/qwen_grpo_tango.yaml").launch.model_copy(update={"device": device, **launch})
+        config = load("1x4/qwen_grpo_tango").launch.model_copy(update={"device": device, **launch})
         return threads_of_rank(config, env or {})
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(24)))
@@ -164,18 +165,18 @@ def test_a_rank_takes_its_share_of_the_cores_and_at_most_eight(monkeypatch: pyte
 
 def test_a_gpu_ranks_libraries_are_told_as_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
-    environment = rank_environment(load("4x8/qwen_grpo_tango.yaml"))
+    environment = rank_environment(load("4x8/qwen_grpo_tango"))
     assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "8"
     assert rank_environment(counting_config(tmp_path, "run"))["OMP_NUM_THREADS"] == "1"
 
 
 @pytest.mark.parametrize("page", ["slurm/train.sbatch", "docs/on_your_cluster.md"])
 def test_the_example_of_plain_sbatch_asks_for_what_submit_would(page: str) -> None:
-    asked = options(load("4x8/qwen_grpo_tango.yaml"), Profile())
+    asked = options(load("4x8/qwen_grpo_tango"), Profile())
     words = [
         f"--{name}={asked[name]}" for name in ("nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "mem")
     ]
-    example = f"sbatch {' '.join(words)} slurm/train.sbatch configs/paper/4x8/qwen_grpo_tango.yaml"
+    example = f"sbatch {' '.join(words)} slurm/train.sbatch configs/paper/qwen.yaml"
     assert example in (PAPER.parents[1] / page).read_text()
 
 

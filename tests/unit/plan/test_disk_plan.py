@@ -45,7 +45,7 @@ def test_the_half_billion_model_takes_what_was_measured(monkeypatch: pytest.Monk
     weights that are not written any more.
     """
     monkeypatch.chdir(CONFIGS.parent)  # its prompts
-    config = load_config(CONFIGS / "half_billion.yaml", ["launch.dtype=float32"])
+    config = load_config(CONFIGS / "experiments/half_billion/tango.yaml", ["launch.dtype=float32"])
     assert TRAIN.saved_bytes(config)[0] / GIB == pytest.approx(2 * 0.75 * 7.36, abs=0.02)
     assert SFT.saved_bytes(config)[0] / GIB == pytest.approx(0.75 * 7.36, abs=0.01)  # one role at a time
 

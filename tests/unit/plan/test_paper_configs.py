@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tango_hpc.base.config import Config, load_config
+from tango_hpc.base.config import Config
 from tango_hpc.commands.plan_report import make_plan
 from tango_hpc.method.hooks import load_hook
 from tango_hpc.method.role_schedule import role_schedule
 from tango_hpc.stages.stage import EVAL, TEACHER
+from tests.helpers.recipes import AUTHORS, EVALUATIONS, EXPERIMENTS, LAYERS, recipe
 
 ROOT = Path(__file__).parents[3]
-FOLDER = ROOT / "configs/paper"
-FILES = sorted(FOLDER.rglob("*.yaml"))
-EXPERIMENTS = sorted(path for size in ("4x8", "1x8", "1x4") for path in (FOLDER / size).glob("*.yaml"))
 MODELS = json.loads((ROOT / "tests/data/hf_configs.json").read_text())
-# Parts of a file's path -> how the file differs from the paper's main run, 4x8/qwen_grpo_tango.yaml.
+# Parts of a name -> how the experiment differs from the paper's main run, 4x8/qwen_grpo_tango.
 DIFFERENCES = {
     "1x8": ["launch.nodes=1"],
     "1x4": [
@@ -31,8 +29,11 @@ DIFFERENCES = {
         "sft.generator.output=models/llama-3.1-8b-sft",
         "verifier.model.path=models/Llama-3.1-8B-Instruct",
     ],
-    "rloo": ["algorithm.advantages.generator.name=rloo", "algorithm.advantages.verifier.name=rloo"],
-    "rloo_tango": ["algorithm.advantages.generator.settings.step_scale=10.0"],
+    "rloo": [
+        "algorithm.advantages.generator.name=rloo",
+        "algorithm.advantages.generator.settings.step_scale=10.0",
+        "algorithm.advantages.verifier.name=rloo",
+    ],
     "reinforce_pp": [
         "algorithm.advantages.generator.name=reinforce_plus_plus",
         "algorithm.advantages.verifier.name=reinforce_plus_plus",
@@ -46,7 +47,6 @@ DIFFERENCES = {
         "train.verifier_steps_per_cycle=0",
     ],
 }
-AUTHORS = sorted((FOLDER / "authors").glob("qwen_*.yaml"))
 FINE_TUNED = {
     "qwen2.5-math-7b-sft": "Qwen2.5-Math-7B",
     "qwen2.5-math-7b-sft-authors": "Qwen2.5-Math-7B",
@@ -64,16 +64,12 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def load(name: str) -> Config:
-    return load_config(FOLDER / name)
-
-
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.relative_to(FOLDER).as_posix())
-def test_experiments_differ_from_the_main_run_in_what_their_names_say(path):
-    name = path.relative_to(FOLDER).as_posix()
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiments_differ_from_the_main_run_in_what_their_names_say(name):
     differences = [override for part, overrides in DIFFERENCES.items() if part in name for override in overrides]
-    expected = load_config(FOLDER / "4x8/qwen_grpo_tango.yaml", [*differences, f"run.dir=runs/paper/{path.stem}"])
-    assert load_config(path) == expected
+    same_place = ["run.dir=runs/mine"]
+    expected = recipe("4x8/qwen_grpo_tango", [*differences, *same_place])
+    assert recipe(name, same_place) == expected
     assert expected.verifier is None or expected.verifier.rollout == expected.generator.rollout
     for role in expected.roles.values():
         assert (role.parallel, role.recompute) == (
@@ -82,9 +78,9 @@ def test_experiments_differ_from_the_main_run_in_what_their_names_say(path):
         )
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(FOLDER).as_posix())
-def test_every_config_loads(path):
-    load_config(path)
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_config_loads(name):
+    recipe(name)
 
 
 def names_of(config: Config) -> set[str]:
@@ -96,12 +92,12 @@ def names_of(config: Config) -> set[str]:
 def test_all_experiments_are_there_for_all_machines():
     assert len(EXPERIMENTS) == 2 * 3 * 2 * 3
     for size, ranks in (("4x8", 32), ("1x8", 8), ("1x4", 4)):
-        assert {load(f"{size}/{path.name}").world_size for path in (FOLDER / size).glob("*.yaml")} == {ranks}
+        assert {recipe(name).world_size for name in EXPERIMENTS if name.startswith(size)} == {ranks}
 
 
 def test_the_main_run_says_what_the_paper_says_and_what_the_docs_say_of_the_rest():
     """From the paper (its Section 4 and Appendix D), and ours of docs/reproduce.md where it states nothing."""
-    config = load("4x8/qwen_grpo_tango.yaml")
+    config = recipe("4x8/qwen_grpo_tango")
     assert (config.task.name, names_of(config), config.seed) == ("math", {"grpo"}, 0)
     assert (config.launch.nodes, config.launch.tasks_per_node, config.launch.dtype) == (4, 8, "bfloat16")
     assert config.generator.model.path == config.sft.generator.output == Path("models/qwen2.5-math-7b-sft").absolute()
@@ -147,9 +143,9 @@ def test_the_main_run_says_what_the_paper_says_and_what_the_docs_say_of_the_rest
     assert (sft.optimizer.beta2, sft.optimizer.weight_decay, sft.optimizer.final_ratio) == (0.95, 0.0, 0.1)
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.relative_to(FOLDER).as_posix())
-def test_experiments_have_the_papers_settings(path):
-    config = load_config(path)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiments_have_the_papers_settings(name):
+    config = recipe(name)
     train, algorithm = config.train, config.algorithm
     assert (train.generator_steps, train.questions_per_step, train.rollouts_per_question) == (200, 256, 5)
     assert algorithm.kl_coef == 0.001 and config.generator.optimizer.learning_rate == 1e-6
@@ -158,7 +154,7 @@ def test_experiments_have_the_papers_settings(path):
     assert (sft.steps, sft.batch_size, sft.optimizer.learning_rate) == (800, 64, 5e-6)
     assert (sft.optimizer.schedule, sft.optimizer.warmup_ratio) == ("cosine", 0.1)
     assert config.sft.verifier is None and sft.output == config.generator.model.path
-    if "vanilla" in path.name:
+    if "vanilla" in name:
         assert config.verifier is None
         return
     assert (train.verifier_warmup_steps, train.generator_steps_per_cycle, train.verifier_steps_per_cycle) == (40, 3, 1)
@@ -168,17 +164,14 @@ def test_experiments_have_the_papers_settings(path):
 
 
 def test_the_authors_recipes_are_of_their_three_algorithms():
-    assert {path.name: names_of(load_config(path)) for path in AUTHORS} == {
-        "qwen_grpo_tango.yaml": {"grpo"},
-        "qwen_rloo_tango.yaml": {"rloo"},
-        "qwen_reinforce_pp_tango.yaml": {"reinforce_plus_plus"},
-    }
+    found = [names_of(recipe(name)) for name in AUTHORS]
+    assert found == [{"grpo"}, {"rloo"}, {"reinforce_plus_plus"}]
 
 
-@pytest.mark.parametrize("path", AUTHORS, ids=lambda path: path.stem)
-def test_the_authors_recipes_have_the_settings_of_their_scripts(path):
+@pytest.mark.parametrize("name", AUTHORS)
+def test_the_authors_recipes_have_the_settings_of_their_scripts(name):
     """The numbers are those of scripts/run_rl_tango.sh and run_sft_generator.sh, and of the defaults under them."""
-    config = load_config(path)
+    config = recipe(name)
     train, algorithm = config.train, config.algorithm
     plus_plus = "reinforce_plus_plus" in names_of(config)
     assert (config.launch.nodes, config.launch.tasks_per_node) == (4, 8)
@@ -219,9 +212,9 @@ def test_the_authors_recipes_have_the_settings_of_their_scripts(path):
     assert (sft.optimizer.warmup_ratio, sft.optimizer.beta2, sft.optimizer.weight_decay) == (0.1, 0.95, 0.01)
 
 
-@pytest.mark.parametrize("path", [*EXPERIMENTS, *AUTHORS], ids=lambda path: path.relative_to(FOLDER).as_posix())
-def test_experiments_fit_their_gpus_and_their_weight_syncs_move_nothing(path):
-    config = load_config(path)
+@pytest.mark.parametrize("name", [*EXPERIMENTS, *AUTHORS])
+def test_experiments_fit_their_gpus_and_their_weight_syncs_move_nothing(name):
+    config = recipe(name)
     plan = make_plan(config, gpu_gb=80.0, node_gb=None)
     assert plan["problems"] == []
     assert {role: sync["total"]["received_bytes"] for role, sync in plan["reshard"].items()} == dict.fromkeys(
@@ -232,12 +225,12 @@ def test_experiments_fit_their_gpus_and_their_weight_syncs_move_nothing(path):
 CUT_BY_FOUR = ["generator.parallel.tensor=4", "generator.rollout.tensor=4"]
 
 
-@pytest.mark.parametrize("path", [*EXPERIMENTS, *AUTHORS], ids=lambda path: path.relative_to(FOLDER).as_posix())
-def test_those_that_fit_40_gb_are_the_ones_that_the_docs_name(path):
+@pytest.mark.parametrize("name", [*EXPERIMENTS, *AUTHORS])
+def test_those_that_fit_40_gb_are_the_ones_that_the_docs_name(name):
     """docs/reproduce.md, section 3: cut by four, on one node of eight with selective recomputation; not four GPUs."""
-    size = path.parent.name
+    size = name.partition("/")[0]
     overrides = [*CUT_BY_FOUR, *(["generator.recompute=selective"] if size == "1x8" else [])]
-    plan = make_plan(load_config(path, overrides), gpu_gb=40.0, node_gb=None)
+    plan = make_plan(recipe(name, overrides), gpu_gb=40.0, node_gb=None)
     assert plan["fits"] == (size != "1x4")
     assert all(sync["total"]["received_bytes"] == 0 for sync in plan["reshard"].values())
 
@@ -256,7 +249,7 @@ def test_the_docs_have_the_figures_of_the_plan():
     assert len(rows) == 6
     for settings, _, gpu, node, moved in rows:
         overrides = [] if settings.strip() == "none" else settings.strip(" `").split()
-        plan = make_plan(load_config(FOLDER / "4x8/qwen_grpo_tango.yaml", overrides), gpu_gb=80.0, node_gb=None)
+        plan = make_plan(recipe("4x8/qwen_grpo_tango", overrides), gpu_gb=80.0, node_gb=None)
         assert (f"{peaks(plan)[0]:.1f}", f"{peaks(plan)[1]:.0f}") == (gpu.strip(), node.strip()), settings
         for sync in plan["reshard"].values():
             assert sync["total"]["received_bytes"] / 1e9 == pytest.approx(float(moved), abs=0.05), settings
@@ -265,10 +258,10 @@ def test_the_docs_have_the_figures_of_the_plan():
     for size in ("4x8", "1x8", "1x4"):
         for cut, overrides in (("shipped", []), ("cut", CUT_BY_FOUR)):
             for family in ("qwen", "llama"):
-                config = load_config(FOLDER / f"{size}/{family}_grpo_tango.yaml", overrides)
+                config = recipe(f"{size}/{family}_grpo_tango", overrides)
                 found[size, cut, family] = peaks(make_plan(config, gpu_gb=80.0, node_gb=None))
     waves = {
-        (size, family, role): make_plan(load_config(FOLDER / f"{size}/{family}_grpo_tango.yaml"), gpu_gb=80.0, node_gb=None)["batch"][role]["waves"]
+        (size, family, role): make_plan(recipe(f"{size}/{family}_grpo_tango"), gpu_gb=80.0, node_gb=None)["batch"][role]["waves"]
         for size in ("4x8", "1x8", "1x4") for family in ("qwen", "llama") for role in ("generator", "verifier")
     }  # fmt: skip
     more = {("llama", "verifier", "1x8"): 2, ("llama", "verifier", "1x4"): 3}
@@ -285,30 +278,30 @@ def test_the_docs_have_the_figures_of_the_plan():
     )
     cut = [nodes[size, "cut", family] for size in ("1x8", "4x8", "1x4") for family in ("qwen", "llama")]
     assert "{} GiB at 1×8 for Qwen and {} for Llama, at 4×8 {} and {}; one of four {} and {}".format(*cut) in words
-    selective = load_config(FOLDER / "1x8/llama_grpo_tango.yaml", [*CUT_BY_FOUR, "generator.recompute=selective"])
+    selective = recipe("1x8/llama_grpo_tango", [*CUT_BY_FOUR, "generator.recompute=selective"])
     peak = peaks(make_plan(selective, gpu_gb=80.0, node_gb=None))[0]
-    assert f"take at most {found['4x8', 'cut', 'llama'][0]:.1f} GiB; the `1x8/` files at most {peak:.1f}" in words
+    assert f"take at most {found['4x8', 'cut', 'llama'][0]:.1f} GiB; on 1×8 they take at most {peak:.1f}" in words
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("eval_*.yaml")), ids=lambda path: path.stem)
-def test_evaluations_fit_80_gb_as_evaluations(path):
-    plan = make_plan(load_config(path), gpu_gb=80.0, node_gb=None, stage=EVAL)
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_evaluations_fit_80_gb_as_evaluations(name):
+    plan = make_plan(recipe(name), gpu_gb=80.0, node_gb=None, stage=EVAL)
     assert plan["problems"] == [] and plan["memory"]["gpu"]["peak_bytes"] == int(0.88 * 80 * 2**30)
 
 
 def test_the_teacher_fits_80_gb_as_a_teacher_and_would_not_as_a_trainer():
-    config = load("teacher.yaml")
+    config = recipe("teacher")
     assert make_plan(config, gpu_gb=80.0, node_gb=None, stage=TEACHER)["problems"] == []
     assert make_plan(config, gpu_gb=80.0, node_gb=None)["problems"] != []
 
 
 def test_the_teacher_samples_as_in_the_paper():
-    teacher = load("teacher.yaml").teacher
+    teacher = recipe("teacher").teacher
     assert (teacher.temperature, teacher.top_p) == (0.1, 0.5)
 
 
 def test_the_authors_models_are_asked_as_they_were_trained():
-    evaluation, run = load("authors/eval_qwen.yaml"), load("authors/qwen_grpo_tango.yaml")
+    evaluation, run = recipe("authors/eval_qwen"), recipe("authors/qwen_grpo_tango")
     assert evaluation.eval.checkpoints_of == run.run.dir
     for role, trained in run.roles.items():
         keys = {"model", "prompt", "chat_template", "max_prompt_tokens", "max_response_tokens", "stop"}
@@ -318,8 +311,7 @@ def test_the_authors_models_are_asked_as_they_were_trained():
 @pytest.mark.parametrize("family", ["qwen", "llama"])
 @pytest.mark.parametrize("samples", ["", "_samples"])
 def test_evaluations_load_the_models_of_the_run_that_they_evaluate(family, samples):
-    evaluation, run = load(f"eval_{family}{samples}.yaml"), load(f"4x8/{family}_grpo_tango.yaml")
-    assert evaluation.run.dir == Path(f"runs/paper/eval_{family}{samples}").absolute()
+    evaluation, run = recipe(f"eval_{family}{samples}"), recipe(f"4x8/{family}_grpo_tango")
     assert evaluation.eval.checkpoints_of == run.run.dir
     for role, trained in run.roles.items():
         evaluated = evaluation.roles[role]
@@ -342,13 +334,13 @@ def test_the_docs_say_what_grace_hopper_nodes_take():
     for settings, *figures in rows:
         node_gb = GRACE_HOPPER_GB[settings.split("launch.tasks_per_node=")[1][0]]
         for family, said in zip(("qwen", "llama"), figures, strict=True):
-            config = load_config(FOLDER / f"4x8/{family}_grpo_tango.yaml", settings.split())
+            config = recipe(f"4x8/{family}_grpo_tango", settings.split())
             memory = (plan := make_plan(config, gpu_gb=95.0, node_gb=node_gb))["memory"]
             assert plan["problems"] == []
             sizes = (memory["gpu"]["peak_bytes"], memory["node"]["peak_bytes"])
             assert ", ".join(f"{size / 2**30:.0f}" for size in sizes) == said, (settings, family)
             assert all(sync["total"]["received_bytes"] == 0 for sync in plan["reshard"].values())
-    for path in (FOLDER / "4x8").glob("*.yaml"):
+    for name in (name for name in EXPERIMENTS if name.startswith("4x8")):
         for nodes in (4, 8):
-            config = load_config(path, [f"launch.nodes={nodes}", "launch.tasks_per_node=4"])
-            assert make_plan(config, gpu_gb=95.0, node_gb=440.0)["problems"] == [], (path.name, nodes)
+            config = recipe(name, [f"launch.nodes={nodes}", "launch.tasks_per_node=4"])
+            assert make_plan(config, gpu_gb=95.0, node_gb=440.0)["problems"] == [], (name, nodes)

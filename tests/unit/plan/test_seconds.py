@@ -20,10 +20,11 @@ from tango_hpc.plan.cards import CARDS, GPU_RATES, Machine, card_named, card_of_
 from tango_hpc.plan.lengths import SPREAD, Lengths, Load, assumed_load, choose_load, given_load, measured_load
 from tango_hpc.plan.rates import Observed, cpu_machine, fitted, keep, machine_of_cpu, non_negative
 from tango_hpc.plan.seconds import Costs, plan_time, step_phases
+from tests.helpers.recipes import arguments, recipe
 from tests.helpers.runs import ROOT
 from tools.bench.published import RUNS
 
-PAPER = ROOT / "configs/paper/1x4/qwen_grpo_tango.yaml"
+PAPER = arguments("1x4/qwen_grpo_tango")
 NEVER = 1e-30
 # A machine on which nothing but arithmetic, memory and links costs anything: 1 operation, byte and byte a second.
 PLAIN = replace(
@@ -40,7 +41,7 @@ def machine(rates: Any = PLAIN, **changes: float) -> Machine:
 
 
 def paper(*overrides: str) -> Config:
-    return load_config(PAPER, list(overrides))
+    return recipe("1x4/qwen_grpo_tango", overrides)
 
 
 def equal_lengths(prompt: float, response: float) -> Load:
@@ -330,17 +331,17 @@ def test_the_kept_comparison_is_that_of_this_code() -> None:
 
 
 def test_the_command_says_seconds_hours_and_jobs() -> None:
-    told = CliRunner().invoke(app, ["plan", str(PAPER), "--gpu", "h100", "--at", "24:00:00", "--json"])
+    told = CliRunner().invoke(app, ["plan", *PAPER, "--gpu", "h100", "--at", "24:00:00", "--json"])
     time = json.loads(told.output)["time"]
     assert time["machine"] == "H100" and time["jobs"] == -(-(time["run_seconds"] - 150) // (86400 - 150 - 900))
-    shown = CliRunner().invoke(app, ["plan", str(PAPER), "--gpu", "H100", "--at", "24:00:00"]).output
+    shown = CliRunner().invoke(app, ["plan", *PAPER, "--gpu", "H100", "--at", "24:00:00"]).output
     assert (
         "Seconds of a step, H100" in shown
         and "hours of all ranks together" in shown
         and "in jobs of 24:00 h: " in shown
     )
     for options, message in ((["--gpu", "H10"], "did you mean H100"), (["--at", "soon"], "must be minutes")):
-        refused = CliRunner().invoke(app, ["plan", str(PAPER), *options])
+        refused = CliRunner().invoke(app, ["plan", *PAPER, *options])
         assert isinstance(refused.exception, UserError) and message in str(refused.exception)
-    without = CliRunner().invoke(app, ["plan", str(PAPER), "--gpu-gb", "80", "--json"])
+    without = CliRunner().invoke(app, ["plan", *PAPER, "--gpu-gb", "80", "--json"])
     assert "time" not in json.loads(without.output)  # of a card that is not named, only the memory is known

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tango_hpc.base.config import Config, load_config
+from tango_hpc.base.config import Config
+from tests.helpers.recipes import recipe as of_paper
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/authors_script.md").read_text()
@@ -44,7 +45,7 @@ def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recipe(name: str) -> Config:
-    return load_config(ROOT / f"configs/paper/authors/qwen_{name}_tango.yaml")
+    return of_paper(f"authors/qwen_{name}_tango")
 
 
 def setting(config: Config, key: str) -> Any:
@@ -71,7 +72,7 @@ def test_the_other_recipes_differ_where_the_page_says(name: str) -> None:
     grpo, other = recipe("grpo"), recipe(name)
     for key, value, remark in OURS:
         told = re.search(r"REINFORCE\+\+: ([^\s,]+)", remark) if name == "reinforce_pp" else None
-        if key in ("algorithm.advantages.generator.name", "run.dir"):
+        if key == "algorithm.advantages.generator.name":
             assert setting(other, key) != setting(grpo, key)
         else:
             assert str(setting(other, key)) == (told[1] if told else value), key
