@@ -1,4 +1,4 @@
-"""What several commands of `tango` take: a config, what lies over it, a run."""
+"""Arguments of several commands of `tango`: a config, what lies over it, a run."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ ADAPTER = {"rank": 32, "alpha": 64}
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user asks for."""
+    """The wishes of a user."""
 
     generator: str
     verifier: str  # a model, "same" or "none"

@@ -37,7 +37,7 @@ def draft_cut(draft: Draft, role: str, config: Config, memory_gib: float | None)
     """Put what of a role's cut differs from the defaults into the draft, with its reasons."""
     settings, defaults = config.models[role], type(config.models[role]).model_fields
     phases = gpu_phases(config, role, memory_gib) if memory_gib is not None else []
-    training = max((phase.total / GIB for phase in phases if phase.name == "train"), default=None)
+    training = max((phase.total / GIB for phase in phases if "gradients" in phase.items), default=None)
     memory = f"training fills {training:.0f} of {memory_gib:.0f} GiB" if training is not None else "less memory"
     cut = settings.parallel
     sizes = {name: getattr(cut, name) for name in ("tensor", "pipeline") if getattr(cut, name) > 1}

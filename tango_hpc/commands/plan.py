@@ -55,7 +55,7 @@ def plan(
     from tango_hpc.plan.here import find_machine
     from tango_hpc.plan.host import memory_of_this_machine
     from tango_hpc.plan.lengths import choose_load
-    from tango_hpc.stages.stage import STAGES
+    from tango_hpc.stages.stage import STAGES, TRAIN
 
     loaded = load_config(config, overrides or [])
     if node_gb is None and loaded.launch.device == "cpu":
@@ -63,7 +63,7 @@ def plan(
     machine = find_machine(loaded, gpu, gpu_gb)
     memory = gpu_gb or (machine.memory_gib if machine is not None else None) or CARDS[GPU_DEFAULT].memory_gib
     found = make_plan(loaded, gpu_gb=memory, node_gb=node_gb, stage=STAGES[stage])
-    if stage == "train" and machine is not None:
+    if STAGES[stage] is TRAIN and machine is not None:
         found["time"] = time_report(loaded, machine, choose_load(loaded, response_tokens, lengths), at)
     if as_json:
         typer.echo(json.dumps(found, indent=2))

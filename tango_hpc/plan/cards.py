@@ -51,7 +51,7 @@ CARDS = {
 
 @dataclass(frozen=True)
 class Rates:
-    """What programs reach of a machine: shares of its peaks, and seconds that do not depend on the model's size.
+    """The part of a machine that programs reach: shares of its peaks, and seconds whatever the size of the model.
 
     Those of GPUs are estimates from the sources named at `GPU_RATES`; those of a CPU are measured by
     `tango doctor --rates`.

@@ -56,7 +56,7 @@ def _quantiles(count: int, mean: float, longest: int, spread: float) -> tuple[fl
 
 @dataclass(frozen=True)
 class Load:
-    """What the steps of a run have to do: `lengths` by role, and draws of questions in a step by the step's role."""
+    """The work of a run's steps: `lengths` by role, and draws of questions in a step by the step's role."""
 
     lengths: Mapping[str, Lengths]
     draws: Mapping[str, float]

@@ -1,4 +1,4 @@
-"""What programs reach of this machine's CPU: fitted to steps that ran here (`tango doctor --rates`), kept in a file.
+"""The part of this CPU that programs reach: fitted to steps that ran here (`tango doctor --rates`), kept in a file.
 
 The costs of `plan.seconds` are linear in seconds of overheads and in one over a share of the peak. So each phase of a
 measured step is an equation, and non-negative least squares gives the rates.

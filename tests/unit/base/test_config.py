@@ -5,6 +5,7 @@ imported.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from tango_hpc.base.config import config_to_yaml, load_config
-from tango_hpc.base.config.load import validate_tree
+from tango_hpc.base.config.load import read_tree, validate_tree
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.published import published_dimensions
 from tango_hpc.commands.reference import render
@@ -23,8 +24,10 @@ from tango_hpc.questions.tasks.tiny import build_tiny_model
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 OWN_RUN = "run.dir=/nowhere/run"  # else what lies in ./runs/quickstart would count
-# A sweep file names the configuration of its runs.
-SHIPPED = sorted(file for file in ROOT.glob("configs/**/*.yaml") if "\nconfig: " not in file.read_text())
+# A sweep file names the configuration of its runs; a layer has no task and lies over another file.
+FILES = [file for file in sorted(ROOT.glob("configs/**/*.yaml")) if "\nconfig: " not in file.read_text()]
+SHIPPED = [file for file in FILES if "task" in read_tree(file)]
+LAYERS = [file for file in FILES if file not in SHIPPED]
 
 
 def mistakes(*overrides: str) -> list[str]:
@@ -321,3 +324,20 @@ def test_every_shipped_config_is_well_formed(file: Path, tmp_path: Path, monkeyp
     except UserError as error:
         others = [line for line in str(error).splitlines()[1:] if ": no folder at " not in line]
         assert not others, others
+
+
+@pytest.mark.parametrize("file", LAYERS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_a_layer_lies_over_other_configs(file: Path) -> None:
+    """Over that of its folder, or the paper's main run; it changes something."""
+    below = {"eval_llama": "paper/eval.yaml"}.get(file.stem, "paper/qwen.yaml")
+    if file.parent.name == "methods" and file.parents[1].name == "experiments":
+        below = "experiments/last_letter/rare_answers.yaml"
+    base = ROOT / "configs" / below
+    plain, layered = load_config(base, [OWN_RUN]), load_config(base, [str(file), OWN_RUN])
+    assert (layered == plain) == (file.stem == "tango")
+
+
+def test_each_shipped_file_has_its_line_in_the_list() -> None:
+    listed = re.findall(r"`([\w/]+\.yaml)`", (ROOT / "configs/README.md").read_text())
+    there = [str(file.relative_to(ROOT / "configs")) for file in ROOT.glob("configs/**/*.yaml")]
+    assert sorted(listed) == sorted(name for name in there if not name.startswith("experiments/"))

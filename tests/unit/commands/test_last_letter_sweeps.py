@@ -17,7 +17,7 @@ from tango_hpc.questions.tasks.tiny import build_tiny_model
 from tango_hpc.report.comparison import arms_of
 
 CONFIGS = Path(__file__).parents[3] / "configs/experiments/last_letter"
-SWEEPS = {"addition": CONFIGS.parent / "sweeps/addition.yaml"}  # those that lie elsewhere
+SWEEPS = {"addition": CONFIGS.parent / "addition.yaml"}  # those that lie elsewhere
 TINY = TinyModelConfig(
     family="qwen2", hidden_size=64, intermediate_size=96, num_layers=2, num_heads=2, num_kv_heads=2, max_position=4096
 )

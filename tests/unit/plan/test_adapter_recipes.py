@@ -66,11 +66,11 @@ def test_the_page_has_the_figures_of_the_plan(name: str) -> None:
 
 
 def test_two_of_7b_take_one_gpu() -> None:
-    """70 GiB of the GPU, 110 of the host, 2 GB of disk a role, 60 GB of uploads in a step of either role, in which the
+    """71 GiB of the GPU, 110 of the host, 2 GB of disk a role, 60 GB of uploads in a step of either role, in which the
     other one only gets its weights.
     """
     plan = plan_of("Qwen2.5-7B-Instruct | the same | H100")
-    assert plan["memory"]["gpu"]["peak_bytes"] < 70 * GIB and plan["memory"]["node"]["peak_bytes"] < 110 * GIB
+    assert plan["memory"]["gpu"]["peak_bytes"] < 71 * GIB and plan["memory"]["node"]["peak_bytes"] < 110 * GIB
     assert plan["checkpoint"]["bytes"] < 2 * 2e9
     uploads = [model["upload_bytes"] for model in plan["models"].values()]
     assert max(uploads) + max(uploads) / 2 < 60e9

@@ -285,7 +285,7 @@ def test_rates_are_found_again_from_the_steps_that_they_would_give() -> None:
             seconds = {name: cost.seconds for name, cost in step_phases(config, on, load, role).items()}
             observed.append(Observed(config, load, role, seconds))
     found = fitted(observed, replace(on, rates=PLAIN), 20.0)
-    for field in ("training", "prefill", "decoding", "activations", "decode_step", "update", "score"):
+    for field in ("training", "prefill", "decoding", "activations", "decode_step", "score"):
         assert getattr(found, field) == pytest.approx(getattr(rates, field), rel=0.05), field
 
 
