@@ -59,8 +59,7 @@ class Asked:
 
 def write_config(file: Path, asked: Asked, profile: Profile, console: Console) -> None:
     """Write the configuration to `file` and say what else there is. Raises UserError where nothing fits."""
-    if file.exists():
-        raise UserError(f"{file} is there already; name another file, or remove it")
+    _check_new(file, ".yaml")
     count, machine = _machine(asked, profile)
     node_gb = asked.node_gb if machine.memory_gib is not None else memory_of_this_machine()
     for adapters in (True,) if asked.adapters else (False, True):
@@ -88,9 +87,17 @@ def write_config(file: Path, asked: Asked, profile: Profile, console: Console) -
 
 def write_task(file: Path) -> None:
     """Write a task file to fill in. Raises UserError where there is a file already."""
-    if file.exists() or file.suffix != ".py":
-        raise UserError(f"{file}: name a file FILE.py that is not there yet")
+    _check_new(file, ".py")
     write_atomically(file, TASK)
+
+
+def _check_new(file: Path, suffix: str) -> None:
+    if file.suffix != suffix:
+        raise UserError(f"{file}: name a file that ends in {suffix}")
+    if file.exists():
+        raise UserError(f"{file} is there already; name another file, or remove it")
+    if not file.parent.is_dir():
+        raise UserError(f"{file}: there is no folder {file.parent}; make it first")
 
 
 TASK = '''"""A task of your own: `task: {name: this_file.py}` (docs/your_own_task.md)."""

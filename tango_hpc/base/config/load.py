@@ -220,6 +220,8 @@ def validate_tree(tree: dict[str, Any], origin: str, files: Mapping[Path, dict[s
     """Return types first, then combinations; one `UserError` lists all that is wrong. `origin` names the source,
     `files` the layers in which a wrong value is looked for.
     """
+    if tree and tree.keys() <= Config.model_fields.keys() - {"task", "data"}:
+        raise UserError(f"{origin} is a layer, with neither task nor data: name it after a config, CONFIG {origin}")
     mistakes: list[str] = []
     resolved = _resolve(tree, tree, (), mistakes)
     config: Config | None = None

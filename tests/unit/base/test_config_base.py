@@ -121,7 +121,7 @@ def test_a_broken_reference_of_the_base_and_a_bad_combination_say_where(base: Pa
 
 
 def test_what_is_given_nowhere_stands_nowhere(base: Path) -> None:
-    base.write_text("seed: 1\n")
+    base.write_text("seed: 1\ntask: {name: math}\n")
     message = refusal(write(base, "run: {dir: x}"))
     assert "generator: required, but not given" in message and "set in" not in message
 
@@ -175,6 +175,11 @@ def test_files_and_overrides_lie_over_each_other_in_their_order(base: Path, tmp_
     assert message.startswith(f"{second} has 1 mistake:") and "train.eval_every" in message
     assert "no YAML file at nothing.yaml" in refusal(first, "nothing.yaml")
     assert "is not of the form key.path=value" in refusal(first, "train.yaml.eval_every")
+
+
+def test_a_layer_alone_is_told_to_be_one() -> None:
+    layer = QUICKSTART.parent / "methods/alone.yaml"
+    assert refusal(layer) == f"{layer} is a layer, with neither task nor data: name it after a config, CONFIG {layer}"
 
 
 def test_a_path_with_an_equals_sign_is_a_file(base: Path, tmp_path: Path) -> None:

@@ -180,5 +180,10 @@ def test_a_task_file_to_fill_in_is_a_task(tmp_path: Path) -> None:
     exec((tmp_path / "mine.py").read_text(), namespace)
     task = namespace["MyTask"]()
     assert task.grade({"answer": "4"}, " 4 ") and task.label_steps({}, ["a"]) is None
-    with pytest.raises(UserError, match="name a file FILE.py that is not there yet"):
-        init("--task", file="mine.py")
+    for file, message in (
+        ("mine.py", "is there already"),
+        ("mine.yaml", "name a file that ends in .py"),
+        ("no/mine.py", "there is no folder no; make it first"),
+    ):
+        with pytest.raises(UserError, match=message):
+            init("--task", file=file)
