@@ -20,7 +20,7 @@ from rich.console import Console
 from tango_hpc.base.config import load_config
 from tango_hpc.base.config.roles import TinyModelConfig
 from tango_hpc.base.run.directory import RunDirectory
-from tango_hpc.commands.measure_rates import measure_rates, small_run
+from tango_hpc.commands.measure_rates import TINY, measure_rates, small_run
 from tango_hpc.questions.tasks.tiny import build_tiny_model
 from tango_hpc.report.run_page import write_report
 from tests.helpers.runs import ROOT
@@ -35,6 +35,8 @@ def test_measured_rates_predict_another_run(tmp_path: Path, monkeypatch: pytest.
     """The run says so itself after its tenth step: in the log, in expected.json and in the report."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shown = io.StringIO()
+    larger = TinyModelConfig(hidden_size=384, intermediate_size=1024, num_heads=6, num_layers=4)
+    monkeypatch.setattr("tango_hpc.commands.measure_rates.RUNS", ((TINY, 2, 4), (larger, 4, 4)))
     measure_rates(QUICKSTART, OWN_RUN, Console(file=shown, width=200))
     assert "Training reaches" in shown.getvalue() and "Kept in" in shown.getvalue()
 
