@@ -12,6 +12,9 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="FILE.yaml|KEY.PATH=VALUE", help="More config files and settings, later over earlier."),
 ]
+ProfileName = Annotated[
+    str | None, typer.Option("--profile", help="Cluster profile: a name in slurm/profiles or your own, or a YAML file.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run that run.dir holds.")]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]
 RunOrFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or a folder of them.")]

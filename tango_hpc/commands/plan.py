@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from tango_hpc.base.errors import UserError
-from tango_hpc.commands.arguments import ConfigFile, Overrides
+from tango_hpc.commands.arguments import ConfigFile, Overrides, ProfileName
 from tango_hpc.plan.cards import CARDS, GPU_DEFAULT
 
 
@@ -92,7 +92,7 @@ def init(
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="Training questions, a Parquet file.")] = None,
-    profile: Annotated[str | None, typer.Option(help="Cluster profile whose partition has the GPUs.")] = None,
+    profile: ProfileName = None,
     adapters: Annotated[bool, typer.Option("--adapters", help="Train low-rank adapters.")] = False,
     node_gb: Annotated[float | None, typer.Option(min=1, help="Host memory of a node, in GiB.")] = None,
     task: Annotated[bool, typer.Option("--task", help="Write a task file to fill in instead (FILE.py).")] = False,

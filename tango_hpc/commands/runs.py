@@ -9,14 +9,11 @@ from typing import Annotated, Literal
 import typer
 
 from tango_hpc.base.errors import StoppedEarly, UserError
-from tango_hpc.commands.arguments import ConfigFile, Overrides, Resume, RunOrFolder
+from tango_hpc.commands.arguments import ConfigFile, Overrides, ProfileName, Resume, RunOrFolder
 
 Cluster = Annotated[
     Literal["slurm", "local", "debug"],
     typer.Option(help="slurm; local: in the background here; debug: in this process."),
-]
-ProfileName = Annotated[
-    str | None, typer.Option("--profile", help="Cluster profile: a name in slurm/profiles or your own, or a YAML file.")
 ]
 
 

@@ -123,10 +123,15 @@ def kept_file(run_dir: Path, config: HookConfig) -> Path:
     return RunDirectory(run_dir).method / f"{config.kind}.py" if config.is_own else config.file
 
 
+def known_hook(run_dir: Path, config: HookConfig) -> Any:
+    """Return the hook of the file that the run computes by, or will compute by."""
+    kept = kept_file(run_dir, config)
+    return load_hook(config, kept if kept.is_file() else None)
+
+
 def known_settings(run_dir: Path, config: HookConfig) -> Mapping[str, Any]:
     """Return the settings of the file that the run computes by, or will compute by."""
-    kept = kept_file(run_dir, config)
-    return load_hook(config, kept if kept.is_file() else None).settings
+    return known_hook(run_dir, config).settings
 
 
 def load_hook(config: HookConfig, file: Path | None = None) -> Any:

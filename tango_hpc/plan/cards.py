@@ -1,4 +1,4 @@
-"""Graphics cards by their data sheets, and what of that programs reach: the numbers behind the seconds of `tango plan`.
+"""Cards by their data sheets, and the shares that programs reach: the numbers behind the seconds of `tango plan`.
 
 Bytes and operations a second, without sparsity; links one way. GPU memory is what `nvidia-smi` shows as the total.
 """
@@ -57,8 +57,7 @@ class Rates:
     `tango doctor --rates`.
     """
 
-    training: float  # share of peak operations, forward and backward
-    forward: float  # the same of a pass without gradients
+    training: float  # share of peak operations that the passes of a trainer reach
     prefill: float  # the same of an engine that reads prompts
     decoding: float  # the same of an engine that writes, where arithmetic bounds it
     reading: float  # share of memory bandwidth that an engine reads weights and cache with
@@ -75,14 +74,13 @@ class Rates:
 
 
 # training: Llama 3 reports 38 to 43% of the peak on H100s (arXiv 2407.21783, Table 4), Megatron-LM's README 41 to 47%;
-#   less here, as layers are unfused and micro-batches short. forward: the same, as a third of the work has no overlap.
+#   less here, as layers are unfused and micro-batches short.
 # prefill: half of the peak, as weights are read once for thousands of tokens. reading: model bandwidth utilization of
 #   0.55 to 0.6 with several GPUs (Databricks, "LLM Inference Performance Engineering"). links: NCCL and pinned copies
 #   reach 75 to 85% of a data sheet. decode_step, decode_sequence: of vLLM with CUDA graphs, its scheduler and sampler
 #   run once a step for all sequences. The others are guesses of the same kind, for no GPU has run this package.
 GPU_RATES = Rates(
     training=0.35,
-    forward=0.35,
     prefill=0.5,
     decoding=0.5,
     reading=0.6,

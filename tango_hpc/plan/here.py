@@ -12,7 +12,7 @@ from tango_hpc.base.errors import UserError
 from tango_hpc.plan.cards import CARDS, GPU_DEFAULT, Card, Machine, card_named, card_of_driver, machine_of
 from tango_hpc.plan.rates import cpu_machine
 
-_GPUS = re.compile(r"(?:(\d+)\s*[x×*])?\s*([\w-]+)")
+_GPUS = re.compile(r"(?:(\d+)x)?([\w-]+)")
 _GRES = re.compile(r"gpu:([\w.-]+):(\d+)")
 
 
@@ -20,19 +20,28 @@ def find_machine(config: Config, gpu: str | None, gpu_gb: float | None) -> Machi
     """Return one rank's machine; None where its seconds are not known: a CPU that was not measured, or a GPU of which
     only the memory is given. Raises UserError for a card that is not in the table.
     """
+    if config.launch.device == "cpu" or (gpu is None and gpu_gb is None):
+        here = machine_here(config)
+        return here if here is not None or config.launch.device == "cpu" else machine_of(CARDS[GPU_DEFAULT])
+    if gpu is None:
+        return None
+    machine = machine_of(card_named(gpu))
+    return machine if gpu_gb is None else replace(machine, memory_gib=gpu_gb)
+
+
+def machine_here(config: Config) -> Machine | None:
+    """Return one rank's machine where this process runs; None where its seconds are not known: a CPU that was not
+    measured, or a GPU that is not in the table.
+    """
     if config.launch.device == "cpu":
         return cpu_machine(config)
-    if gpu is None and gpu_gb is not None:
-        return None
-    here = None if gpu is not None else cards_here()
-    card = card_named(gpu) if gpu is not None else here[1] if here is not None else CARDS[GPU_DEFAULT]
-    machine = machine_of(card)
-    return machine if gpu_gb is None else replace(machine, memory_gib=gpu_gb)
+    found = cards_here()
+    return None if found is None else machine_of(found[1])
 
 
 def parse_gpus(text: str) -> tuple[int, Card]:
     """Return the number and the card of `4xA100-80`, or `H100`. Raises UserError for what is neither."""
-    match = _GPUS.fullmatch(text.strip())
+    match = _GPUS.fullmatch(text)
     if match is None or match.group(1) == "0":
         raise UserError(f"--gpus {text!r} is not of the form 4xA100-80")
     return int(match.group(1) or 1), card_named(match.group(2))

@@ -18,7 +18,6 @@ from tango_hpc.base.config import Config
 from tango_hpc.base.config.models import role_shape
 from tango_hpc.base.config.roles import RoleConfig
 from tango_hpc.base.errors import UserError
-from tango_hpc.base.model_shape import ELEMENT_BYTES
 from tango_hpc.models.engine.capacity import (
     GIB,
     MIB,
@@ -40,6 +39,7 @@ from tango_hpc.plan.sizes import (
     GPU_PROCESS_BYTES,
     SAVE_BYTES,
     Trainer,
+    trainer_of,
 )
 
 Items = dict[str, int]  # bytes by what they are for
@@ -179,25 +179,8 @@ class _Role:
 
     @classmethod
     def of(cls, config: Config, name: str, sync_bytes: int, takes_checkpoints: bool) -> _Role:
-        settings, shape = config.models[name], role_shape(config, name)
-        on_cpu, element_bytes = config.launch.device == "cpu", ELEMENT_BYTES[config.launch.dtype]
-        tensor, pipeline = settings.parallel.tensor, settings.parallel.pipeline
-        trainers = [
-            Trainer(
-                shape=shape,
-                tensor=tensor,
-                pipeline=pipeline,
-                data=config.world_size // (tensor * pipeline),
-                stage=stage,
-                element_bytes=element_bytes,
-                on_cpu=on_cpu,
-                recompute=settings.recompute,
-                sequence=settings.parallel.sequence,
-                with_reference=config.algorithm.kl_coef > 0,
-                adapter=settings.adapter,
-            )
-            for stage in range(pipeline)
-        ]
+        settings = config.models[name]
+        trainers = [trainer_of(config, name, stage) for stage in range(settings.parallel.pipeline)]
         visiting = max(trainer.sizes.weights for trainer in trainers) if takes_checkpoints else 0
         if visiting:
             sync_bytes = int(2 * config.reshard.bucket_mb * MIB)

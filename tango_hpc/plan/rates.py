@@ -31,13 +31,13 @@ _NOTHING = Rates(**{field.name: 0.0 for field in fields(Rates)})
 # All that overlaps with nothing and costs nothing: shares without end, no overheads.
 _FREE = replace(
     _NOTHING,
-    **dict.fromkeys(("training", "forward", "prefill", "decoding", "reading", "activations", "links"), math.inf),
+    **dict.fromkeys(("training", "prefill", "decoding", "reading", "activations", "links"), math.inf),
 )
 # The rates that each phase tells about. Those of a share are fitted as one over it.
-_SHARES = (("decoding",), ("prefill",), ("training", "forward"), ("activations",))
+_SHARES = (("decoding",), ("prefill",), ("training",), ("activations",))
 _GROUPS: tuple[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]], ...] = (
     (("rollout", "verify"), (("decoding",), ("prefill",), ("decode_step",), ("decode_sequence",))),
-    (("train",), (("training", "forward"), ("activations",), ("layer",), ("update",))),
+    (("train",), (("training",), ("activations",), ("layer",), ("update",))),
     (("score",), (("score",), ("score_response",))),
 )
 
@@ -126,7 +126,7 @@ def cpu_machine(config: Config) -> Machine | None:
 
 # Of a CPU that was not measured: good enough to choose among cuts, not to say seconds.
 _GUESSED = Rates(
-    training=0.6, forward=0.6, prefill=0.6, decoding=0.3, reading=1.0, activations=0.2, links=1.0, decode_step=5e-3,
+    training=0.6, prefill=0.6, decoding=0.3, reading=1.0, activations=0.2, links=1.0, decode_step=5e-3,
     decode_sequence=5e-5, layer=0.0, collective=0.0, update=0.1, score=0.1, score_response=5e-4, start=0.0,
 )  # fmt: skip
 

@@ -208,12 +208,7 @@ def _turns(costs: Costs, role: str) -> Cost:
 
 def _generating(costs: Costs, model: str) -> Cost:
     """Return what a model's engines write in a generator step."""
-    train = costs.config.train
-    solutions = train.questions_per_step * train.rollouts_per_question
-    total = Cost()
-    for role in costs.config.roles_of(model):
-        if role == "generator":
-            total += costs.generation(role, solutions, train.questions_per_step)
-        else:
-            total += costs.generation(role, solutions * train.verifications_per_solution, solutions)
-    return total
+    written = costs.written("generator")
+    roles = costs.config.roles_of(model)
+    of_model = [cost for role, cost in zip(("generator", "verifier"), written.values(), strict=False) if role in roles]
+    return sum(of_model, Cost())

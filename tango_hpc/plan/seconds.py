@@ -18,20 +18,19 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tango_hpc.base.config import Config
-from tango_hpc.base.config.models import role_shape
 from tango_hpc.base.model_shape import ELEMENT_BYTES, ModelShape
-from tango_hpc.method.hooks import kept_file, load_hook
+from tango_hpc.method.hooks import known_hook
 from tango_hpc.method.role_schedule import role_schedule
 from tango_hpc.models.engine.capacity import Engine, engine_memory, role_engine
 from tango_hpc.models.weight_sync.planned import plan_report as sync_report
 from tango_hpc.plan.batch import role_batch
 from tango_hpc.plan.cards import Machine
 from tango_hpc.plan.lengths import Lengths, Load
-from tango_hpc.plan.sizes import Trainer
+from tango_hpc.plan.sizes import Trainer, trainer_of
 
 # Of the sequences that an engine began with: when fewer than this share are left, the longest responses bound it.
 TAIL = 0.1
@@ -138,18 +137,12 @@ class Costs:
 
     def step(self, role: str) -> Phases:
         """Return the phases of an optimizer step of a role."""
-        train, draws = self.config.train, self.load.draws[role]
-        asked, found = round(train.questions_per_step * draws), {}
+        train, found = self.config.train, self.written(role)
+        asked = self._questions(role)
         if role == "generator":
             solutions = asked * train.rollouts_per_question
-            found["rollout"] = self.generation("generator", solutions, asked)
-            if self.config.verifier is not None:
-                found["verify"] = self.generation("verifier", solutions * train.verifications_per_solution, solutions)
         else:
-            found["rollout"] = self.generation("generator", asked, asked)
-            judged = train.questions_per_step * train.rollouts_per_question
-            found["verify"] = self.generation("verifier", judged, train.questions_per_step)
-            solutions = asked + judged
+            solutions = asked + train.questions_per_step * train.rollouts_per_question
             found |= self.tries()
         updated = [role, "verifier"] if train.joint else [role]
         for name in updated:
@@ -161,7 +154,26 @@ class Costs:
         found["score"] = Cost({"overheads": rates.score + rates.score_response * solutions})
         return found
 
+    def _questions(self, role: str) -> int:
+        """Return the questions that a step of a role draws."""
+        return round(self.config.train.questions_per_step * self.load.draws[role])
+
     # -- engines -----------------------------------------------------------------------------------------------
+
+    def written(self, role: str) -> Phases:
+        """Return what engines write in a step of a role."""
+        train, asked = self.config.train, self._questions(role)
+        if role == "verifier":
+            judged = train.questions_per_step * train.rollouts_per_question
+            return {
+                "rollout": self.generation("generator", asked, asked),
+                "verify": self.generation("verifier", judged, train.questions_per_step),
+            }
+        solutions = asked * train.rollouts_per_question
+        found = {"rollout": self.generation("generator", solutions, asked)}
+        if self.config.verifier is not None:
+            found["verify"] = self.generation("verifier", solutions * train.verifications_per_solution, solutions)
+        return found
 
     def generation(self, role: str, responses: int, prompts: int, lengths: Lengths | None = None) -> Cost:
         """Return what the engines of a role take for responses to so many different prompts."""
@@ -238,9 +250,9 @@ class Costs:
         algorithm, num_updates = self.config.algorithm, self.config.train.updates_per_batch
         count = int(algorithm.kl_coef > 0)
         count += int(algorithm.correction is not None and algorithm.correction.level == "sequence")
-        if "sequence_ratio" in self._loss_needs:
+        if "sequence_ratio" in known_hook(self.config.run.dir, algorithm.loss).needs:
             count += num_updates - 1
-        return self.passes(role, 2.0, self.machine.rates.forward, 0.0).times(count) if count else Cost()
+        return self.passes(role, 2.0, self.machine.rates.training, 0.0).times(count) if count else Cost()
 
     def update(self, role: str) -> Cost:
         """Return the updates of a step: forward, backward, gradients of all data ranks, optimizer."""
@@ -348,26 +360,6 @@ class Costs:
             return self.machine.network * share, "network"
         return self.machine.peer_link * share, "links"
 
-    @property
-    def _loss_needs(self) -> Set[str]:
-        hook = self.config.algorithm.loss
-        file = kept_file(self.config.run.dir, hook)
-        return load_hook(hook, file if file.is_file() else None).needs
-
     def _trainer(self, role: str) -> Trainer:
         """Return the trainer of a role's model on the first stage of its pipeline."""
-        settings = self.config.models[self.config.model_of(role)]
-        cut = settings.parallel
-        return Trainer(
-            shape=role_shape(self.config, role),
-            tensor=cut.tensor,
-            pipeline=cut.pipeline,
-            data=self.config.world_size // (cut.tensor * cut.pipeline),
-            stage=0,
-            element_bytes=ELEMENT_BYTES[self.config.launch.dtype],
-            on_cpu=self.config.launch.device == "cpu",
-            recompute=settings.recompute,
-            sequence=cut.sequence,
-            with_reference=self.config.algorithm.kl_coef > 0,
-            adapter=settings.adapter,
-        )
+        return trainer_of(self.config, self.config.model_of(role), 0)

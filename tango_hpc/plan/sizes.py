@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
 
+from tango_hpc.base.config import Config
+from tango_hpc.base.config.models import role_shape
 from tango_hpc.base.config.roles import AdapterConfig
-from tango_hpc.base.model_shape import ModelShape, padded_vocab_size, pipeline_stages
+from tango_hpc.base.model_shape import ELEMENT_BYTES, ModelShape, padded_vocab_size, pipeline_stages
 from tango_hpc.models.engine.capacity import GIB
 from tango_hpc.models.layout.adapter_layout import adapter_layout, adapter_targets, by_parameter
 from tango_hpc.models.layout.trainer_layout import LocalParam, megatron_layout
@@ -272,6 +274,25 @@ class Trainer:
             key_heads * shape.head_dim,
             shape.intermediate_size // self.tensor,
         )
+
+
+def trainer_of(config: Config, model: str, stage: int) -> Trainer:
+    """Return the trainer of a model, by its first role, on one stage of its pipeline."""
+    settings = config.models[model]
+    tensor, pipeline = settings.parallel.tensor, settings.parallel.pipeline
+    return Trainer(
+        shape=role_shape(config, model),
+        tensor=tensor,
+        pipeline=pipeline,
+        data=config.world_size // (tensor * pipeline),
+        stage=stage,
+        element_bytes=ELEMENT_BYTES[config.launch.dtype],
+        on_cpu=config.launch.device == "cpu",
+        recompute=settings.recompute,
+        sequence=settings.parallel.sequence,
+        with_reference=config.algorithm.kl_coef > 0,
+        adapter=settings.adapter,
+    )
 
 
 @lru_cache(maxsize=256)

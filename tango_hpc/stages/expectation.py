@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tango_hpc.base.config import Config
-from tango_hpc.base.errors import UserError
 from tango_hpc.base.files import write_atomically
 from tango_hpc.base.run.directory import RunDirectory
 from tango_hpc.base.run.metrics import PHASES, TURNS, MetricsRow, read_metrics
-from tango_hpc.plan.here import find_machine
+from tango_hpc.plan.here import machine_here
 from tango_hpc.plan.lengths import measured_load
 from tango_hpc.plan.seconds import step_phases
 
@@ -29,10 +28,7 @@ def compare_with_plan(config: Config, directory: RunDirectory) -> list[str]:
     """Write RUN/expected.json from the steps so far, and return what to say; nothing where this machine's rates are not
     known.
     """
-    try:
-        machine = find_machine(config, None, None)
-    except UserError:
-        return []
+    machine = machine_here(config)
     if machine is None:
         return []
     rows = read_metrics(directory, "train")

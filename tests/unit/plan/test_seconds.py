@@ -28,7 +28,7 @@ PAPER = arguments("1x4/qwen_grpo_tango")
 NEVER = 1e-30
 # A machine on which nothing but arithmetic, memory and links costs anything: 1 operation, byte and byte a second.
 PLAIN = replace(
-    GPU_RATES, training=1.0, forward=1.0, prefill=1.0, decoding=1.0, reading=1.0, activations=1.0, links=1.0,
+    GPU_RATES, training=1.0, prefill=1.0, decoding=1.0, reading=1.0, activations=1.0, links=1.0,
     decode_step=0.0, decode_sequence=0.0, layer=0.0, collective=0.0, update=0.0, score=0.0, score_response=0.0,
 )  # fmt: skip
 QWEN = ModelShape.from_hf_config(PUBLISHED["Qwen2.5-7B"])
@@ -264,7 +264,7 @@ def test_an_unknown_card_is_refused_with_those_that_are_like_it() -> None:
 def test_rates_are_found_again_from_the_steps_that_they_would_give() -> None:
     """Three small runs as `tango doctor --rates` takes them, on a machine whose rates are known."""
     rates = replace(
-        PLAIN, training=0.6, forward=0.6, prefill=0.5, decoding=0.25, activations=0.2, decode_step=5e-3,
+        PLAIN, training=0.6, prefill=0.5, decoding=0.25, activations=0.2, decode_step=5e-3,
         decode_sequence=4e-5, layer=0.0, update=0.1, score=0.06, score_response=4e-4, start=20.0,
     )  # fmt: skip
     on = machine_of_cpu(80e9, 15e9, rates)
