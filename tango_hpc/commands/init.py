@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tango_hpc.base.config import Config
-from tango_hpc.base.config.load import Layers
+from tango_hpc.base.config.load import Layers, YamlLoader, apply_override, value_at
 from tango_hpc.base.config.models import role_shape
+from tango_hpc.base.config.roles import RoleSettings
 from tango_hpc.base.errors import UserError
 from tango_hpc.base.files import write_atomically
 from tango_hpc.base.formats import say
@@ -39,6 +40,7 @@ from tango_hpc.plan.search import best_cuts
 from tango_hpc.plan.seconds import plan_time
 
 SHOWN = 3
+LENGTHS = ("max_prompt_tokens", "max_response_tokens")
 REQUEST_TOKENS = 384  # of a verifier's prompt, beside the question and the solution
 ADAPTER = {"rank": 32, "alpha": 64}
 
@@ -60,12 +62,14 @@ class Asked:
 def write_config(file: Path, asked: Asked, profile: Profile, console: Console) -> None:
     """Write the configuration to `file` and say what else there is. Raises UserError where nothing fits."""
     _check_new(file, ".yaml")
+    for setting in asked.settings:
+        apply_override({}, setting)  # refuses what is no setting, such as a file
     count, machine = _machine(asked, profile)
     node_gb = asked.node_gb if machine.memory_gib is not None else memory_of_this_machine()
     for adapters in (True,) if asked.adapters else (False, True):
         draft = _draft(asked, count, machine)
         if adapters:
-            _draft_adapters(draft, "as asked for" if asked.adapters else "all weights of both do not fit")
+            _draft_adapters(draft, "as asked for" if asked.adapters else "all weights do not fit")
         config = Layers(draft.tree).over(*asked.settings).check("these settings")
         found = best_cuts(config, machine, assumed_load(config), number=SHOWN, node_gb=node_gb)
         if found:
@@ -76,10 +80,10 @@ def write_config(file: Path, asked: Asked, profile: Profile, console: Console) -
     for role in best.models:
         draft_cut(draft, role, best, machine.memory_gib)
     for setting in asked.settings:
-        key, _, value = setting.partition("=")
-        draft.set(key.strip(), yaml.safe_load(value), "as asked for")
+        apply_override(draft.tree, setting)
+        draft.reasons[setting.partition("=")[0].strip()] = "as asked for"
     text = "\n".join([*_head(file, asked, machine, count), *lines_of(draft)]) + "\n"
-    Layers(yaml.safe_load(text)).check(str(file))
+    Layers(yaml.load(text, Loader=YamlLoader)).check(str(file))
     write_atomically(file, text)
     _show(found, machine, console)
     say(console, f"Written to {file}. Next: tango plan {file}, tango submit train {file} --profile NAME --dry-run")
@@ -146,7 +150,6 @@ def _draft(asked: Asked, count: int, machine: Machine) -> Draft:
     draft.set("data.train", str(data), "" if asked.data else "made by `tango data`; your own: docs/data.md")
     draft.set("data.eval", "data/eval.parquet", "questions that are never trained on")
     draft.set("protocol.solution", "free", "a chat model's steps are its paragraphs; `tagged` needs fine-tuning")
-    longest = 2048
     _draft_model(draft, "generator", asked.generator, on_cpu)
     if asked.verifier == "none":
         draft.set("verifier", None, "outcome rewards alone")
@@ -159,8 +162,7 @@ def _draft(asked: Asked, count: int, machine: Machine) -> Draft:
     else:
         _draft_model(draft, "verifier", asked.verifier, on_cpu)
     if asked.verifier != "none":
-        prompt = 1024 + longest + REQUEST_TOKENS
-        draft.set("verifier.max_prompt_tokens", prompt, "the question, the solution and the request")
+        draft.set("verifier.max_prompt_tokens", _judged_tokens(asked), "the question, the solution and the request")
     draft.set("launch.tasks_per_node", count, "a rank for each GPU" if not on_cpu else "one process with all threads")
     if asked.nodes > 1:
         draft.set("launch.nodes", asked.nodes)
@@ -169,6 +171,13 @@ def _draft(asked: Asked, count: int, machine: Machine) -> Draft:
         draft.set("launch.threads_per_rank", len(os.sched_getaffinity(0)))
         draft.set("train.questions_per_step", 4, "a CPU takes minutes for as many")
     return draft
+
+
+def _judged_tokens(asked: Asked) -> int:
+    """Return the tokens of a verifier's longest prompt, with the generator's lengths as asked for or by default."""
+    tree, fields = Layers().over(*asked.settings).tree, RoleSettings.model_fields
+    lengths = ((value_at(tree, f"generator.{name}"), fields[name].default) for name in LENGTHS)
+    return sum(given if isinstance(given, int) else default for given, default in lengths) + REQUEST_TOKENS
 
 
 def _draft_adapters(draft: Draft, reason: str) -> None:

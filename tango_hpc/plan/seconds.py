@@ -108,18 +108,26 @@ def plan_time(config: Config, machine: Machine, load: Load) -> TimePlan:
     costs = Costs(config, machine, load)
     schedule = role_schedule(config)
     num_steps = Counter(schedule)
-    every, saved = config.train.eval_every, config.checkpoint.every_steps
+    saved = config.checkpoint.every_steps
     leading = "generator" if config.generator.trainable else "verifier"
     return TimePlan(
         steps={role: costs.step(role) for role in config.roles if num_steps[role]},
         num_steps=num_steps,
         evaluation=costs.evaluation(),
-        num_evaluations=2 + (num_steps[leading] // every if every else 0),
+        num_evaluations=1 + _num_evaluations(config, num_steps[leading]),
         checkpoint=Cost() if config.checkpoint.background else costs.checkpoint(),
-        num_checkpoints=1 + (len(schedule) // saved if saved else 0),
+        num_checkpoints=1 + (max(len(schedule) - 1, 0) // saved if saved else 0),
         start=machine.rates.start,
         ranks=config.world_size,
     )
+
+
+def _num_evaluations(config: Config, num_steps: int) -> int:
+    """Return the evaluations after the first: every so many steps of the leading role, behind the warm-up, at the
+    end.
+    """
+    every, warm_up = config.train.eval_every, config.train.verifier_warmup_steps
+    return -(-num_steps // every) + int(warm_up > 0) if every else 1
 
 
 def step_phases(config: Config, machine: Machine, load: Load, role: str) -> Phases:

@@ -1,8 +1,4 @@
-"""Predicted seconds against measured ones: rates of this machine, and a run that they were not fitted to.
-
-A factor of two holds on a quiet machine. Other tests take the cores by turns while these runs go on, which alone makes
-a factor of two between one minute and the next.
-"""
+"""Predicted seconds against measured ones: rates of this machine, and a run that they were not fitted to."""
 
 from __future__ import annotations
 
@@ -27,11 +23,12 @@ from tests.helpers.runs import ROOT
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 OWN_RUN = ["run.dir=/nowhere/run"]  # what lies in ./runs/quickstart must not count
-MOST = 6.0
 LEAST_SECONDS = 0.3  # of a phase that is compared: below that, what other programs do here is as large
 
 
-def test_measured_rates_predict_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_rates_predict_another_run_within_a_factor_of_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run says so itself after its tenth step: in the log, in expected.json and in the report."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shown = io.StringIO()
@@ -46,15 +43,15 @@ def test_measured_rates_predict_another_run(tmp_path: Path, monkeypatch: pytest.
     file.write_text(yaml.safe_dump(small_run(load_config(QUICKSTART, OWN_RUN), tmp_path, 12, 4, steps=6)))
     done = subprocess.run(
         [sys.executable, "-P", "-m", "tango_hpc.commands.cli", "train", str(file)],
-        capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=550,
+        capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "seconds of a generator step on " in done.stdout and "predicted and measured: " in done.stdout
     directory = RunDirectory(tmp_path / "run")
     phases = json.loads(directory.expected.read_text())["phases"]
     compared = [one for one in phases if max(one["predicted"], one["measured"]) >= LEAST_SECONDS]
-    assert compared and {one["role"] for one in phases} == {"generator", "verifier"}
+    assert {(one["role"], one["phase"]) for one in compared} >= {("generator", "verify"), ("verifier", "train")}
     for one in compared:
-        assert 1 / MOST <= one["predicted"] / one["measured"] <= MOST, compared
+        assert 0.5 <= one["predicted"] / one["measured"] <= 2, compared
     write_report(directory)
     assert "Seconds of a step, predicted and measured" in directory.report.read_text()

@@ -120,6 +120,11 @@ def test_nothing_that_fits_is_faster() -> None:
         ("--generator Qwen3-4B --gpus H100", "give --generator MODEL and --verifier MODEL"),
         ("--generator Qwen3-4B --verifier none", "no known GPU was found here; say which there are: --gpus 4xA100-80"),
         ("--generator Qwen3-4B --verifier none --gpus H100 train.steps=3", "train.steps: unknown key"),
+        (
+            "--generator Qwen3-4B --verifier none --gpus H100 other.yaml",
+            "'other.yaml' is not of the form key.path=value",
+        ),
+        ("--generator Qwen3-4B --verifier same --gpus H100 generator.max_response_tokens=x", "max_response_tokens"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_written(options: str, message: str) -> None:
@@ -142,6 +147,14 @@ def test_settings_are_taken_over_and_the_search_respects_them() -> None:
     config = load_config(Path("run.yaml"))
     assert config.train.questions_per_step == 32 and config.generator.max_response_tokens == 6000
     assert config.generator.micro_batch_tokens >= 7024
+    assert config.verifier is not None and config.verifier.max_prompt_tokens == 1024 + 6000 + 384
+
+
+def test_numbers_are_read_as_in_any_config() -> None:
+    """PyYAML's own reader takes 2e-6 for a text."""
+    init("--generator Qwen3-4B --verifier same --gpus H100 generator.optimizer.learning_rate=2e-6")
+    assert load_config(Path("run.yaml")).generator.optimizer.learning_rate == 2e-6
+    assert "2.0e-06  # as asked for" in Path("run.yaml").read_text()
 
 
 def test_models_are_found_where_people_have_them(tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ QWEN = ModelShape.from_hf_config(PUBLISHED["Qwen2.5-7B"])
 MULTIPLIED = QWEN.num_parameters - QWEN.vocab_size * QWEN.hidden_size  # its embedding is looked up
 
 
+WARM = ("train.verifier_warmup_steps=0",)
+
+
 def machine(rates: Any = PLAIN, **changes: float) -> Machine:
     values = {"operations": 1 / NEVER, "bandwidth": 1 / NEVER, "peer_link": 1 / NEVER, "host_link": 1 / NEVER}
     return Machine("made up", 80.0, **(values | {"network": 1 / NEVER, "disk": 1 / NEVER} | changes), rates=rates)
@@ -183,6 +186,24 @@ def test_a_run_is_its_steps_evaluations_checkpoints_and_start() -> None:
     assert plan.run_seconds == pytest.approx(expected) and plan.rank_hours == pytest.approx(4 * expected / 3600)
     in_background = paper("train.eval_every=20", "checkpoint.every_steps=20", "checkpoint.background=true")
     assert plan_time(in_background, machine_of(CARDS["A100-80"]), assumed_load(config)).checkpoint.seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "evaluations", "checkpoints"),
+    [
+        (["train.eval_every=0", "checkpoint.every_steps=0"], 2, 1),
+        (["train.generator_steps=45", "train.eval_every=20", *WARM], 1 + 3, 1),  # 0, 20, 40, 45
+        (["train.generator_steps=40", "train.eval_every=20", *WARM], 1 + 2, 1),
+        (["train.generator_steps=40", "train.verifier_steps_per_cycle=0", "checkpoint.every_steps=20", *WARM], 3, 2),
+        (["train.generator_steps=40", "train.eval_every=20", "train.verifier_warmup_steps=5"], 1 + 2 + 1, 1),
+    ],
+)  # fmt: skip
+def test_evaluations_and_checkpoints_are_counted_as_the_loop_takes_them(
+    settings: list[str], evaluations: int, checkpoints: int
+) -> None:
+    config = paper("checkpoint.every_steps=0", *settings)
+    plan = plan_time(config, machine_of(CARDS["A100-80"]), assumed_load(config))
+    assert (plan.num_evaluations, plan.num_checkpoints) == (evaluations, checkpoints)
 
 
 def test_jobs_of_a_time_limit() -> None:
