@@ -15,7 +15,7 @@ from tango_hpc.base.run.metrics import read_metrics
 from tango_hpc.base.run.summary import read_summary
 from tests.gpu.conftest import Note
 
-SECONDS = 400
+SECONDS = 300
 ROOT = Path(__file__).parents[2]
 
 

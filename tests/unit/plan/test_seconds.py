@@ -22,6 +22,7 @@ from tango_hpc.plan.rates import Observed, cpu_machine, fitted, keep, machine_of
 from tango_hpc.plan.seconds import Costs, plan_time, step_phases
 from tests.helpers.recipes import arguments, recipe
 from tests.helpers.runs import ROOT
+from tools.bench.checked import RECORDS, compare
 from tools.bench.published import RUNS
 
 PAPER = arguments("1x4/qwen_grpo_tango")
@@ -351,10 +352,20 @@ def test_the_kept_comparison_is_that_of_this_code() -> None:
         assert steps[run.name] == pytest.approx(now, abs=0.06), run.name
 
 
+def test_the_page_has_what_one_h100_took(tmp_path: Path) -> None:
+    page = (ROOT / "docs/plan.md").read_text()
+    rows = compare(RECORDS, tmp_path)
+    assert len(rows) == 5
+    for name, predicted, measured in rows:
+        assert f"| {name} | {predicted:.2f} | {measured:.2f} | {predicted / measured:.2f} |" in page
+        assert 1 / 1.5 <= predicted / measured <= 1.5, name
+
+
 def test_the_command_says_seconds_hours_and_jobs() -> None:
     told = CliRunner().invoke(app, ["plan", *PAPER, "--gpu", "h100", "--at", "24:00:00", "--json"])
     time = json.loads(told.output)["time"]
-    assert time["machine"] == "H100" and time["jobs"] == -(-(time["run_seconds"] - 150) // (86400 - 150 - 900))
+    start = GPU_RATES.start
+    assert time["machine"] == "H100" and time["jobs"] == -(-(time["run_seconds"] - start) // (86400 - start - 900))
     shown = CliRunner().invoke(app, ["plan", *PAPER, "--gpu", "H100", "--at", "24:00:00"]).output
     assert (
         "Seconds of a step, H100" in shown
