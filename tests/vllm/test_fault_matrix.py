@@ -18,13 +18,12 @@ ROOT = Path(__file__).parents[2]
 SAMPLE = [
     Cell("SIGKILL", "update"),
     Cell("flipped byte", "save"),
-    Cell("read-only directory", "rollout"),
     Cell("out of memory", "verification"),
 ]
 
 
 # Of runs that train adapters, whose weights are made again from what was saved.
-WITH_ADAPTERS = [Cell("SIGKILL", "weight sync"), Cell("flipped byte", "save")]
+WITH_ADAPTERS = [Cell("SIGKILL", "weight sync")]
 
 
 @pytest.mark.timeout(900)  # each attempt has a limit of its own
