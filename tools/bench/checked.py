@@ -1,6 +1,6 @@
 """What `tango plan` says of a GPU check's parts 5 and 6: `python -m tools.bench.checked [RECORDS.jsonl]`.
 
-The records are those of `tools/gpu_check.sh`; by default the H100's of docs/results/gpu_check.
+The records are those of `tools/gpu_check.sh`; by default the H100's of docs/measurements.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.gpu.test_6_rollout import SIZES
 from tests.helpers.tiny import tiny_hf_config
 from tools.bench.published import ALONE, BASE, ROOT
 
-RECORDS = ROOT / "docs/results/gpu_check/h100.jsonl"
+RECORDS = ROOT / "docs/measurements/gpu_check_h100.jsonl"
 ONE_GPU = (
     "launch.nodes=1", "launch.tasks_per_node=1", "generator.parallel.tensor=1", "generator.parallel.pipeline=1",
     "generator.parallel.sequence=false", "generator.rollout.tensor=1", "algorithm.kl_coef=0",
