@@ -78,9 +78,9 @@ class Rates:
 # prefill: half of the peak, as weights are read once for thousands of tokens. reading: model bandwidth utilization of
 #   0.55 to 0.6 with several GPUs (Databricks, "LLM Inference Performance Engineering"). links: NCCL and pinned copies
 #   reach 75 to 85% of a data sheet. decode_step, decode_sequence: of vLLM with CUDA graphs, its scheduler and sampler
-#   run once a step for all sequences; on an H100 0.5B parameters took 7.3 ms for 256 sequences, 2.6 million 2.6 ms for
-#   96. update, score, score_response, start: the quick start on an H100 (docs/measurements/gpu_check_h100.md). layer
-#   and collective are guesses.
+#   run once a step for all sequences; an H100 took 7.3 ms for a step of 256 sequences of a model of 0.5B parameters.
+# update, score, score_response: the quick start on an H100 (docs/measurements/quickstart_h100_expected.json).
+# layer, collective, start: guesses.
 GPU_RATES = Rates(
     training=0.4,
     prefill=0.5,

@@ -83,7 +83,8 @@ def synced(model_dir: str, tensor: int, pipeline: int, rollout_tensor: int) -> d
     assert stats is not None
     return {
         "digests": digests(engine), "sent": stats.bytes_sent, "local": stats.bytes_local,
-        "minimum": stats.bytes_minimum, "seconds": sorted(seconds)[CYCLES // 2], "switch": sorted(switch)[CYCLES // 2], "plain": sorted(plain)[CYCLES // 2],
+        "minimum": stats.bytes_minimum, "seconds": sorted(seconds)[CYCLES // 2], "switch": sorted(switch)[CYCLES // 2],
+        "plain": sorted(plain)[CYCLES // 2],
     }  # fmt: skip
 
 

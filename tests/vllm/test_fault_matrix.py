@@ -18,12 +18,13 @@ ROOT = Path(__file__).parents[2]
 SAMPLE = [
     Cell("SIGKILL", "update"),
     Cell("flipped byte", "save"),
+    Cell("read-only directory", "rollout"),
     Cell("out of memory", "verification"),
 ]
 
 
 # Of runs that train adapters, whose weights are made again from what was saved.
-WITH_ADAPTERS = [Cell("SIGKILL", "weight sync")]
+WITH_ADAPTERS = [Cell("SIGKILL", "weight sync"), Cell("flipped byte", "save")]
 
 
 @pytest.mark.timeout(900)  # each attempt has a limit of its own

@@ -315,7 +315,7 @@ def import_vllm(device: Literal["cpu", "cuda"]) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING" if device == "cuda" else "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # FlashInfer's sampler takes no request with a seed or with log-probabilities, and all of ours have both.
+    # vLLM uses FlashInfer's sampler for no batch that asks for log-probabilities, as all of ours do.
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     _find_cache()
     importlib.import_module("vllm.entrypoints.llm")
